@@ -16,11 +16,12 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.conftest import SAMPLES
 from tests.e2e.runs import TASK, metrics, write_config
 from tests.helpers import Vowels
-from vlrl.cli import evaluate as evaluating
-from vlrl.cli import export as exporting
-from vlrl.cli import models
-from vlrl.cli import train as training
+from vlrl.cli.evaluate import evaluate
+from vlrl.cli.export import export
 from vlrl.cli.main import main
+from vlrl.cli.models import tiny
+from vlrl.cli.train import sft
+from vlrl.cli.train import train as train_command
 from vlrl.config import load
 from vlrl.models import families, packing, policy
 from vlrl.models.processing import Encoder
@@ -267,8 +268,7 @@ def test_help_and_settings(capsys):
     for words in ("train", "sft", "eval", "export", "tiny"):
         out, _ = call(capsys, words, "--help")
         assert "Examples:" in out
-    for epilog in (training.TRAIN_EXAMPLES, evaluating.EXAMPLES, exporting.EXPORT_EXAMPLES, models.TINY_EXAMPLES,
-                   training.SFT_EXAMPLES):
-        assert all(len(line) < 80 for line in epilog.splitlines() if line.startswith(("vlrl", "train.py", "torchrun")))
+    for command in (train_command, sft, evaluate, export, tiny):
+        assert all(len(line) < 80 for line in command.epilog.splitlines() if line.startswith(("vlrl", "torchrun")))
     out, _ = call(capsys, "train", "--settings")
     assert "train.schedule = constant   (one of constant, linear, cosine)" in out and "\nrollout\n" in out

@@ -9,12 +9,12 @@ from tests.engine.scripted import ScriptedEngine
 from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
 from vlrl.config import validate
-from vlrl.config.schema import CurriculumSettings
+from vlrl.config.schema import CurriculumSettings, LimitsSettings
 from vlrl.curriculum import Prompts, Sequential, Uniform
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock, group_metrics
-from vlrl.rollout.error_limits import check_score_errors
+from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.task import Task
@@ -132,7 +132,7 @@ def test_answers_without_a_score_by_the_task_s_own_word_are_counted():
     groups = s.next_groups(4, 0)
     facts = group_metrics(groups)
     assert (facts["unreadable"], facts["unreadable_frac"]) == (4, pytest.approx(1 / 3))
-    assert check_score_errors(groups, 1.0, "here") == pytest.approx(1 / 3)
+    assert check_errors(groups, LimitsSettings(score_errors=1.0), "here")["score_errors"] == pytest.approx(1 / 3)
 
 
 def test_too_long_prompts_are_rejected_and_replaced():
@@ -201,9 +201,9 @@ def test_scoring_errors_stop_above_the_limit():
     s = source(lambda prompt, i: "-1" if i == 0 else prompt.text)
     groups = s.next_groups(3, 0)
     assert [g.rewards for g in groups] == [[None, 1.0, 1.0]] * 3
-    assert check_score_errors(groups, 0.5, "step 4") == pytest.approx(1 / 3)
+    assert check_errors(groups, LimitsSettings(score_errors=0.5), "step 4")["score_errors"] == pytest.approx(1 / 3)
     with pytest.raises(TrainingError, match=r"step 4: 3 of 9 .*limits\.score_errors=0\.1.*ValueError: negative"):
-        check_score_errors(groups, 0.1, "step 4")
+        check_errors(groups, LimitsSettings(score_errors=0.1), "step 4")
 
 
 def test_empty_splits_are_named():

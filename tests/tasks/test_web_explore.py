@@ -22,7 +22,7 @@ from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_explore import StepPattern  # pyright: ignore[reportMissingImports]
 from vlrl.tools.datasets import difficulty
-from vlrl.tools.evaluation.measure import ModelChoice, Ready
+from vlrl.tools.evaluation.measure import EvalRuntime, ModelChoice
 from vlrl.tools.synthesis import synthesize
 from vlrl.tools.synthesis.proposals import Search
 from vlrl.types import Completion
@@ -224,7 +224,7 @@ def test_the_gate_keeps_what_a_policy_solves_at_times(tiny_models, tmp_path):
         right = dict(zip((row["id"] for row in rows), (0, 1, 3, 4), strict=True))
         _, encode = load_model(config)
         engine: Any = EpisodeEngine(Scripted(task, encode, right), encode, host, config, Clock())  # pyright: ignore
-        ready = Ready(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=engine)
+        ready = EvalRuntime(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=engine)
         scope = difficulty.MeasurementScope(answers=4)
         facts = difficulty.facts(config, ModelChoice(name="x", config=config), scope)
         samples = [sampled(task, row) for row in rows]

@@ -26,7 +26,7 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.difficulty import MeasurementScope, measure
 from vlrl.tools.datasets.prompt_table import MeasuredPrompt, MeasurementFiles, joined, summary
-from vlrl.tools.evaluation.measure import ModelChoice, Ready
+from vlrl.tools.evaluation.measure import EvalRuntime, ModelChoice
 from vlrl.tools.evaluation.votes import pass_at
 from vlrl.types import Sample
 
@@ -50,7 +50,7 @@ def ready(script=answer, **settings):
     config = validate({"task": "x", "model": {"name": "x"}, "rollout": {"group_size": 3}, **settings})
     task = Number()
     task.name = "number"
-    return Ready(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=ScriptedEngine(script))
+    return EvalRuntime(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=ScriptedEngine(script))
 
 
 def facts(r, asked=SCOPE):

@@ -20,6 +20,7 @@ from vlrl.store import RunFolder
 from vlrl.store.files import write_text
 from vlrl.tools.experiments import many_runs, sequential_runs, sweep
 from vlrl.tools.experiments.many_runs import Job, check_plan, final_score, run_jobs
+from vlrl.tools.experiments.request import SweepRequest
 from vlrl.tools.experiments.sweep import swept_settings, trials
 
 CONFIG = "configs/quickstart.yaml"
@@ -140,7 +141,7 @@ def test_choices_of_settings():
     (["train.lr=1e-5..3e-5"], {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")])
 def test_options_of_a_sweep_that_cannot_act(tmp_path, instant, words, options, said):
     with pytest.raises(ConfigError, match=said):
-        sweep.run_sweep(CONFIG, words, tmp_path / "s", **options)
+        sweep.run_sweep(CONFIG, words, tmp_path / "s", SweepRequest(**options))
     assert not instant.started and not (tmp_path / "s").exists()
 
 
@@ -193,7 +194,7 @@ def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
     for name, more, said in (("one", {"test_seeds": 1}, "no difference can be shown by one test seed"),
                              ("alone", {"base": False}, "was not measured")):
-        found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, seeds=1, **more)
+        found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, SweepRequest(seeds=1, **more))
         stored = (tmp_path / name / "sweep.json").read_text()
         assert said in found.verdict == json.loads(stored)["verdict"] and "NaN" not in stored
 
@@ -203,8 +204,8 @@ def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_
     pytest.param("random", 2, 3, marks=pytest.mark.slow)])
 def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant, method, eta, n):
     instant.of, told = (lambda words, seed: float(words.get("train.lr", 0))), []
-    found = sweep.run_sweep(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, method=method, n=n, test_seeds=2,
-                      **({"eta": eta} if method == "halving" else {}), progress=lambda *words: told.append(words))
+    found = sweep.run_sweep(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, SweepRequest(
+        method=method, n=n, test_seeds=2, eta=eta if method == "halving" else None), lambda *words: told.append(words))
     assert {total for *_, total in told} == {found.runs} and [done for _, done, _ in told] == list(range(found.runs))
 
 
@@ -219,8 +220,8 @@ def test_runs_under_way_count_by_their_steps(tmp_path):
 @pytest.mark.slow
 def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
-    found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4,3e-4,4e-4"], tmp_path, method="halving", seeds=3, test_seeds=1,
-                      base=False)
+    found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4,3e-4,4e-4"], tmp_path, SweepRequest(
+        method="halving", seeds=3, test_seeds=1, base=False))
     assert [(t.settings["train.lr"], len(t.scores)) for t in found.trials] == [
         (4e-4, 3), (3e-4, 2), (2e-4, 1), (1e-4, 1)]
     assert found.runs == 4 + 2 + 1 + 1 == len(instant.started) and found.improvement is None

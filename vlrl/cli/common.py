@@ -55,9 +55,27 @@ def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def examples(*lines: str) -> str:
-    """The epilog of a command's help: one example a line."""
-    return "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
+def examples(*lines: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator that gives a command the end of its help: one example a line."""
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        text = "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
+        function.epilog = text  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def add(app: typer.Typer, command: Any, name: str | None = None) -> None:
+    """Adds a command with its examples to an application; its name is the function's unless given."""
+    app.command(name or command.__name__.rstrip("_"), epilog=command.epilog)(command)
+
+
+def group(name: str, help: str, *commands: Any) -> typer.Typer:
+    """A command that has subcommands."""
+    app = typer.Typer(name=name, no_args_is_help=True, help=help)
+    for command in commands:
+        add(app, command)
+    return app
 
 
 def flowing(function: Any) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, ConfigPath, emit, examples
+from vlrl.cli.common import AsJson, ConfigPath, emit, examples, takes_requests
 from vlrl.cli.terminal import printable, progress_bars, table
+from vlrl.tools.experiments.request import JOBS, SweepRequest
 
 if TYPE_CHECKING:
     from vlrl.tools.experiments.compare import Comparison, Outcome
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
     from vlrl.tools.experiments.sequential_runs import SequentialResult
     from vlrl.tools.experiments.sweep import SweepResult
 
-COMPARE_EXAMPLES = examples(
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
+_ANSWER = 60  # characters of an answer in a list
+
+
+@examples(
     "vlrl compare runs/a runs/b                              the last evaluation of each",
     "vlrl compare runs/a@0 runs/a@best --metric iou          before and after, in one run",
     "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds a side",
@@ -27,23 +33,6 @@ COMPARE_EXAMPLES = examples(
     "vlrl compare --forms runs/a                             which forms its answers took at each evaluation",
     "vlrl compare --sequential a.yaml b.yaml --jobs 2        runs seeds of both until a test decides",
     "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
-SWEEP_EXAMPLES = examples(
-    "vlrl sweep configs/quickstart.yaml train.lr=1e-4,3e-4,1e-3 --seeds 3 --test-seeds 5",
-    "vlrl sweep configs/quickstart.yaml train.lr=1e-5..1e-3 algo.clip_high=0.2,0.28 --trials 12 --jobs 2",
-    "vlrl sweep configs/quickstart.yaml train.lr=1e-5..1e-3 --method halving --trials 16 --metric iou steps=50")
-_SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
-_ANSWER = 60  # characters of an answer in a list
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog=COMPARE_EXAMPLES)(compare)
-    app.command(epilog=SWEEP_EXAMPLES)(sweep)
-
-
-_JOBS = "Runs side by side, e.g. 2; they share the CPU, and the GPUs of CUDA_VISIBLE_DEVICES where there are as many."
-
-
 def compare(
     sides: Annotated[list[str], typer.Argument(
         metavar="A [vs] B", show_default=False,
@@ -74,7 +63,7 @@ def compare(
         metavar="P", show_default=False, help="With --sequential: highest probability of finding a difference where "
         "there is none. Default: 0.05.")] = None,
     jobs: Annotated[int | None, typer.Option(
-        metavar="N", min=1, show_default=False, help=f"With --sequential: {_JOBS} Default: 1.")] = None,
+        metavar="N", min=1, show_default=False, help=f"With --sequential: {JOBS} Default: 1.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder of "
                                              "the runs. Default: runs/compare-A-B.")] = None,
     as_json: AsJson = False,
@@ -285,63 +274,42 @@ def _print_decided(decided: SequentialResult) -> None:
     typer.echo(printable(f"{decided.runs} runs in {decided.folder}"))
 
 
-class _interruptible:
-    """Says on Ctrl-C how to go on, and leaves with 130."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is KeyboardInterrupt:
-            typer.echo(printable(f"stopped. The same command goes on with the runs in {self.folder}."), err=True)
-            raise typer.Exit(130) from None
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """On Ctrl-C prints how to continue, and leaves with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(printable(f"stopped. The same command goes on with the runs in {folder}."), err=True)
+        raise typer.Exit(130) from None
 
 
+@examples(
+    "vlrl sweep configs/quickstart.yaml train.lr=1e-4,3e-4,1e-3 --seeds 3 --test-seeds 5",
+    "vlrl sweep configs/quickstart.yaml train.lr=1e-5..1e-3 algo.clip_high=0.2,0.28 --trials 12 --jobs 2",
+    "vlrl sweep configs/quickstart.yaml train.lr=1e-5..1e-3 --method halving --trials 16 --metric iou steps=50")
+@takes_requests
 def sweep(
     config: ConfigPath,
     words: Annotated[list[str], typer.Argument(
         metavar="key=v1,v2 | key=lo..hi | key=value", show_default=False,
         help="Settings with several values or a range are swept, e.g. train.lr=1e-5..1e-3; others hold for all.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds by which settings are chosen: 0, 1, ...")] = 3,
-    test_seeds: Annotated[int, typer.Option("--test-seeds", min=1, help="Further seeds, on which the chosen settings "
-                                            "are measured.")] = 5,
-    method: Annotated[str | None, typer.Option(
-        metavar="grid|random|halving", show_default=False, help="grid: every combination; random: --trials drawn ones; "
-        "halving: worse ones get fewer seeds. Default: grid, or random where a range is given.")] = None,
-    n: Annotated[int | None, typer.Option(
-        "--trials", metavar="N", min=2, show_default=False,
-        help="With random and halving: choices of settings. Default: 16.")] = None,
-    eta: Annotated[int | None, typer.Option(
-        metavar="N", min=2, show_default=False,
-        help="With halving: one of so many goes on to the next seed. Default: 2.")] = None,
-    metric: Annotated[str, typer.Option(help="The metric that decides, e.g. iou or correct_frac.")] = "reward/mean",
-    split: Annotated[str | None, typer.Option(
-        show_default=False, help="The split that decides. Default: the first of eval.splits.")] = None,
-    base: Annotated[bool, typer.Option(help="Run the config as it is on the test seeds too.")] = True,
-    seed: Annotated[int | None, typer.Option(
-        metavar="N", show_default=False, help="With random and halving: another seed draws other settings, e.g. 1. "
-        "Default: 0.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help=_JOBS)] = 1,
-    sft: Annotated[bool, typer.Option("--sft", help="Sweep `vlrl sft` instead of `vlrl train`.")] = False,
+    request: SweepRequest,
     out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder of the runs. Default: "
                                              "runs/sweep-CONFIG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Try settings on some seeds, and measure the best of them on other seeds.
 
-    The best score of a sweep is too high: it was chosen by its luck. What counts is the same settings on seeds that had
-    no say. Says too how much each setting mattered, and what it took. The same command goes on after an interruption.
+    The best score of a sweep is biased upwards, as its seeds chose it. What counts is the score of the same settings on
+    seeds that took no part in the choice. Also reports how much each setting mattered, and how many runs it took. The
+    same command continues after an interruption.
     """
     from vlrl.tools.experiments.sweep import run_sweep
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
     with _interruptible(folder), progress_bars(lines=True) as progress:
-        swept = run_sweep(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
-                    split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train",
-                    progress=progress)
+        swept = run_sweep(config, words, folder, request, progress)
     if as_json:
         emit(swept.plain())
     else:
@@ -374,5 +342,5 @@ def _print_swept(swept: SweepResult) -> None:
         console.print(printable(line), markup=False, soft_wrap=True)
 
 
-def _settings(settings: object) -> str:
-    return " ".join(f"{name}={value}" for name, value in dict(settings).items())  # type: ignore[call-overload]
+def _settings(settings: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())

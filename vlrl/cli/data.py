@@ -10,46 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli import data_check as checking
-from vlrl.cli import data_difficulty as difficulty
-from vlrl.cli import data_distill as distilling
-from vlrl.cli import data_make as making
-from vlrl.cli import data_overlap as overlapping
-from vlrl.cli import data_publish as publishing
-from vlrl.cli import data_synthesize as synthesizing
-from vlrl.cli.common import AsJson, emit, examples, load
+from vlrl.cli.common import AsJson, emit, examples, group, load
+from vlrl.cli.data_check import check
+from vlrl.cli.data_difficulty import difficulty
+from vlrl.cli.data_distill import distill
+from vlrl.cli.data_make import make
+from vlrl.cli.data_overlap import overlap
+from vlrl.cli.data_publish import export, push
+from vlrl.cli.data_synthesize import synthesize
 from vlrl.cli.row_options import Boxes, Columns, File, Force, Format, form_of, pairs_of, show_types
 from vlrl.cli.terminal import progress_bars
 
 if TYPE_CHECKING:
     from vlrl.tools.datasets.split import Split
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
 
-
-def register(own: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    own.add_typer(app)
-
-
-difficulty.register(app)
-publishing.register(app)
-overlapping.register(app)
-synthesizing.register(app)
-distilling.register(app)
-checking.register(app)
-making.register(app)
-
-
-@app.callback()
-def _root() -> None:
-    pass
-
-
-@app.command(epilog=examples(
+@examples(
     "vlrl data convert annotations.json -o rows.jsonl                  COCO, Label Studio, VLM-R1, ScreenSpot ...",
     "vlrl data convert boxes.csv -o rows.jsonl --columns image=photo --columns expression=remark",
-    "vlrl data convert rows.jsonl -o clean/rows.jsonl --root . --config my.yaml --keep-going"))
+    "vlrl data convert rows.jsonl -o clean/rows.jsonl --root . --config my.yaml --keep-going")
 def convert(
     file: File,
     out: Annotated[Path, typer.Option("--output", "-o", help="The new file, e.g. rows.jsonl, or .json for a list.",
@@ -102,10 +81,10 @@ def convert(
     typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
 
 
-@app.command(epilog=examples(
+@examples(
     "vlrl data split rows.jsonl -o split/ --root .                     a tenth held out, nothing alike on both sides",
     "vlrl data split rows.jsonl -o split/ --heldout 200 --by patient --seed 1",
-    "vlrl data split rows.jsonl -o split/ --no-near-duplicates         groups and equal files only"))
+    "vlrl data split rows.jsonl -o split/ --no-near-duplicates         groups and equal files only")
 def split(
     file: File,
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
@@ -159,3 +138,8 @@ def _show_split(out: Path, result: Split, near: bool) -> None:
     typer.echo(f"{out / 'train.jsonl'}: {len(result.train):,} rows")
     wanted = "" if len(result.heldout) == result.wanted else f" ({result.wanted:,} were asked for; groups stay whole)"
     typer.echo(f"{out / 'heldout.jsonl'}: {len(result.heldout):,} rows, {len(result.heldout) / total:.1%}{wanted}")
+
+
+app = group("data", "Look at data files, convert them, split them.", difficulty, export, push, overlap,
+            synthesize, distill, check, convert, split)
+app.add_typer(make)

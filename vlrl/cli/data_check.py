@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from vlrl.types import Sample
 
 _VALUES = 12  # values of a field that are printed
-EXAMPLES = examples(
+
+
+@examples(
     "vlrl data check rows.jsonl --config my.yaml",
     "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
     "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
@@ -33,13 +35,6 @@ EXAMPLES = examples(
     "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what both hold",
     "vlrl data check org/name@train                                             a data set of the Hugging Face Hub",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXAMPLES)(check)
-
-
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Rows, e.g. rows.jsonl, or a folder "
                                          "with files of rows, e.g. data/.")],

@@ -22,19 +22,14 @@ if TYPE_CHECKING:
     from vlrl.tools.datasets.prompt_table import Summary
 
 _SHOWN = 20  # categories, and prompts left out, that are printed
-EXAMPLES = examples(
+
+
+@examples(
     "vlrl data difficulty my.yaml                                   8 answers to each row of data.train",
     "vlrl data difficulty my.yaml --answers 16 --limit 500 --out measured.jsonl",
     "vlrl data difficulty my.yaml --checkpoint runs/a               by a run's newest weights",
     "torchrun --nproc-per-node 2 -m vlrl data difficulty my.yaml    each process answers its share",
     "vlrl train my.yaml data.train=rows.difficulty.jsonl curriculum.name=rlcs")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXAMPLES)(difficulty)
-
-
 def difficulty(
     config: ConfigPath, settings: Words = None,
     answers: Annotated[int, typer.Option(min=1, help="Answers to each prompt, k, e.g. 16.")] = 8,

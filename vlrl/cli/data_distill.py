@@ -17,18 +17,12 @@ from vlrl.tools.synthesis.request import DistillRequest
 if TYPE_CHECKING:
     from vlrl.tools.synthesis.distill import DistillFiles
 
-EXAMPLES = examples(
+
+@examples(
     "vlrl data distill my.yaml --endpoint http://127.0.0.1:8000/v1 -o answers.jsonl      one answer to each row",
     "vlrl sft my.yaml data.solutions=answers.jsonl                                       learns what was kept",
     "vlrl data distill my.yaml --endpoint https://api.example.org/v1 --model big --key-env MY_KEY --rows 500 --answers "
     "4 --price-in 0.15 --price-out 0.6 -o answers.jsonl")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXAMPLES)(distill)
-
-
 @takes_requests
 def distill(config: ConfigPath, request: DistillRequest, settings: Words = None, as_json: AsJson = False) -> None:
     """Have a teacher answer the training rows, text and images, and keep the answers that the task scores as right.

@@ -7,28 +7,17 @@ from typing import Annotated
 
 import typer
 
-from vlrl.cli.common import AsJson, emit, examples
+from vlrl.cli.common import AsJson, emit, examples, group
 from vlrl.cli.row_options import Force
 from vlrl.cli.terminal import progress_bars
 
 Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
 Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
-make = typer.Typer(name="make", no_args_is_help=True, help="Make data without a download.")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.add_typer(make)
-
-
-@make.callback()
-def _make() -> None:
-    pass
-
-
-@make.command(epilog=examples(
+@examples(
     "vlrl data make gui -o gui/ --seed 0 --samples 200",
-    "vlrl data make gui -o gui/ --pages my_pages/ --browser /usr/bin/chromium"))
+    "vlrl data make gui -o gui/ --pages my_pages/ --browser /usr/bin/chromium")
 def gui(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. gui/.")],
@@ -52,9 +41,9 @@ def gui(
     _show_written(out, counts, json)
 
 
-@make.command(epilog=examples(
+@examples(
     "vlrl data make driving -o driving/ --seed 0 --samples 1000",
-    "vlrl data make driving -o driving/ --history 2 --width 256               with the pictures of the second before"))
+    "vlrl data make driving -o driving/ --history 2 --width 256               with the pictures of the second before")
 def driving(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. driving/.")],
@@ -78,9 +67,9 @@ def driving(
     _show_written(out, counts, json)
 
 
-@make.command(epilog=examples(
+@examples(
     "vlrl data make video -o video/ --seed 0 --samples 1000",
-    "vlrl data make video -o video/ --real 0 --kinds direction,moves            drawn clips of two kinds alone"))
+    "vlrl data make video -o video/ --real 0 --kinds direction,moves            drawn clips of two kinds alone")
 def video(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and clips/, e.g. video/.")],
@@ -112,3 +101,6 @@ def _show_written(out: Path, counts: dict[str, int], json: bool) -> None:
         return
     for split, count in counts.items():
         typer.echo(f"{out / f'{split}.jsonl'}: {count:,} rows")
+
+
+make = group("make", "Make data without a download.", gui, driving, video)

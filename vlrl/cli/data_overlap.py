@@ -15,13 +15,9 @@ _WORDS = {"same": "the same file", "look": "a picture that looks the same", "cro
           "text": "the same text", "words": "nearly the same words", "meaning": "a text that is near in the embedder"}
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=examples(
-        "vlrl data overlap train.jsonl heldout.jsonl",
-        "vlrl data overlap train.jsonl benchmark.json --root images/ --json | jq '.shared[].heldout'"))(overlap)
-
-
+@examples(
+    "vlrl data overlap train.jsonl heldout.jsonl",
+    "vlrl data overlap train.jsonl benchmark.json --root images/ --json | jq '.shared[].heldout'")
 def overlap(
     train: Annotated[Path, typer.Argument(metavar="TRAIN", show_default=False, help="Rows to train on, e.g. "
                                           "train.jsonl.")],

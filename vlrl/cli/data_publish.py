@@ -29,16 +29,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that wou
                                       "nothing.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog=examples("vlrl data export runs/a -o a-rollouts",
-                                "vlrl data export runs/a -o late --steps 80:100",
-                                "python -c \"import datasets; print(datasets.load_dataset('a-rollouts'))\""))(export)
-    app.command(epilog=examples("vlrl data push runs/a org/a-rollouts --dry-run",
-                                "vlrl data push runs/a org/a-rollouts --with-media",
-                                "vlrl data push runs/a org/a-heldout --split heldout --public"))(push)
-
-
+@examples(
+    "vlrl data export runs/a -o a-rollouts",
+    "vlrl data export runs/a -o late --steps 80:100",
+    "python -c \"import datasets; print(datasets.load_dataset('a-rollouts'))\"")
 def export(run: Run, out: Annotated[Path, typer.Option("-o", "--out", help="The new folder, e.g. a-rollouts.")],
            steps: Steps = None, split: Split = None, json: AsJson = False) -> None:
     """Write a run's rollouts as a data set: parquet with pictures, the notes of the inspector, and a card."""
@@ -49,6 +43,10 @@ def export(run: Run, out: Annotated[Path, typer.Option("-o", "--out", help="The 
         _say(exported)
 
 
+@examples(
+    "vlrl data push runs/a org/a-rollouts --dry-run",
+    "vlrl data push runs/a org/a-rollouts --with-media",
+    "vlrl data push runs/a org/a-heldout --split heldout --public")
 def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_default=False,
                                                        help="The data set of the Hugging Face Hub.")],
          steps: Steps = None, split: Split = None, with_media: WithMedia = False, public: Public = False,

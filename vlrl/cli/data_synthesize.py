@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from vlrl.tools.synthesis.synthesize import Search, Synthesis, SynthesisFiles
 
 _SHOWN = 3  # instructions that are printed
-EXAMPLES = examples(
+
+
+@examples(
     "vlrl data synthesize configs/web.yaml --checkpoint runs/web-start -o goals.jsonl",
     "vlrl train configs/web.yaml data.train=goals.jsonl data.own_samples=false     trains on what was kept",
     "vlrl data synthesize configs/web.yaml --candidates 500 --answers 16 --least 0.25 --most 0.75 -o goals.jsonl",
@@ -30,13 +32,6 @@ EXAMPLES = examples(
     "vlrl data synthesize configs/web.yaml --failed goals.refused.jsonl -o goals-2.jsonl    and what was never right",
     "vlrl data synthesize my.yaml --endpoint http://127.0.0.1:8000/v1 --recipe sws --from runs/a --checkpoint runs/a "
     "-o new.jsonl    a model writes new rows for the weaknesses of runs/a")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXAMPLES)(synthesize)
-
-
 @takes_requests
 def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = None, as_json: AsJson = False) -> None:
     """Make new training prompts, by the task or by a generator, and keep those that the model solves at times.

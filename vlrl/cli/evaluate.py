@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from vlrl.tools.evaluation.grid import Report
     from vlrl.tools.evaluation.measure import ModelChoice
 
-EXAMPLES = examples(
+
+_WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
+"""Counts in a line of eval.jsonl of samples that no metric holds."""
+
+
+@examples(
     "vlrl eval configs/quickstart.yaml",
     "vlrl eval configs/quickstart.yaml --model embedded/tiny-qwen3-vl",
     "vlrl eval configs/quickstart.yaml --checkpoint runs/other --samples 1000",
@@ -33,16 +38,6 @@ EXAMPLES = examples(
     "vlrl eval configs/quickstart.yaml --probe blank_media --probe other_media",
     "An OpenAI-compatible server:",
     "vlrl eval my.yaml --endpoint http://127.0.0.1:8000/v1 --key-env MY_KEY")
-
-_WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
-"""Counts in a line of eval.jsonl of samples that no metric holds."""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command("eval", epilog=EXAMPLES)(evaluate)
-
-
 @takes_requests
 def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, as_json: AsJson = False) -> None:
     """Measure a model on a config's task, with 95 % intervals over the samples.
@@ -180,7 +175,7 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.rollout.error_limits import check_score_errors
+    from vlrl.rollout.error_limits import check_errors
     from vlrl.store import RunFolder, plain
     from vlrl.tools.evaluation.measure import measure
 
@@ -191,7 +186,7 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
             if rollouts:
                 stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), result.groups,
                                                                                split=split)
-            check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", stored)
+            check_errors(result.groups, config.limits, f"evaluation of {split}", stored, ("score_errors",))
             records.append(plain(result.record))
     return records
 

@@ -19,20 +19,14 @@ from vlrl.errors import ConfigError
 if TYPE_CHECKING:
     from vlrl.tools.hub.export import ExportedModel
 
-EXPORT_EXAMPLES = examples(
+
+@examples(
     "vlrl export runs/quickstart -o models/quickstart",
     "vlrl export runs/lora/checkpoints/step-000050 -o models/lora --dtype bfloat16",
     "vlrl export runs/lora -o models/lora-adapter --adapter",
     "To the Hub, with a card made of the run; look first at what would be sent:",
     "vlrl export runs/quickstart --push org/name --rollouts --dry-run",
     "HF_TOKEN=... vlrl export runs/quickstart -o models/quickstart --push org/name --rollouts")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXPORT_EXAMPLES)(export)
-
-
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", show_default=False,
                                            help="A run folder (its newest checkpoint) or a checkpoint folder.")],

@@ -16,15 +16,11 @@ from vlrl.errors import ConfigError
 _NEEDED = ("gradio", "duckdb")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command("app", epilog=examples(
-        "vlrl app                                      the runs under runs/",
-        "vlrl app runs/quickstart                      one run",
-        "VLRL_APP_PASSWORD=... vlrl app --host 0.0.0.0   from other machines",
-        "vlrl app --root-path /proxy/7860 --allow-frame http://localhost:8888   in Jupyter"))(inspect)
-
-
+@examples(
+    "vlrl app                                      the runs under runs/",
+    "vlrl app runs/quickstart                      one run",
+    "VLRL_APP_PASSWORD=... vlrl app --host 0.0.0.0   from other machines",
+    "vlrl app --root-path /proxy/7860 --allow-frame http://localhost:8888   in Jupyter")
 def inspect(
     runs: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of runs, or one run folder.")
                     ] = Path("runs"),

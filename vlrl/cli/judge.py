@@ -8,28 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, Words, emit, examples, load
+from vlrl.cli.common import AsJson, Words, emit, examples, group, load
 
 if TYPE_CHECKING:
     from vlrl.tools.tasks.judge_check import Agreement, Audit
 
-app = typer.Typer(name="judge", no_args_is_help=True, help="See how far a judge, or a task's rule, can be trusted.")
 
-
-def register(own: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    own.add_typer(app)
-
-
-@app.callback()
-def _root() -> None:
-    pass
-
-
-@app.command(epilog=examples(
+@examples(
     "vlrl judge check judged.jsonl --config my.yaml",
     "vlrl judge check judged.jsonl --config my.yaml services.judge.url=http://127.0.0.1:8001/v1 "
-    "services.judge.model=my-judge --json"))
+    "services.judge.model=my-judge --json")
 def check(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", show_default=False, help=(
         "Judged answers, one JSON object a line with sample (a row) or id, and answer and correct (true or false), or "
@@ -86,3 +74,6 @@ def _columns(one: Agreement) -> tuple[Any, ...]:
 
 def _percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.1%}"
+
+
+app = group("judge", "See how far a judge, or a task's rule, can be trusted.", check)

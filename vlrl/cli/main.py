@@ -14,14 +14,14 @@ import sys
 
 import vlrl.cli.interrupt  # isort: skip # noqa: F401 - before what takes time to import
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from vlrl import __version__
-from vlrl.cli.common import flowing
+from vlrl.cli.common import add, flowing
 from vlrl.cli.terminal import printable
 from vlrl.config.registry import Table, failure, place
 from vlrl.errors import RunError, VlrlError
@@ -29,50 +29,31 @@ from vlrl.monitoring import LEAST_WIDTH
 
 _MOST = 8000  # characters of one message
 
-_REGISTERED = Table({name: f"vlrl.cli.{module}:register" for module, names in {
-    "train": "train sft", "models": "extrapolate tiny", "export": "export", "evaluate": "eval",
-    "score": "score play", "compare": "compare sweep", "tasks": "tasks", "data": "data", "judge": "judge",
-    "status": "status report doctor", "inspector": "app", "serve": "serve", "plan": "plan",
-    "presets": "presets"}.items() for name in names.split()})
-"""Command -> what adds it, and others of its module, to an application: imported when the command is called."""
-
-
-class _Commands(MutableMapping[str, Any]):
-    """The commands by name, in the order of the help."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            own = typer.Typer()
-            _REGISTERED[name](own)
-            for command in (*own.registered_commands, *(c for g in own.registered_groups if g.typer_instance
-                                                         for c in g.typer_instance.registered_commands)):
-                command.help = flowing(command.callback)
-            self._made |= typer.main.get_group(own).commands
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in _REGISTERED
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_REGISTERED)
-
-    def __len__(self) -> int:
-        return len(_REGISTERED)
+_COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
+    "train": "train:train", "sft": "train:sft", "extrapolate": "models:extrapolate", "tiny": "models:tiny",
+    "export": "export:export", "eval": "evaluate:evaluate", "score": "score:score", "play": "play:play",
+    "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
+    "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
+    "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
+"""Command -> its function, or the group of its subcommands; imported when it is called."""
 
 
 class _Group(TyperGroup):
+    """The commands in the order of the help."""
+
     def __init__(self, **given: Any):
         super().__init__(**given)
-        self.commands = _Commands()
+        self.commands = dict.fromkeys(_COMMANDS)  # type: ignore[assignment]  # get_command fills in
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self.commands.get(cmd_name) is None and cmd_name in _COMMANDS:
+            own, found = typer.Typer(), _COMMANDS[cmd_name]
+            own.add_typer(found) if isinstance(found, typer.Typer) else add(own, found, cmd_name)
+            for command in (*own.registered_commands, *(c for g in own.registered_groups if g.typer_instance
+                                                         for c in g.typer_instance.registered_commands)):
+                command.help = flowing(command.callback)
+            self.commands |= typer.main.get_group(own).commands
+        return self.commands.get(cmd_name)
 
 
 app = typer.Typer(name="vlrl", cls=_Group, no_args_is_help=True, rich_markup_mode="rich",
@@ -100,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_script(argv: Sequence[str]) -> int:
     """`train.py`: the same as `vlrl train`; returns the exit code."""
-    from vlrl.cli import train as training
+    from vlrl.cli.train import train
 
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
                         context_settings={"help_option_names": ["-h", "--help"]})
-    alone.command(epilog=training.TRAIN_EXAMPLES)(training.train)
+    alone.command(epilog=train.epilog.replace("vlrl train", "train.py"))(train)  # type: ignore[attr-defined]
     return _run(typer.main.get_command(alone), argv, "train.py")
 
 

@@ -12,23 +12,12 @@ from vlrl.cli.common import AsJson, emit, examples, is_free
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.tiny.families import DEFAULT, FAMILIES
 
-EXTRAPOLATE_EXAMPLES = examples(
+
+@examples(
     "vlrl extrapolate runs/lora/checkpoints/step-000050 runs/lora/checkpoints/step-000100 -o models/beyond",
     "vlrl extrapolate runs/a/checkpoints/step-000100 runs/a -k 0.5 -o models/half",
     "Then evaluate it, and keep it if it is better:",
     "vlrl eval configs/quickstart.yaml --model models/half")
-TINY_EXAMPLES = examples(
-    "vlrl tiny --out models/tiny",
-    "vlrl tiny --family qwen2_5_vl --out /tmp/random --random",
-    "vlrl train configs/quickstart.yaml model.name=models/tiny")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog=EXTRAPOLATE_EXAMPLES)(extrapolate)
-    app.command(epilog=TINY_EXAMPLES)(tiny)
-
-
 def extrapolate(
     earlier: Annotated[Path, typer.Argument(metavar="A", show_default=False,
                                             help="The earlier run folder, checkpoint or model folder.")],
@@ -52,6 +41,10 @@ def extrapolate(
                    f"{done.tensors} weights differ, the two are {done.distance:.3g} apart")
 
 
+@examples(
+    "vlrl tiny --out models/tiny",
+    "vlrl tiny --family qwen2_5_vl --out /tmp/random --random",
+    "vlrl train configs/quickstart.yaml model.name=models/tiny")
 def tiny(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", show_default=False,
                                       help="A new or empty folder, e.g. models/tiny.")],

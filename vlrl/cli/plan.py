@@ -14,17 +14,11 @@ if TYPE_CHECKING:
     from vlrl.tools.machine.plan import Plan
     from vlrl.tools.machine.plan_advice import Change
 
-EXAMPLES = examples(
+
+@examples(
     "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding --gpus 8 --gpu-memory 80",
     "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding model.lora.rank=0 engine=vllm --gpus 8",
     "vlrl plan configs/models/qwen2_5_vl_3b.yaml task=grounding --card 'RTX 4090'")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXAMPLES)(plan)
-
-
 def plan(
     config: ConfigPath, settings: Words = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that train; those of servers come on top.")] = 1,

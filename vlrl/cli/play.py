@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from vlrl.tools.play.questions import Question, ScoredAnswer
     from vlrl.types import Sample
 
-PLAY_EXAMPLES = examples(
-    "vlrl play configs/quickstart.yaml",
-    "vlrl play configs/classification/digits.yaml --split heldout --random task.thinking=thinking",
-    "vlrl play configs/quickstart.yaml --index 7 --answer '[100, 100, 500, 500]' --json",
-    "cat answer.txt | vlrl play configs/quickstart.yaml --id train-000007")
 _HELP = "Type an answer; an empty line ends it. :next  :oracle  :again (this one)  :quit"
 _AFTER = "Enter: next sample. Or another answer to this one, :oracle, :again, :quit"
 
 
+@examples(
+    "vlrl play configs/quickstart.yaml",
+    "vlrl play configs/classification/digits.yaml --split heldout --random task.thinking=thinking",
+    "vlrl play configs/quickstart.yaml --index 7 --answer '[100, 100, 500, 500]' --json",
+    "cat answer.txt | vlrl play configs/quickstart.yaml --id train-000007")
 def play(
     config: ConfigPath, settings: Words = None,
     split: Annotated[str, typer.Option(help="The split to take samples from, e.g. heldout.")] = "train",

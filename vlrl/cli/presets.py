@@ -13,15 +13,11 @@ from vlrl.errors import ConfigError, did_you_mean
 FOLDERS = {"algorithm": "algorithms", "curriculum": "curricula", "stages": "stages"}
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=examples(
-        "vlrl presets                              all of them",
-        "vlrl presets grpo                         those with the word in name, needs or paper",
-        "vlrl presets --for recall                 those whose method acts on configs/recall.yaml",
-        "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'"))(presets)
-
-
+@examples(
+    "vlrl presets                              all of them",
+    "vlrl presets grpo                         those with the word in name, needs or paper",
+    "vlrl presets --for recall                 those whose method acts on configs/recall.yaml",
+    "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'")
 def presets(
     word: Annotated[str | None, typer.Argument(metavar="WORD", show_default=False,
                                                help="Part of a name, a need or a paper, e.g. gspo.")] = None,

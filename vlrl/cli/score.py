@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli import play as playing
 from vlrl.cli.common import AsJson, ConfigPath, examples, load
 from vlrl.cli.terminal import delayed_bar, printable, standard_input, table
 from vlrl.errors import DataError, RunError
@@ -23,7 +22,15 @@ if TYPE_CHECKING:
     from vlrl.task import Task
     from vlrl.tools.tasks.rescore import RescoredGroup, RewardComparison
 
-SCORE_EXAMPLES = examples(
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
+
+ScoreWords = Annotated[list[str] | None, typer.Argument(
+    metavar="INPUT|key=value", show_default=False,
+    help="A file of rows (default, or -: standard input), and settings that override the config, e.g. "
+         "task.rewards.format=0.5.")]
+
+
+@examples(
     "vlrl score configs/quickstart.yaml < rows.jsonl > scored.jsonl",
     "vlrl score configs/quickstart.yaml rows.jsonl -o scored.jsonl task.rewards.format=0.5",
     'A row:    {"sample": {"id": "7", ...}, "completions": ["first answer", {"text": "second", "n_tokens": 3, '
@@ -33,20 +40,6 @@ SCORE_EXAMPLES = examples(
     "vlrl score configs/quickstart.yaml --run runs/quickstart              after an edit of the reward",
     "vlrl score configs/quickstart.yaml --run runs/quickstart --steps 10:20 --show 5 task.rewards.format=0.5",
     "vlrl score configs/quickstart.yaml --run runs/quickstart --split heldout --json")
-_SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
-
-ScoreWords = Annotated[list[str] | None, typer.Argument(
-    metavar="INPUT|key=value", show_default=False,
-    help="A file of rows (default, or -: standard input), and settings that override the config, e.g. "
-         "task.rewards.format=0.5.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog=SCORE_EXAMPLES)(score)
-    app.command(epilog=playing.PLAY_EXAMPLES)(playing.play)
-
-
 def score(
     config: ConfigPath, words: ScoreWords = None,
     output: Annotated[str, typer.Option("--output", "-o", help="Where results go, e.g. scored.jsonl; must not exist. "

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from vlrl.engine.vllm.launch import ServerGroup
 
 _PORT = 8000
-EXAMPLES = examples(
+
+
+@examples(
     "vlrl serve configs/quickstart.yaml",
     "Two servers, on ports 8000 and 8001:",
     "vlrl serve configs/quickstart.yaml --replicas 2 engine.max_seqs=64",
@@ -34,13 +36,6 @@ EXAMPLES = examples(
     "When it says ready, train with the same settings and what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(epilog=EXAMPLES)(serve)
-
-
 def serve(
     config: ConfigPath, settings: Words = None,
     replicas: Annotated[int, typer.Option(min=1, help="Servers; each takes engine.tensor_parallel GPUs.")] = 1,

@@ -23,21 +23,10 @@ _MARKS = {"ok": ("ok", "green"), "info": ("-", ""), "missing": ("no", "yellow"),
           "error": ("FAIL", "red")}
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog=examples(
-        "vlrl status                                  every run under runs/, one line each",
-        "vlrl status runs/quickstart --watch          until it ends",
-        "vlrl status runs/quickstart --json | jq .state"))(status)
-    app.command(epilog=examples(
-        "vlrl report runs/quickstart                  writes runs/quickstart/report.html",
-        "vlrl report runs/quickstart -o /tmp/q.html --open",
-        "vlrl report runs/quickstart --bundle page    a folder for a web server or a Space, with filters"))(report)
-    app.command(epilog=examples(
-        "vlrl doctor",
-        "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'"))(doctor)
-
-
+@examples(
+    "vlrl status                                  every run under runs/, one line each",
+    "vlrl status runs/quickstart --watch          until it ends",
+    "vlrl status runs/quickstart --json | jq .state")
 def status(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_RUNS_DIR",
                                          help="A run folder, e.g. runs/quickstart, or a folder of runs.")
@@ -154,6 +143,10 @@ def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
     return lines
 
 
+@examples(
+    "vlrl report runs/quickstart                  writes runs/quickstart/report.html",
+    "vlrl report runs/quickstart -o /tmp/q.html --open",
+    "vlrl report runs/quickstart --bundle page    a folder for a web server or a Space, with filters")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
                                         help="A run folder, e.g. runs/quickstart; the run may still go on.")],
@@ -211,6 +204,9 @@ def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, me
     return written.folder / "index.html"
 
 
+@examples(
+    "vlrl doctor",
+    "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'")
 def doctor(
     runs: Annotated[Path, typer.Option(help="Where run folders go, e.g. /data/runs; its free space is looked at.")
                     ] = Path("runs"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from vlrl.cli.common import AsJson, Words, emit, examples, load
+from vlrl.cli.common import AsJson, Words, emit, examples, group, load
 from vlrl.cli.terminal import delayed_lines
 
 if TYPE_CHECKING:
@@ -21,23 +21,13 @@ if TYPE_CHECKING:
     from vlrl.testing.labelled import Mistake, Verdict
     from vlrl.tools.tasks.catalogue import TaskInfo
 
-app = typer.Typer(name="tasks", no_args_is_help=True, help="List, begin and check tasks: prompt, data and rewards.")
-
-
-def register(own: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    own.add_typer(app)
-
-
-@app.callback()
-def _root() -> None:
-    pass
-
 
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
-@app.command("list", epilog=examples("vlrl tasks list", "vlrl tasks list --json | jq -r '.[].name'"))
+@examples(
+    "vlrl tasks list",
+    "vlrl tasks list --json | jq -r '.[].name'")
 def list_(json: AsJson = False) -> None:
     """Lists every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
     from vlrl.tools.tasks.catalogue import tasks
@@ -63,10 +53,10 @@ def _described(entry: TaskInfo) -> str:
 # --- new --------------------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog=examples(
+@examples(
     "vlrl tasks new count                      count.py, count.yaml, test_count.py; pictures drawn by code",
     "vlrl tasks new signs --rows --dir signs   the same, and signs_rows/ with 8 rows and their pictures",
-    "vlrl tasks new walk --environment         a model that acts over several turns, and its world"))
+    "vlrl tasks new walk --environment         a model that acts over several turns, and its world")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the task and of its file, e.g. count.", show_default=False)],
     dir: Annotated[Path, typer.Option(help="Folder to write into, e.g. mine; it is made if needed.")] = Path("."),
@@ -91,11 +81,11 @@ def new(
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog=examples(
+@examples(
     "vlrl tasks check count.py",
     "vlrl tasks check grounding task.drawn=true",
     "vlrl tasks check signs.py --config signs.yaml --samples 50",
-    "vlrl tasks check signs.py --config signs.yaml --answers judged.jsonl --max-errors 2"))
+    "vlrl tasks check signs.py --config signs.yaml --answers judged.jsonl --max-errors 2")
 def check(
     task: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", show_default=False, help=(
         "A built-in name (grounding), path/file.py, path/file.py:Class or module:Class."))],
@@ -194,3 +184,6 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
 
     return {"false_positives": side(verdict.false_positives, verdict.wrong),
             "false_negatives": side(verdict.false_negatives, verdict.correct)}
+
+
+app = group("tasks", "List, begin and check tasks: prompt, data and rewards.", list_, new, check)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,28 +13,6 @@ from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-
-_TRAIN = ("COMMAND configs/quickstart.yaml",
-          "COMMAND configs/quickstart.yaml --dry-run",
-          "COMMAND configs/quickstart.yaml --profile",
-          "COMMAND configs/quickstart.yaml steps=200 train.lr=1e-4 run.dir=runs/more",
-          "torchrun --nproc_per_node 2 train.py configs/quickstart.yaml",
-          "The first takes five minutes on a laptop CPU. A run goes on from its newest checkpoint: start the same "
-          "command again after Ctrl-C or a crash. resume=never starts over (the old run is moved aside), resume=must "
-          "fails without a checkpoint.",
-          "Touch first: train.lr, rollout.group_size, steps.")
-TRAIN_EXAMPLES = examples(*(line.replace("COMMAND", "train.py") for line in _TRAIN))
-SFT_EXAMPLES = examples(
-    "vlrl sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft",
-    "RL from there:",
-    "vlrl train configs/quickstart.yaml model.name=runs/sft")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands to the application."""
-    app.command(epilog=examples(*(line.replace("COMMAND", "vlrl train") for line in _TRAIN)))(train)
-    app.command(epilog=SFT_EXAMPLES)(sft)
-
 
 def _show_settings(requested: bool) -> None:
     if not requested:
@@ -63,6 +40,16 @@ ProfileSteps = Annotated[int, typer.Option("--profile-steps", metavar="N", min=1
                                            help="Steps that --profile measures, after one to warm up.")]
 
 
+@examples(
+    "vlrl train configs/quickstart.yaml",
+    "vlrl train configs/quickstart.yaml --dry-run",
+    "vlrl train configs/quickstart.yaml --profile",
+    "vlrl train configs/quickstart.yaml steps=200 train.lr=1e-4 run.dir=runs/more",
+    "torchrun --nproc_per_node 2 train.py configs/quickstart.yaml",
+    "The first takes five minutes on a laptop CPU. A run goes on from its newest checkpoint: start the same "
+    "command again after Ctrl-C or a crash. resume=never starts over (the old run is moved aside), resume=must "
+    "fails without a checkpoint.",
+    "Touch first: train.lr, rollout.group_size, steps.")
 def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False, profile: IsProfile = False,
           profile_steps: ProfileSteps = 3, as_json: AsJson = False, show: ShowSettings = False) -> None:
     """Train by reinforcement learning with verifiable rewards.
@@ -86,17 +73,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
     if as_json:
         raise typer.BadParameter("goes with --dry-run or --profile; a run writes JSON to metrics.jsonl and eval.jsonl "
                                  "of its folder", param_hint="--json")
-
-    if loaded.stages:
-        _run_stages(loaded)
-        return
-
-    def run(loaded: Config) -> Any:
-        from vlrl.training.loop import train as run_training
-
-        return run_training(loaded)
-
-    _finish(loaded, run)
+    _run(loaded)
 
 
 def _profile(config: Config, steps: int, as_json: bool) -> None:
@@ -122,6 +99,10 @@ def _profile(config: Config, steps: int, as_json: bool) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
+@examples(
+    "vlrl sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft",
+    "RL from there:",
+    "vlrl train configs/quickstart.yaml model.name=runs/sft")
 def sft(
     config: ConfigPath,
     settings: Words = None,
@@ -146,52 +127,17 @@ def sft(
     if as_json:
         raise typer.BadParameter("goes with --dry-run; a run writes JSON to metrics.jsonl and eval.jsonl of its folder",
                                  param_hint="--json")
-
-    def run(loaded: Config) -> Any:
-        from vlrl.training.sft import train as run_sft
-
-        return run_sft(loaded)
-
-    _finish(loaded, run)
+    _run(loaded, supervised=True)
 
 
-def _run_stages(config: Config) -> None:
-    """Runs all stages and prints the summary of each; leaves with 130 where one was stopped."""
-    from vlrl.distributed import comm
-    from vlrl.store import RunFolder
-    from vlrl.tools.experiments.report import summary_table
-    from vlrl.tools.stages import run as stages
+def _run(config: Config, supervised: bool = False) -> None:
+    """Runs to the end; leaves with 130 where the run was stopped before its last step."""
+    from vlrl.tools.train import run_to_end
 
     try:
-        outcome = stages.train_stages(config, lambda words: print(words, flush=True))
+        run_to_end(config, supervised)
     except KeyboardInterrupt as stop:
-        print("stopped.", *getattr(stop, "__notes__", ["The same command goes on from there."]), file=sys.stderr)
+        if not stop.args:  # else the run has said how it was stopped
+            notes = getattr(stop, "__notes__", ["The same command goes on from the last checkpoint."])
+            print("stopped.", *notes, file=sys.stderr)
         raise typer.Exit(130) from None
-    if not outcome.finished:
-        raise typer.Exit(130)
-    if comm.is_main():
-        from rich.console import Console
-
-        for stage in config.stages:
-            run = RunFolder(outcome.folder / stage.name)
-            if run.evals():
-                Console().print(f"stage {stage.name}", summary_table(run))
-        print(f"model          {outcome.model}")
-
-
-def _finish(config: Config, run: Callable[[Config], Any]) -> None:
-    """Runs and prints the summary on rank 0; leaves with 130 where the run was stopped before its last step."""
-    try:
-        session = run(config)
-    except KeyboardInterrupt as stop:
-        notes = getattr(stop, "__notes__", ["The same command goes on from the last checkpoint."])
-        print("stopped.", *notes, file=sys.stderr)
-        raise typer.Exit(130) from None
-    from vlrl.distributed import comm
-    from vlrl.tools.experiments.report import print_summary
-
-    if session.done < session.config.steps:
-        raise typer.Exit(130)
-    if comm.is_main():
-        print_summary(session.folder, session.done, session.progress.print)
-    raise typer.Exit

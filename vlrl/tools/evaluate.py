@@ -11,7 +11,7 @@ from typing import Any
 
 from vlrl.config import Config, config_of
 from vlrl.errors import ConfigError
-from vlrl.rollout.error_limits import check_score_errors
+from vlrl.rollout.error_limits import check_errors
 from vlrl.tools.evaluation.measure import choose_model, measure
 from vlrl.tools.run import Run, load_run
 
@@ -39,7 +39,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     by_split = {}
     for result in measure(config, chosen):
         split = result.record["split"]
-        check_score_errors(result.groups, config.limits.score_errors, f"evaluation of {split}", None)
+        check_errors(result.groups, config.limits, f"evaluation of {split}", names=("score_errors",))
         by_split[split] = {"n": result.record["n"], "metrics": metrics_of(result.record)}
     return by_split
 

@@ -1,57 +1,85 @@
-"""A whole run from Python: what `vlrl train` does, and the run that it leaves."""
+"""A whole run: `vlrl.train` of Python, and what `vlrl train` and `vlrl sft` do with a config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlrl.config import Config, config_of
 from vlrl.config.algo import SUPERVISED
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.tools.experiments.report import print_summary
-from vlrl.tools.run import Run, load_run
-from vlrl.tools.stages import run as stages
-from vlrl.tools.stages.stage_list import read_stages
-from vlrl.training import loop, sft
+from vlrl.store import RunFolder
+from vlrl.tools.experiments.report import print_summary, summary_table
+
+if TYPE_CHECKING:
+    from vlrl.tools.run import Run
 
 
 def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Run:
-    """Trains as `vlrl train` does, going on from a checkpoint in run.dir, and returns the finished run.
+    """Trains as `vlrl train` does, resuming from the newest checkpoint in run.dir, and returns the finished run.
 
-    `config` is a file's path, a Config or a dictionary, with `settings` laid on it as by load_config. One whose
-    algo.loss is `supervised` trains as `vlrl sft` does; of one with `stages` all are run, and the run is that of the
-    last that has steps. Raises ConfigError where a dictionary or Config names no
-    run.dir, and KeyboardInterrupt where the run is stopped before its last step.
+    `config` is a file's path, a Config or a dictionary; `settings` override it as in load_config. With algo.loss
+    `supervised` it trains as `vlrl sft` does; of a config with `stages` all are run, and the run returned is that of
+    the last stage that has steps. Raises ConfigError where a dictionary or Config names no run.dir, and
+    KeyboardInterrupt where the run is stopped before its last step.
     """
+    from vlrl.tools.run import load_run
+
     resolved = config_of(config, **settings)
     if not resolved.run.dir:
         raise ConfigError("run.dir='' and no config file gives it a name: set it, e.g. run={'dir': 'runs/mine'}")
-    if resolved.stages:
-        return _staged(resolved)
-    run = sft.train if resolved.algo.loss.name in SUPERVISED else loop.train
-    session = run(resolved)
+    return load_run(run_to_end(resolved, resolved.algo.loss.name in SUPERVISED))
+
+
+def run_to_end(config: Config, supervised: bool = False) -> Path:
+    """Runs a config, or all its stages, prints the summary on rank 0, and returns the folder of the (last) run.
+
+    Raises KeyboardInterrupt where it is stopped before its last step.
+    """
+    if config.stages:
+        return _run_stages(config)
+    if supervised:
+        from vlrl.training import sft
+
+        session = sft.train(config)
+    else:
+        from vlrl.training import loop
+
+        session = loop.train(config)
     if session.done < session.config.steps:
         raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call goes on "
                                 f"from the checkpoint in {session.folder.checkpoints}")
     if comm.is_main():
         print_summary(session.folder, session.done, session.progress.print)
-    return load_run(session.folder.path)
+    return session.folder.path
 
 
-def _staged(config: Config) -> Run:
-    outcome = stages.train_stages(config)
+def _run_stages(config: Config) -> Path:
+    from vlrl.tools.stages.run import train_stages
+
+    outcome = train_stages(config, lambda words: print(words, flush=True))
     if not outcome.finished:
         raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call goes on there")
-    return load_run(last_run(outcome.folder))
+    if comm.is_main():
+        from rich.console import Console
+
+        for stage in config.stages:
+            run = RunFolder(outcome.folder / stage.name)
+            if run.evals():
+                Console().print(f"stage {stage.name}", summary_table(run))
+        print(f"model          {outcome.model}")
+    return last_run(outcome.folder)
 
 
 def last_run(folder: Path) -> Path:
-    """Returns the run folder of the last stage that has one, of a round the round's; `folder` itself without any."""
+    """The run folder of the last stage that has one, of a round the round's; `folder` itself without any."""
+    from vlrl.tools.stages.stage_list import read_stages
+
     known = read_stages(folder)
-    for place in reversed(known.folders if known else ()):
-        inner = last_run(place)
+    for stage in reversed(known.folders if known else ()):
+        inner = last_run(stage)
         if (inner / "metrics.jsonl").exists():
             return inner
     return folder

@@ -44,7 +44,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
-                errors, lost = check_errors(drawn, config.limits, f"step {step}")
+                errors = check_errors(drawn, config.limits, f"step {step}")
                 with clock("train"):
                     stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, own_groups)
                     stats |= parts.credit.metrics()
@@ -52,8 +52,9 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 check_mismatch(stats, config, step)
             with clock("store"):
                 session.write(step, drawn, per_token)
-            session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats, "score_errors": errors,
-                               **({"service_errors": lost} if source.answering.services else {}),
+            session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats,
+                               "score_errors": errors["score_errors"],
+                               **({"service_errors": errors["service_errors"]} if source.answering.services else {}),
                                **source.metrics()}, drawn)
             session.save_if_due(step + 1)
             if session.interrupted():

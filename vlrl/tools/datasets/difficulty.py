@@ -31,7 +31,7 @@ from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
 from vlrl.tools.datasets.prompt_table import COLUMNS, MeasuredPrompt, MeasurementFiles, Summary, joined, plot, summary
-from vlrl.tools.evaluation.measure import ModelChoice, Ready, model_facts, task_facts
+from vlrl.tools.evaluation.measure import EvalRuntime, ModelChoice, model_facts, task_facts
 from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Group, Sample
 
@@ -59,7 +59,7 @@ def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[
             "answers": scope.answers}
 
 
-def measure(ready: Ready, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
+def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
     """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
     again.
@@ -88,7 +88,7 @@ def measure(ready: Ready, scope: MeasurementScope, part: Path, known: Mapping[st
     return [by_number[number] for number in range(count)]
 
 
-def _answer_chunk(ready: Ready, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
+def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
                   following: Sequence[int]) -> tuple[list[Group], list[MeasuredPrompt]]:
     """Returns the groups of some prompts, and how each of the prompts went."""
     config, prefetch = ready.config, ready.prefetch
@@ -116,7 +116,7 @@ def _answer_chunk(ready: Ready, scope: MeasurementScope, samples: Sequence[Sampl
     return groups, sorted(records, key=lambda m: m.number)
 
 
-def _sample(ready: Ready, samples: Sequence[Sample], number: int) -> Sample:
+def _sample(ready: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
     """Returns a sample as its first visit asks it."""
     sample = samples[number]
     sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))

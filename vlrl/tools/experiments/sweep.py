@@ -1,4 +1,4 @@
-"""`vlrl sweep`: settings and seeds, with the seeds that choose apart from those that test ("Hyperparameters in
+"""`vlrl sweep`: settings over seeds, where the seeds that choose are not those that test ("Hyperparameters in
 Reinforcement Learning and How To Tune Them", 2306.01324).
 """
 
@@ -30,6 +30,7 @@ from vlrl.tools.experiments.profiles import (
     sensitivities,
     stratified,
 )
+from vlrl.tools.experiments.request import SweepRequest
 
 _BASE = "base"
 _MOST = 10_000  # settings of a grid
@@ -38,15 +39,16 @@ _TAUS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class SweptSetting:
-    """What a word of the command line declares."""
+    """One setting that a word of the command line sweeps."""
 
     name: str
     values: tuple[Any, ...] = ()
-    """Of a list, or () for a range."""
+    """Of a list; () for a range."""
     low: float = 0.0
     high: float = 0.0
-    """Of a range; drawn evenly, or on a logarithmic scale where it spans a factor of 10 or more above 0."""
+    """Ends of a range: drawn uniformly, on a log scale where it spans a factor of 10 or more above 0."""
     whole: bool = False
+    """Whether only whole numbers are drawn."""
 
     def draw(self, rng: np.random.Generator) -> Any:
         if self.values:
@@ -78,20 +80,20 @@ class SweepResult:
     metric: str
     split: str
     trials: tuple[Trial, ...]
-    """The most seeds first, then the best mean: the first is the best on the tuning seeds."""
+    """Those with the most seeds first, then by mean: the first is the best on the tuning seeds."""
     tuning: Interval
-    """Mean of the best over its tuning seeds; too high, as it was chosen by them."""
+    """Mean of the best trial over its tuning seeds; biased upwards, as these seeds chose it."""
     tests: Mapping[str, Mapping[int, float]]
     """"best" and "base" (the config as it is) -> test seed -> score."""
     statistics: Mapping[str, Mapping[str, Interval]]
     """"best" and "base" -> mean, iqm, optimality_gap over the test seeds with 95 % intervals."""
     improvement: Interval | None
-    """Probability that a run with the best settings is above one without them, over the test seeds."""
+    """Probability that a run with the best settings scores above one without them, over the test seeds."""
     gain: Interval | None
-    """Mean score of the best on the test seeds less that of "base", seed by seed; bounds are NaN with one seed."""
+    """Mean difference best - base over the test seeds, paired by seed; bounds are NaN with one seed."""
     sensitivities: tuple[Sensitivity, ...]
     runs: int
-    """The budget: all runs, tuning and tests."""
+    """All runs, tuning and test."""
     folder: Path
     notes: tuple[str, ...] = ()
 
@@ -112,20 +114,17 @@ class SweepResult:
             f"no difference can be shown by one test seed (best less base {self.gain}): give more with --test-seeds")
 
     def profile(self) -> dict[str, list[float]]:
-        """Returns the share of test scores above each hundredth of [0, 1], by "best" and "base"."""
+        """The share of test scores above each hundredth of [0, 1], by "best" and "base"."""
         return {name: performance_profile(_column(own), _TAUS).tolist() for name, own in self.tests.items()}
 
     def plain(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
-        def bounds(i: Interval | None) -> dict[str, float] | None:
-            return i and {"mean": i.mean, "low": i.low, "high": i.high}
-
+        """The JSON value that `--json` prints."""
+        statistics = {name: {k: v._asdict() for k, v in own.items()} for name, own in self.statistics.items()}
         return {"metric": self.metric, "split": self.split, "runs": self.runs, "folder": str(self.folder),
-                "best": {"settings": self.best.settings, "tuning": bounds(self.tuning),
-                         "test": {k: bounds(v) for k, v in self.statistics["best"].items()}},
-                "base": {k: bounds(v) for k, v in self.statistics.get(_BASE, {}).items()} or None,
-                "probability_of_improvement": bounds(self.improvement), "gain": bounds(self.gain),
-                "verdict": self.verdict,
+                "best": {"settings": self.best.settings, "tuning": self.tuning._asdict(), "test": statistics["best"]},
+                "base": statistics.get(_BASE),
+                "probability_of_improvement": self.improvement and self.improvement._asdict(),
+                "gain": self.gain and self.gain._asdict(), "verdict": self.verdict,
                 "sensitivity": [{"setting": s.name, "spread": s.spread, "share": s.share,
                                  "means": {k: {"n": n, "mean": m} for k, (n, m) in s.means.items()}}
                                 for s in self.sensitivities],
@@ -136,9 +135,9 @@ class SweepResult:
 
 
 def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]:
-    """Returns what is swept, `key=v1,v2` and `key=lo..hi`, and the words that are settings of every run.
+    """The settings that are swept, `key=v1,v2` and `key=lo..hi`, and the words that are settings of every run.
 
-    Raises ConfigError for a range that is none, and where a value comes twice.
+    Raises ConfigError for a malformed range, and where a value is listed twice.
     """
     swept, fixed = [], []
     for word in words:
@@ -160,7 +159,7 @@ def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]
 
 
 def trials(swept: Sequence[SweptSetting], method: str, n: int, seed: int) -> list[dict[str, Any]]:
-    """Returns the settings to try: all combinations of lists (`grid`), else `n` different random ones."""
+    """The settings to try: all combinations of lists (`grid`), else `n` different random ones."""
     if not swept:
         raise ConfigError("nothing is swept: write a setting with several values, e.g. train.lr=1e-5,3e-5, or a range, "
                           "e.g. train.lr=1e-6..1e-4")
@@ -187,62 +186,70 @@ def trials(swept: Sequence[SweptSetting], method: str, n: int, seed: int) -> lis
 METHODS = ("grid", "random", "halving")
 
 
-def run_sweep(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int | None = None,
-        seeds: int = 3, test_seeds: int = 5, metric: str = "reward/mean", split: str | None = None, base: bool = True,
-        eta: int | None = None, jobs: int = 1, seed: int | None = None, command: str = "train",
-        progress: Progress = no_progress) -> SweepResult:
-    """Tries settings on the seeds 0 .. seeds - 1, takes the best mean, and measures it on `test_seeds` others.
+def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepRequest | None = None,
+              progress: Progress = no_progress) -> SweepResult:
+    """Tries settings on the tuning seeds 0, 1, ..., takes the best mean, and measures it on further test seeds.
 
     `grid` and `random` run every choice on every tuning seed. `halving` runs all on the first seed, and on each further
     one the best 1/eta of those left (successive halving with seeds as the resource, so that no short run is compared
-    with a long one). With `base` the config as it is runs on the test seeds too. Runs lie in `folder`; what is finished
-    there is not run again. Writes sweep.json and profile.png there. `n` settings (16) are drawn by `seed` (0) with
-    `random` and `halving`, `eta` is 2. Raises ConfigError for what cannot be swept, and for numbers that cannot act.
+    with a long one). With `base` the config as it is runs on the test seeds too. Runs are in `folder`; a finished one
+    is not run again. Writes sweep.json and profile.png there. Raises ConfigError for settings that cannot be swept, and
+    for options that have no effect with the method.
     """
+    request = request or SweepRequest()
     swept, fixed = swept_settings(words)
-    method = method or ("grid" if all(space.values for space in swept) else "random")
+    listed = all(space.values for space in swept)
+    method = request.method or ("grid" if listed else "random")
     if method not in METHODS:
         raise ConfigError(f"--method {method!r} is not known.{did_you_mean(method, METHODS)} Known: "
                           f"{', '.join(METHODS)}")
-    for option, given, methods in (("--trials", n, METHODS[1:]), ("--seed", seed, METHODS[1:]),
-                                   ("--eta", eta, METHODS[2:])):
+    for option, given, methods in (("--trials", request.n, METHODS[1:]), ("--seed", request.seed, METHODS[1:]),
+                                   ("--eta", request.eta, METHODS[2:])):
         if given is not None and method not in methods:
             raise ConfigError(f"{option} {given} does nothing with --method {method}: leave it out, or take --method "
                               f"{' or '.join(methods)}")
-    n, eta, seed = n or 16, eta or 2, seed or 0
-    whole = method == "grid" or (method == "halving" and _small(swept, n))
-    chosen = trials(swept, "grid" if whole else "random", n, seed)
-    split = _check(path, fixed, chosen, split, seeds, test_seeds, eta)
+    n, eta, seeds, test_seeds = request.n or 16, request.eta or 2, request.seeds, request.test_seeds
+    if seeds < 1 or test_seeds < 1 or eta < 2:
+        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: at least 1, 1 and 2")
+    few = listed and math.prod(len(space.values) for space in swept) <= n
+    chosen = trials(swept, "grid" if method == "grid" or (method == "halving" and few) else "random", n,
+                    request.seed or 0)
+    split, metric = _deciding_split(path, fixed, chosen, request.split), request.metric
+    command = "sft" if request.sft else "train"
     check_plan(folder / "plan.json", {
         "config": config.load(path, fixed).model_dump(mode="json", exclude={"seed", "run"}), "trials": chosen,
         "method": method, "seeds": seeds, "test_seeds": test_seeds, "metric": metric, "split": split, "eta": eta,
         "command": command})
-
-    def scored(place: str, settings: Mapping[str, Any], own: Sequence[int]) -> list[Job]:
-        chosen_words = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-        return [Job(folder / f"{place}-{s}", (command, path, *fixed, *chosen_words, f"seed={s}")) for s in own]
-
-    total = _tuning_runs(len(chosen), method, seeds, eta) + test_seeds * (1 + base)
+    total = _tuning_runs(len(chosen), method, seeds, eta) + test_seeds * (1 + request.base)
     counted = _counted(progress, total)
-    tried = _tune(chosen, method, seeds, eta, scored, lambda work: run_jobs(work, jobs, counted(work)), split, metric)
-    sides: dict[str, Mapping[str, Any]] = {"best": tried[0].settings, **({_BASE: {}} if base else {})}
-    own = range(seeds, seeds + test_seeds)
-    work = {name: scored(f"tests/{name}", settings, own) for name, settings in sides.items()}
-    last = [job for jobs_of in work.values() for job in jobs_of]
-    run_jobs(last, jobs, counted(last))
-    tests = {name: {s: final_score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
-             for name, jobs_of in work.items()}
-    summary = _summary(tried, tests, metric, split, folder)
+
+    def scores(choices: Mapping[str, Mapping[str, Any]], own: Sequence[int]) -> dict[str, dict[int, float]]:
+        """Runs each choice on each seed: folder -> seed -> score."""
+        jobs = {name: [Job(folder / f"{name}-{s}", (command, path, *fixed, *_words(settings), f"seed={s}"))
+                       for s in own] for name, settings in choices.items()}
+        work = [job for jobs_of in jobs.values() for job in jobs_of]
+        run_jobs(work, request.jobs, counted(work))
+        return {name: {s: final_score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
+                for name, jobs_of in jobs.items()}
+
+    tried = _tune(chosen, method, seeds, eta, scores)
+    sides: dict[str, Mapping[str, Any]] = {"best": tried[0].settings, **({_BASE: {}} if request.base else {})}
+    tests = scores({f"tests/{name}": settings for name, settings in sides.items()},
+                   range(seeds, seeds + test_seeds))
+    summary = _summary(tried, {name.removeprefix("tests/"): own for name, own in tests.items()}, metric, split, folder)
     write_text(folder / "sweep.json", json.dumps(plain(summary.plain()), indent=1) + "\n")
     plot(summary, folder / "profile.png")
     return summary
 
 
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+
+
 def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
     if method != "halving":
         return choices * seeds
-    left = list(itertools.accumulate(range(seeds - 1), lambda n, _: max(1, math.ceil(n / eta)), initial=choices))
-    return sum(left)
+    return sum(itertools.accumulate(range(seeds - 1), lambda n, _: max(1, math.ceil(n / eta)), initial=choices))
 
 
 def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progress]:
@@ -258,21 +265,19 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 
 
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
-          scored: Callable[[str, Mapping[str, Any], Sequence[int]], list[Job]],
-          work: Callable[[list[Job]], None], split: str, metric: str) -> list[Trial]:
-    """Returns the trials, best first: by how many seeds they came to, then by their mean."""
+          scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
+          ) -> list[Trial]:
+    """The trials, best first: by the number of seeds that they ran on, then by their mean."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
-    rounds = [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]
-    for own in rounds:
-        jobs = {number: scored(f"tuning/{number:04d}", chosen[number], own) for number in left}
-        work([job for jobs_of in jobs.values() for job in jobs_of])
-        for number, jobs_of in jobs.items():
-            results[number] |= {s: final_score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
+    for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:
+        new = scores({f"tuning/{number:04d}": chosen[number] for number in left}, own)
+        for number, by_seed in zip(left, new.values(), strict=True):
+            results[number] |= by_seed
         if method == "halving":
             left = sorted(left, key=lambda k: -float(np.mean(list(results[k].values()))))
             left = sorted(left[:max(1, math.ceil(len(left) / eta))])
-    tried = [Trial(number, chosen[number], scores) for number, scores in results.items()]
+    tried = [Trial(number, chosen[number], by_seed) for number, by_seed in results.items()]
     return sorted(tried, key=lambda t: (-len(t.scores), -t.mean, t.number))
 
 
@@ -313,7 +318,7 @@ def plot(swept: SweepResult, path: Path) -> None:
 
 
 def _value(text: str) -> Any:
-    """Returns what a word means: a number (YAML takes 1e-5 for a text), true, false, or the text."""
+    """The value of a word: a number (YAML reads 1e-5 as a text), true, false, or the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -333,24 +338,14 @@ def _range(name: str, text: str) -> SweptSetting:
     return SweptSetting(name, low=low, high=high, whole=all(end.strip().lstrip("+-").isdecimal() for end in ends))
 
 
-def _small(swept: Sequence[SweptSetting], n: int) -> bool:
-    """Returns whether all combinations are lists and no more than `n`."""
-    return all(space.values for space in swept) and math.prod(len(space.values) for space in swept) <= n
-
-
-def _check(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]], split: str | None, seeds: int,
-           test_seeds: int, eta: int) -> str:
-    """Returns the split that decides; loads every choice, so that a wrong one is said before the first run."""
-    if seeds < 1 or test_seeds < 1 or eta < 2:
-        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: at least 1, 1 and 2")
+def _deciding_split(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]], split: str | None) -> str:
+    """The split that decides. Loads every choice, so that a wrong one is reported before the first run."""
     loaded = {path: config.load(path, fixed)}
-    for one in chosen:
-        words = [f"{name}={json.dumps(value)}" for name, value in one.items()]
-        loaded[" ".join(words)] = config.load(path, [*fixed, *words])
+    loaded |= {" ".join(words): config.load(path, [*fixed, *words]) for one in chosen for words in [_words(one)]}
     swept = [f"{name}=..." for one in chosen[:1] for name in one]
     return deciding_split(loaded, split, [*fixed, *swept], "--seeds, --test-seeds, -o")
 
 
 def _column(scores: Mapping[int, float]) -> np.ndarray:
-    """Returns [runs, 1]."""
+    """The scores as [runs, 1]."""
     return np.array([list(scores.values())], np.float64).T
