@@ -121,7 +121,7 @@ def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:
-    """Returns what `--json` prints."""
+    """The JSON value that `--json` prints."""
     metrics = {name: {"a": m.a.mean, "b": m.b.mean, "difference": m.difference.mean, "low": m.difference.low,
                       "high": m.difference.high, "n": m.n, "effect": m.effect}
                for name, m in comparison.metrics.items()}

@@ -119,7 +119,7 @@ def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Sample
 
 
 def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
-    """Returns the files of names that stand for some (a pattern, folder@split, a data set of the Hub), and the folder
+    """The files of names that stand for some (a pattern, folder@split, a data set of the Hub), and the folder
     of their media where it is not that of each file.
     """
     from vlrl.data import located, several

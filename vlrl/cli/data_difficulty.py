@@ -110,7 +110,7 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 
 
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
-    """Returns the command that trains with the columns; "" for another split than that of training."""
+    """The command that trains with the columns; "" for another split than that of training."""
     from vlrl.data import read_rows
     from vlrl.data.sources.reading import recognised_format
 

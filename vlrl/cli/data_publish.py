@@ -104,7 +104,7 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
 
 
 def _notes(run: Path) -> Notes:
-    """Returns the notes that the inspector keeps beside the run; those on the folder alone count too."""
+    """The notes that the inspector keeps beside the run; those on the folder alone count too."""
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     notes = {}

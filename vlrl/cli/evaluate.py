@@ -170,7 +170,7 @@ def _metric_table(rows: Iterable[tuple[str, str, str, Mapping[str, Any]]], seeds
 
 
 def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
-    """Returns one record per split, and its answers in the folder `rollouts`."""
+    """One record per split, and its answers in the folder `rollouts`."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside

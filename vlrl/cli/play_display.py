@@ -75,7 +75,7 @@ def print_parts(console: Console, judged: ScoredAnswer) -> None:
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """Returns how boxes are to be written; None where the model's family is not known, which a task without boxes needs
+    """How boxes are to be written; None where the model's family is not known, which a task without boxes needs
     not.
     """
     own = question.sample.get("coordinates")

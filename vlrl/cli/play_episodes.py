@@ -22,7 +22,7 @@ _ENDS = {"stop": "its environment ended it", "turns": "episode.max_turns", "medi
 
 
 def split(text: str) -> list[str]:
-    """Returns the actions in a text, which empty lines separate."""
+    """The actions in a text, which empty lines separate."""
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
@@ -134,7 +134,7 @@ def _show_oracle(console: Console, episode: PlayedEpisode) -> None:
 
 
 def as_dict(episode: PlayedEpisode, place: int, split: str) -> dict[str, Any]:
-    """Returns the episode for --json."""
+    """The episode for --json."""
     judged = episode.judged()
     turns = [{"action": t.acted.action, "observation": t.acted.observation, "media": files(t.media),
               "parts": dict(t.acted.parts), "state": t.acted.state, "done": t.acted.done, "error": t.acted.error,

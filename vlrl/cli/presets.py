@@ -52,7 +52,7 @@ def presets(
 
 
 def _called(shipped: str) -> set[str]:
-    """Returns the words that name a shipped config: the file, its stem and folder, and its tasks."""
+    """The words that name a shipped config: the file, its stem and folder, and its tasks."""
     from vlrl import config
 
     path = PurePosixPath(shipped)

@@ -235,7 +235,7 @@ def _print_group(console: Any, group: RescoredGroup) -> None:
 
 
 def _ends(text: str, most: int = 80) -> str:
-    """Returns the begin and end of a text on one line."""
+    """The begin and end of a text on one line."""
     middle = "" if len(text) <= 2 * most else " ... "
     shown = text[:most] + middle + text[most:][-most:] if text[most:] else text
     return " ".join(printable(shown).split())

@@ -118,7 +118,7 @@ def serve(
 
 
 def _episodes(config: Config) -> bool:
-    """Returns whether prompts grow by turns, for the room that they need.
+    """Whether prompts grow by turns, for the room that they need.
 
     A host that only serves need not have the task and its data: it says then what it counts with.
     """
@@ -137,7 +137,7 @@ def _episodes(config: Config) -> bool:
 
 
 def _started(servers: ServerGroup, wait: float) -> bool:
-    """Returns whether the servers answer; False where a signal came before, which from now on ends them."""
+    """Whether the servers answer; False where a signal came before, which from now on ends them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda number, _: servers.stop(number))

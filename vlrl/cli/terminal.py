@@ -24,12 +24,12 @@ def printable(text: object, most: int = 2000) -> str:
 
 
 def formatted(value: float | None, form: str = ".3f", without: str = "none") -> str:
-    """Returns a number in words, `without` where there is none."""
+    """A number in words, `without` where there is none."""
     return without if value is None else format(value, form)
 
 
 def table(*columns: str, left: int = 1, **options: Any) -> Table:
-    """Returns a table with a line below its head; all but its first `left` columns stand to the right."""
+    """A table with a line below its head; all but its first `left` columns stand to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

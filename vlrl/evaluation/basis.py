@@ -1,4 +1,4 @@
-"""What an evaluation measures on, so that two of them are told apart when it has changed between them."""
+"""The basis of an evaluation: checksums of its samples and its settings. A change between two evaluations is marked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vlrl.types import Group
 
 
 def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
-    """Returns `measured` of a line of eval.jsonl: `rows` and `pictures` (checksums of the samples of all processes and
-    of their media, in hexadecimal) and the settings `eval.*`. Called on every process with its groups.
+    """The field `measured` of a line of eval.jsonl: `rows` and `pictures` (hexadecimal checksums of the samples of all
+    processes and of their media) and the settings `eval.*`. Called on every process with its groups.
     """
     own = [(g.sample.id, row_sum(g.sample.id, g.sample.row), [m.sha256 for m in g.prompt.media]) for g in groups]
     samples = sorted(sample for part in comm.gather(own) for sample in part)
@@ -24,7 +24,9 @@ def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def changed_basis(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what is other than in the last line of eval.jsonl of the split; of more or fewer samples that alone."""
+    """Names of the values that differ from the last line of eval.jsonl for the split. Where eval.samples changed only
+    settings are named, as rows differ then anyway.
+    """
     known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)
     then = next(known, {})
     names = [name for name, value in now.items() if then.get(name, value) != value]

@@ -1,4 +1,4 @@
-"""How good the policy is on a split: the same encode, generate and score path as training."""
+"""Evaluates the policy on a split, on the same encode, generate and score path as training."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
              progress: Progress = no_progress,
              likelihoods: Likelihoods | None = None, score: Score = score_all,
              services: RunServices | None = None) -> tuple[dict[str, Any], list[Group]]:
-    """Returns one line of eval.jsonl and this process's groups of one answer each.
+    """One line of eval.jsonl, and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
-    encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong; `environment/errors` are
-    episodes that their environment ended, or that could not begin. `progress` is called as the work
-    proceeds. No variants are drawn; `likelihoods` are needed by tasks that ask for
-    log-probabilities, whose parts are left out without them, `services` are those of `services.*`. Of a mixture the
-    samples are those of every task in turn.
+    encoded count as `rejected`, answers without a reward as `unscorable`; neither counts as wrong. `environment/errors`
+    counts episodes that failed in their environment, or that could not begin. No variants are drawn. `likelihoods`
+    score the parts of tasks that ask for log-probabilities; without them these parts are left out. `services` are those
+    of `services.*`. For a mixture the samples of every task are taken in turn.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
     groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, progress,
@@ -59,7 +58,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], progress: Progress,
             likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
-    """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
+    """Scored groups of one answer for numbered samples, and the number of rejected samples."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
@@ -95,7 +94,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
 
 
 def _measured(task: Task, group: Group) -> Group:
-    """Returns the group with what Task.metrics says of its answer."""
+    """The group with Task.metrics of its answer."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
@@ -103,7 +102,7 @@ def _measured(task: Task, group: Group) -> Group:
 
 
 def _record(group: Group) -> dict[str, Any]:
-    """Of an episode that could not begin there is no length."""
+    """One sample as Task.summarize takes it. An episode that could not begin has no length."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     written: dict[str, Any] = dict.fromkeys(("length", "truncated", "turns"))
     if completion.begun:
@@ -116,8 +115,7 @@ def _record(group: Group) -> dict[str, Any]:
 
 
 def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns every metric over all samples, equal in weight; of a mixture also `<label>/<metric>` and `<label>/n` by
-    task.
+    """Every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and `<label>/n` by task.
     """
     out = _intervals(records)
     for label in task.labels:
@@ -148,7 +146,7 @@ def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def evaluation_line(record: Mapping[str, Any]) -> str:
-    """Returns what the terminal shows of a line of eval.jsonl."""
+    """The terminal line for a line of eval.jsonl."""
     labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
     words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
              for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")

@@ -1,4 +1,4 @@
-"""Means with their uncertainty. Pure numpy."""
+"""Means with confidence intervals. Pure numpy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class Interval(NamedTuple):
 
 
 def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """Returns the mean of `values` and its 95 % percentile-bootstrap interval from `n` resamples; None is left out.
+    """Mean of `values` with its 95 % percentile-bootstrap interval from `n` resamples; None values are left out.
 
-    The same values and seed give the same interval. One value, or equal values, give an interval of width 0; no value
-    gives NaN.
+    The same values and seed give the same interval. One value, or equal values, give width 0; no value gives NaN.
     """
     x = np.asarray([v for v in values if v is not None], np.float64)
     if x.size == 0:
@@ -42,9 +41,9 @@ def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int =
 
 def paired_gain(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray, seed: int = 0,
                 n: int = 2000) -> Interval:
-    """Returns the mean of `after` - `before` over the same samples in the same order, with its 95 % interval.
+    """Mean of `after` - `before` over the same samples in the same order, with its 95 % interval.
 
-    Raises ValueError when the two are of different lengths.
+    Raises ValueError where the lengths differ.
     """
     if len(before) != len(after):
         raise ValueError(f"paired values must match one to one: {len(before)} before, {len(after)} after")
@@ -52,8 +51,8 @@ def paired_gain(before: Sequence[float] | np.ndarray, after: Sequence[float] | n
 
 
 def gain_of_runs(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """Returns the mean of `after` - `before` over a few runs with the same seeds, with its 95 % interval by Student's
-    t, as the bootstrap's is too narrow over five values. One pair gives bounds of NaN, equal differences a width of 0.
+    """Mean of `after` - `before` over a few runs with the same seeds, with its 95 % interval by Student's t, as the
+    bootstrap is too narrow over about five values. One pair gives NaN bounds, equal differences width 0.
     """
     from scipy.stats import t
 
@@ -65,9 +64,9 @@ def gain_of_runs(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 def clustered_ci(values: Sequence[float] | np.ndarray, clusters: Sequence[str], seed: int = 0,
                  n: int = 2000) -> Interval:
-    """Returns the mean of `values` [N] and its 95 % percentile-bootstrap interval where samples of one cluster (several
-    questions about one picture) stand or fall together: whole clusters are resampled, a resample's mean is over all of
-    its values (2411.00640, section 2.2). Where every cluster is one sample it is `mean_ci`.
+    """Mean of `values` [N] with its 95 % percentile-bootstrap interval over clusters of dependent samples (several
+    questions about one image): whole clusters are resampled, and the mean of a resample is over all its values
+    (2411.00640, section 2.2). Equals `mean_ci` where every cluster is one sample.
     """
     x = np.asarray(values, np.float64)
     names, places = np.unique(np.asarray(clusters), return_inverse=True)
@@ -86,8 +85,8 @@ def clustered_ci(values: Sequence[float] | np.ndarray, clusters: Sequence[str], 
 
 def statistic_ci(statistic: Callable[[np.ndarray], float], clusters: Sequence[str], seed: int = 0,
                  n: int = 400) -> tuple[float, float]:
-    """Returns the 95 % percentile-bootstrap bounds of a statistic that is no mean: `statistic(places)` is given the
-    places of a resample's values, whole clusters together. NaN results are left out; NaN bounds where none is left.
+    """95 % percentile-bootstrap bounds of a statistic that is not a mean: `statistic(indices)` gets the indices of a
+    resample, whole clusters together. NaN results are left out; NaN bounds where none is left.
     """
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     members = [np.flatnonzero(where == c) for c in range(len(names))]

@@ -1,6 +1,6 @@
-"""The tables of docs/configuration.md, written from the settings themselves. Imports no torch.
+"""Writes the tables of docs/configuration.md from the settings themselves. Imports no torch.
 
-`python -m vlrl.tools.docs` rewrites everything below the mark in that page; what stands above it is written by hand.
+`python -m vlrl.tools.docs` rewrites everything below the mark in that page; the text above it is written by hand.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/conf
 
 
 def page(text: str) -> str:
-    """Returns the page `text` with the part below the mark written anew."""
+    """The page `text` with the part below the mark regenerated."""
     head, mark, _ = text.partition(MARK)
     return f"{head}{mark or MARK}\n{tables()}"
 
 
 def tables() -> str:
-    """Returns every setting in Markdown, by section; then the fields of the built-in tasks."""
+    """Every setting in Markdown, by section; then the fields of the built-in tasks."""
     from vlrl.config import describe
     from vlrl.config.schema import Config, resumable
 
@@ -45,7 +45,7 @@ def tables() -> str:
 
 
 def _tasks() -> Iterator[str]:
-    """Yields a paragraph and a table per built-in task, and those that every task has."""
+    """A paragraph and a table for the fields of all tasks, then for each built-in task."""
     from vlrl.task import Task, builtin_names, load_class
 
     yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "
@@ -62,7 +62,7 @@ def _tasks() -> Iterator[str]:
 
 
 def _fields(cls: type) -> list[tuple[str, str, str, str]]:
-    """Returns the annotated attributes that a class body sets, with the text that follows each."""
+    """The annotated class attributes that have a value, each with the docstring below it."""
     (body,) = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
                if isinstance(node, ast.ClassDef)]
     hints, rows = get_type_hints(cls, include_extras=True), []
@@ -75,7 +75,7 @@ def _fields(cls: type) -> list[tuple[str, str, str, str]]:
 
 
 def _text_of(node: ast.stmt | None) -> str:
-    """Returns a string that stands alone, as after a field; "" for anything else."""
+    """A string that stands alone, as below a field; "" for any other statement."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""
@@ -104,7 +104,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Safe in a table; a tag outside of code is text, not HTML."""
+    """Escaped for a table; a tag outside of code is text, not HTML."""
     text = text.replace("|", "\\|")
     return text if text.startswith("`") else re.sub(r"<(?=[/A-Za-z])", "&lt;", text)
 

@@ -1,4 +1,4 @@
-"""How good a model is on a config's task, from Python: what `vlrl eval` does."""
+"""`vlrl.evaluate`: measures a model on a config's task from Python, as `vlrl eval` does."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     """Measures a model on each of eval.splits; the run folder is neither locked nor changed.
 
     Takes a run or its folder, or a config as `train` does. `checkpoint` is a checkpoint, or a run folder for its
-    newest; without it the newest of run.dir is measured, or model.name where there is none. Returns split ->
-    {"n": samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound is None where a metric of
-    the whole split has none. Raises ConfigError where nothing is to be measured, RunError for a broken checkpoint.
+    newest; without it the newest of run.dir is measured, or model.name where there is none. Returns split -> {"n":
+    samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound is None where a metric of the
+    whole split has none. Raises ConfigError where there is nothing to measure, RunError for a broken checkpoint.
     """
     config = _config_of(config_or_run, settings)
     if config.eval.samples == 0 or not config.eval.splits:
@@ -45,7 +45,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
 
 
 def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:
-    """Returns the settings to measure with; of a run its own, with run.dir where its folder is now."""
+    """The settings to measure with: for a run its own, with run.dir set to where the folder is now."""
     if isinstance(source, (str, Path)) and os.path.isdir(source):
         source = load_run(Path(source))
     if isinstance(source, Run):
@@ -54,7 +54,7 @@ def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Returns name -> mean and bounds, of a line of eval.jsonl."""
+    """Metric -> mean and bounds, from a line of eval.jsonl."""
     names = [name for name, value in record.items() if isinstance(value, (int, float)) and name not in _NOT_METRICS
              and "/ci95_" not in name and not name.endswith("/n")]
     return {name: {"mean": _finite(record[name]), "low": _finite(record.get(f"{name}/ci95_low")),

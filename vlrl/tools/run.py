@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MARKS = ("metrics.jsonl", "heartbeat.json", "run.lock", "env.json")
-"""A folder with one of these files is that of a run."""
+"""Files that make a folder a run folder."""
 _ENDED = ("finished", "failed", "interrupted")
 
 
@@ -51,24 +51,24 @@ def load_run(folder: str | Path) -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Tells whether a folder is that of a run."""
+    """Whether a folder is a run folder."""
     return any(os.path.isfile(path / name) for name in _MARKS)
 
 
 class Run:
-    """One run, as its folder says it now: every property reads the files anew."""
+    """One run; every property reads the files of its folder again."""
 
     def __init__(self, path: str | Path):
         self._folder = RunFolder(path)
 
     @property
     def path(self) -> Path:
-        """Names the run folder."""
+        """The run folder."""
         return self._folder.path
 
     @property
     def config(self) -> Config:
-        """Reads the resolved settings. Raises RunError where config.yaml is missing or cannot be read."""
+        """The resolved settings. Raises RunError where config.yaml is missing or cannot be read."""
         path = self.path / "config.yaml"
         try:
             return validate(yaml.safe_load(read_small(path)) or {})
@@ -77,17 +77,17 @@ class Run:
 
     @property
     def metrics(self) -> pa.Table:
-        """Reads metrics.jsonl: one row a step, null where a line lacks a key."""
+        """metrics.jsonl as a table: one row a step, null where a line lacks a key."""
         return _table(self._folder.metrics())
 
     @property
     def evaluations(self) -> pa.Table:
-        """Reads eval.jsonl: one row an evaluation of a split; of a repeated evaluation the newer line counts."""
+        """eval.jsonl as a table: one row an evaluation of a split; of a repeated evaluation the newer line counts."""
         return _table(list({(line.get("step"), line.get("split")): line for line in self._folder.evals()}.values()))
 
     def rollouts(self, step: int | None = None, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
-        """Reads the rollouts of one step or of all, or with `split` those of its evaluations; vlrl.store.SCHEMA.
+        """The rollouts of one step or of all, or with `split` those of its evaluations; columns: vlrl.store.SCHEMA.
 
         Files that cannot be read are left out and named in `notes`.
         """
@@ -95,28 +95,29 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Lists the whole checkpoints by step."""
+        """The complete checkpoints by step."""
         return checkpoint.complete_checkpoints(self._folder.checkpoints)
 
     @property
     def last(self) -> Path | None:
-        """Names the newest whole checkpoint; None without one."""
+        """The newest complete checkpoint; None without one."""
         return next(reversed(self.checkpoints), None)
 
     @property
     def best(self) -> Path | None:
-        """Names the checkpoint of the best evaluation (save.best); None where none is marked or it is gone."""
+        """The checkpoint of the best evaluation (save.best); None where none is marked or it was deleted."""
         step = checkpoint.best_record(self._folder.checkpoints).get("step")
         return next((path for path in self.checkpoints if checkpoint.step_of(path) == step), None)
 
     @property
     def notes(self) -> list[str]:
-        """Names lines and files that had to be left out so far."""
+        """Lines and files that had to be left out so far."""
         return list(dict.fromkeys(self._folder.notes))
 
     def pictures(self, most: int = 4, split: str = "heldout") -> list[Image.Image]:
-        """Returns the first picture of so many samples of the newest evaluation, with the target's box in green and
-        those of the answers in other colours. Videos, and pictures that the run did not keep, are left out."""
+        """The first image of up to `most` samples of the newest evaluation, with the target's box in green and those of
+        the answers in other colours. Videos, and images that the run did not keep, are left out.
+        """
         columns = ["step", "group_id", "index", "media", "marks"]
         rows = self.rollouts(split=split, columns=columns).to_pylist()
         newest = max((row["step"] for row in rows), default=0)
@@ -128,11 +129,11 @@ class Run:
         return list(itertools.islice((picture for picture in marked if picture is not None), most))
 
     def show(self, *, follow: bool = False, pictures: int = 2, every_s: float = 5.0) -> None:
-        """Shows each metric of each split before and after, and its gain, with 95 % intervals; in a notebook the curve
-        of the rewards and so many `pictures` too.
+        """Prints each metric of each split before and after, and its gain, with 95 % intervals; in a notebook also the
+        reward curve and up to `pictures` images.
 
-        follow: shows how far the run is, in a notebook with its live curve, every `every_s` seconds until it ends;
-        interrupt to stop looking, which leaves the run alone.
+        follow: shows the progress of the run, in a notebook with a live curve, every `every_s` seconds until it ends;
+        an interrupt stops the display and leaves the run alone.
         """
         console = terminal()
         if follow:
@@ -175,8 +176,7 @@ class Run:
 
 
 def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
-    """Returns the first picture of a group of rollouts with their marks; None where it is no picture or is not there.
-    """
+    """The first image of a group of rollouts with their marks; None where it is missing or not an image."""
     media = (rows[0]["media"] or [{}])[0]
     path = run / str(media.get("path") or "")
     if media.get("kind") != "image" or not path.resolve().is_relative_to(run.resolve() / "media"):
@@ -189,15 +189,13 @@ def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Returns one row a line and one column a key of any line, in the order in which the keys come."""
+    """One row a line, and one column for each key of any line, in order of appearance."""
     names = list(dict.fromkeys(key for line in lines for key in line))
     return pa.table({name: _column([line.get(name) for line in lines]) for name in names})
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Returns the values [N] in one type: numbers where nothing is known, JSON texts where they are of several
-    kinds.
-    """
+    """The values [N] in one type: numbers where all are null, JSON texts where types are mixed."""
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError):

@@ -1,1 +1,1 @@
-"""Models measured over data: what they are asked, what they answer, what comes of it."""
+"""Evaluations of models: settings, answers, metrics."""

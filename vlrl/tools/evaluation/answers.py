@@ -1,9 +1,10 @@
-"""Drawing the answers of an evaluation: every sample, at every setting and seed, scored as in training, and kept.
+"""Draws the answers of an evaluation: every sample, at every setting and seed, scored as in training, and kept in a
+file.
 
     file = RowFile(folder / "answers.jsonl", facts)
-    ask(ready, ("heldout",), drawings, file, step=0, progress=progress)     # what the file holds is not asked again
+    draw_answers(runtime, ("heldout",), settings, file, step=0, progress=progress)     # answers in the file are kept
 
-Greedy answers, and those at the config's own seed, are the answers of a run's own evaluations.
+Greedy answers, and those at the config's own seed, equal the answers of a run's own evaluations.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Row, Sample
 
 _TOGETHER = 256
-"""Answers drawn side by side at most ..."""
+"""Most answers drawn side by side."""
 _CHUNK = 64
-"""... and prompts, as in a run's evaluations."""
+"""Most prompts drawn side by side, as in a run's evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalRuntime:
-    """What answers and scores, apart from any run."""
+    """Everything that draws and scores answers, independent of a run."""
 
     config: Config
     task: Task
@@ -52,12 +53,13 @@ class EvalRuntime:
     likelihoods: Likelihoods | None = None
     services: RunServices | None = None
     remote: bool = False
-    """Whether the engine is someone else's server: its errors are counted, and only what is missing is asked again."""
+    """Whether the engine is an external server: its errors are counted, and only missing answers are requested again.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pass:
-    """One setting and seed over one split."""
+    """One split at one setting and seed."""
 
     ready: EvalRuntime
     drawing: EvalSetting
@@ -68,25 +70,25 @@ class _Pass:
 
     @property
     def stream(self) -> tuple[int, ...]:
-        """Begins the keys of random streams: at the config's own seed those of evaluate.evaluate."""
+        """First part of the keys of random streams, as in evaluate.evaluate."""
         return 1, zlib.crc32(self.split.encode())
 
     def key(self, number: int) -> tuple[int, ...]:
-        """Returns the name of a sample's random stream."""
+        """The key of a sample's random stream; at the config's own seed that of evaluate.evaluate."""
         return (*self.stream, number, *(() if self.seed == self.ready.config.seed else (self.seed,)))
 
     def sample(self, number: int) -> Sample:
-        """Returns a sample as this setting words it, its environment reset by the seed."""
+        """A sample as this setting asks it, its environment reset with the seed."""
         sample = sample_for_setting(self.ready.task, self.drawing, self.samples, number)
         return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
-        """Returns the first fields of a row."""
+        """The first fields of a row."""
         return {"split": self.split, "setting": self.drawing.name, "seed": self.seed, "number": number}
 
 
 def sample_for_setting(task: Task, drawing: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
-    """Returns a sample as a setting asks it, before any environment is reset."""
+    """A sample as a setting asks it, before any environment is reset."""
     sample = probe(drawing.probe, samples, number) if drawing.probe else samples[number]
     if drawing.wording is None:
         return sample
@@ -96,12 +98,11 @@ def sample_for_setting(task: Task, drawing: EvalSetting, samples: Sequence[Sampl
 
 def draw_answers(ready: EvalRuntime, splits: Sequence[str], drawings: Sequence[EvalSetting], file: RowFile, step: int,
                  progress: Progress, instead: Sequence[Sample] | None = None) -> None:
-    """Draws and scores every answer that `file` lacks, and adds it there; each process does its share. Asked are the
-    first eval.samples samples of each split, or `instead` of them.
+    """Draws and scores every answer that is missing in `file`, and adds it there; each process does its share.
 
-    Prompts that are too long are left out, samples to which a probe does not apply, and with data.quarantine those
-    whose data are bad. Raises ConfigError for an empty split, TrainingError when scoring or environments fail too often
-    (limits.score_errors, limits.environment_errors).
+    The samples are the first eval.samples of each split, or those of `instead`. Prompts that are too long, samples to
+    which a probe does not apply, and with data.quarantine bad rows are left out. Raises ConfigError for an empty split,
+    TrainingError where scoring or environments fail too often (limits.score_errors, limits.environment_errors).
     """
     evaluations = [_Pass(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
@@ -127,8 +128,8 @@ def draw_answers(ready: EvalRuntime, splits: Sequence[str], drawings: Sequence[E
 
 
 def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
-    """Yields the chunks of a round, one for each process, until nothing is missing. Chunks are fixed by place, so that
-    neither a kill nor the number of processes changes what is answered side by side.
+    """The chunks of each round, one for each process, until nothing is missing. Chunks are fixed by sample number, so
+    that neither a kill nor the number of processes changes which answers are drawn side by side.
     """
     size = max(1, min(_CHUNK, _TOGETHER // one.drawing.answers))
     have = comm.on_main(lambda: file.answered(one.drawing.answers))
@@ -145,7 +146,7 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
 
 
 def _answered(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
-    """Returns the scored groups of some samples, and their rows."""
+    """The scored groups of some samples, and their rows."""
     ready, drawing = one.ready, one.drawing
     wanted = {number: partial(one.sample, number) for number in numbers}
     prompts: list[tuple[int, Sample, Prompt]] = []
@@ -183,7 +184,7 @@ def _answered(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row
 
 
 def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
-    """Returns the fields of a row that say what was asked."""
+    """The fields of a row that identify the question."""
     media = [m.sha256 for m in prompt.media]
     content = content_hash(sample.row, target, media)
     return {"sample": sample.id, "task": task.of(sample).name if task.labels else "", "content": content,
@@ -192,7 +193,7 @@ def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> 
 
 
 def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rollout) -> Row:
-    """Returns the fields of a row that say how an answer went."""
+    """The fields of a row for the answer and its scores."""
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, problem = sample_metrics(task, group.sample, answer, rollout.parts)
     tokens = len(completion.tokens)
@@ -206,7 +207,7 @@ def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rol
 
 
 def _confidence(answer: Answer, parsed: Any, metrics: Mapping[str, float]) -> float | None:
-    """Returns how sure an answer says it is, in [0, 1]; None where it does not say."""
+    """The confidence that an answer states, in [0, 1]; None where it states none."""
     stated = parsed.get("confidence") if isinstance(parsed, Mapping) else None
     confidence = metrics.get("confidence", stated)
     confidence = read_confidence(answer.text) if confidence is None else confidence

@@ -1,4 +1,4 @@
-"""How far a stated confidence can be believed: ECE, Brier score, AUROC. No torch."""
+"""Calibration of stated confidences: ECE, Brier score, AUROC. No torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 
 def ece(confidences: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
-    """rewards.confidence.calibration_error of arrays [N]: fast enough to be resampled."""
+    """rewards.confidence.calibration_error for arrays [N], fast enough for resampling."""
     at = np.minimum((confidences * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(at, confidences - right, bins)).sum() / max(1, len(at)))
 
 
 def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:
-    """Returns the chance that a right answer has more confidence than a wrong one, equal ones counting half; in [0, 1].
+    """The probability that a right answer has more confidence than a wrong one, ties counting half; in [0, 1].
 
-    The area under the ROC curve as Mann and Whitney's U. NaN where all are right, or all are wrong.
+    The area under the ROC curve by the Mann-Whitney U. NaN where all are right, or all are wrong.
     """
     from scipy.stats import rankdata
 
@@ -30,8 +30,8 @@ def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np
 
 def calibration(confidences: Sequence[float] | np.ndarray,
                 right: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """Returns `ece` (over ten bins of equal width, 1706.04599), `brier` (mean squared distance) and `auroc` of answers
-    with confidences in [0, 1] that are right (1) or wrong (0); {} without any.
+    """`ece` (ten bins of equal width, 1706.04599), `brier` (mean squared distance) and `auroc` of answers with
+    confidences in [0, 1] that are right (1) or wrong (0); {} without any.
     """
     if not len(confidences):
         return {}

@@ -1,9 +1,9 @@
-"""`vlrl eval` at length: several answers, seeds, settings and wordings, of a model or of a server, in a folder that a
-killed evaluation goes on from.
+"""`vlrl eval` over a grid: several answers, seeds, settings and wordings, of a model or a server, in a folder from
+which a killed evaluation resumes.
 
-    answers.jsonl       a row an answer: rows.py
+    answers.jsonl       one row per answer: rows.py
     evaluation.json     every metric of every split at every setting, the facts, and the environment as in env.json
-    verdicts-*.jsonl    a row a verdict of a judge: reasoning_judge.py
+    verdicts-*.jsonl    one row per verdict of a judge: reasoning_judge.py
     evaluation.png      the metrics with their intervals, pass@k and maj@k
 """
 
@@ -51,11 +51,11 @@ _LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An OpenAI-compatible server to ask instead of a model of one's own."""
+    """An OpenAI-compatible server that is asked instead of a local model."""
 
     url: str
     model: str | None = None
-    """None = the only one that it has."""
+    """None = its only model."""
     key: str = field(default="", repr=False)
     concurrency: int = 8
     timeout_s: float = 300.0
@@ -78,7 +78,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Who judges the reasoning of right answers."""
+    """The judge of the reasoning of right answers."""
 
     server: Server
     votes: int = 3
@@ -107,7 +107,7 @@ class Report:
 
 def facts(config: Config, chosen: ModelChoice | None, server: Server | None, drawings: Sequence[EvalSetting]
           ) -> dict[str, Any]:
-    """Returns what the answers depend on, as JSON: an evaluation goes on only where all of it is the same."""
+    """All that the answers depend on, as JSON: an evaluation resumes only where all of it is equal."""
     dumped = config.model_dump(mode="json")
     model = model_facts(config, chosen) if chosen else {}
     if server:
@@ -121,15 +121,15 @@ def facts(config: Config, chosen: ModelChoice | None, server: Server | None, dra
 
 
 def folder_of(config: Config, known: dict[str, Any]) -> Path:
-    """Returns the folder of an evaluation that names none: the same command finds its own again."""
+    """The default folder of an evaluation, named by its facts, so that the same command finds it again."""
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return Path(f"{config.run.dir or 'runs/model'}-eval") / digest[:10]
 
 
 def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) -> Grid:
-    """Returns the grid with what only the task knows: its wordings, and whether its environments vary by the seed.
+    """The grid with the properties of the task: its wordings, and whether its environments vary by seed.
 
-    Raises ConfigError where it has one wording alone, or episodes that a server cannot be asked for.
+    Raises ConfigError for --each-wording with a single wording, and for episodes that a server cannot play.
     """
     acts = any(map(has_environment, task.members))
     if server and acts:
@@ -147,8 +147,9 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
 
 def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
-    """Answers, scores and writes; see the module. Raises ConfigError for what does not go together, and for a folder
-    that holds another evaluation.
+    """Draws, scores and writes; see the module.
+
+    Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation.
     """
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers
         with contextlib.closing(_endpoint(config, source)) as engine:
@@ -194,7 +195,7 @@ def _endpoint(config: Config, server: Server) -> Endpoint:
 
 def _results(task: Task, config: Config, drawings: Sequence[EvalSetting], file: RowFile, folder: Path,
              judge: Judge | None, progress: Progress) -> tuple[list[Result], dict[str, Any] | None]:
-    """Returns the metrics, and what the judge cost."""
+    """The metrics, and the cost of the judge."""
     rows, cost = file.rows(), None
     if judge:
         with contextlib.closing(_endpoint(config, judge.server)) as engine:
@@ -207,7 +208,7 @@ def _results(task: Task, config: Config, drawings: Sequence[EvalSetting], file: 
 
 
 def _question(task: Task, config: Config, drawing: EvalSetting, row: Row) -> tuple[Sample, str]:
-    """Returns the sample of a row and the text that it was asked with."""
+    """The sample of a row and the text of its prompt."""
     sample = sample_for_setting(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
@@ -218,7 +219,7 @@ def _question(task: Task, config: Config, drawing: EvalSetting, row: Row) -> tup
 
 
 def write(report: Report, file: RowFile) -> None:
-    """Writes the numbers and the picture, each whole or not at all, and the rows in order."""
+    """Writes numbers, plot and sorted rows, each file atomically."""
     file.close()
     numbers = {**as_json(report), "facts": file.facts, "environment": environment(file.facts["seed"])}
     write_text(report.folder / NUMBERS, json.dumps(numbers, indent=1) + "\n")
@@ -226,7 +227,8 @@ def write(report: Report, file: RowFile) -> None:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Returns what `vlrl eval --json` prints: `splits` are the metrics at the first setting, `results` at all."""
+    """The JSON value of `vlrl eval --json`: `splits` has the metrics at the first setting, `results` at all settings.
+    """
     first = report.results[0].drawing.name if report.results else ""
     return plain({"model": report.model, "step": report.step, "folder": str(report.folder),
                   **({"judge": report.judge} if report.judge else {}),

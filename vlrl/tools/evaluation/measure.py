@@ -1,7 +1,7 @@
-"""How good a model is on a config's task, apart from any run: no lock, nothing written. `vlrl eval`.
+"""Measures a model on a config's task outside of any run: no lock, nothing written. `vlrl eval`.
 
-    for result in measure(config, choose(config)):
-        print(result.record["split"], result.record["reward/mean"])
+    for record, groups in measure(config, choose_model(config)):
+        print(record["split"], record["reward/mean"])
 
 The path is that of a run's own evaluations, so a checkpoint gives the numbers that its run wrote to eval.jsonl.
 """
@@ -49,13 +49,13 @@ class ModelChoice:
     """The model to measure."""
 
     name: str
-    """What it is called: a hub name or a folder."""
+    """Its name: a Hub name or a folder."""
     config: Config
-    """The settings to load it with ..."""
+    """The settings to load it with."""
     checkpoint: Path | None = None
-    """... and the folder whose weights are laid over `config.model.name`."""
+    """The folder whose weights replace those of `config.model.name`."""
     step: int = 0
-    """Steps it was trained for."""
+    """Steps that it was trained for."""
     warnings: tuple[str, ...] = ()
 
 
@@ -70,9 +70,9 @@ class Result:
 
 
 def choose_model(config: Config, model: str | None = None, folder: Path | None = None) -> ModelChoice:
-    """Returns the model named `model`, or the checkpoint `folder` (a run folder: its newest), or neither.
+    """The model named `model`, or the checkpoint `folder` (for a run folder its newest), or neither.
 
-    With neither it is the newest checkpoint of `run.dir`, or model.name where that has none.
+    With neither it is the newest checkpoint of `run.dir`, or model.name where there is none.
     """
     if model is not None:
         model = checkpoint.model_folder(model)
@@ -95,14 +95,14 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
 
 
 def model_facts(config: Config, chosen: ModelChoice) -> dict[str, Any]:
-    """Returns which weights answer, and how they are loaded, as JSON."""
+    """Which weights answer, and how they are loaded, as JSON."""
     engine = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**config.model.model_dump(mode="json"), **engine, "name": chosen.config.model.name,
             "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step}
 
 
 def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
-    """Returns the settings that what is asked and what is right depend on, as JSON; of `rollout.*` those named."""
+    """The settings that questions and scores depend on, as JSON; of `rollout.*` those named."""
     dumped = config.model_dump(mode="json")
     return plain({"seed": config.seed, "task": dumped["task"], "tasks": dumped["tasks"], "episode": dumped["episode"],
                   "data": {name: value for name, value in dumped["data"].items() if name not in _NOT_DATA},
@@ -111,9 +111,7 @@ def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
 
 
 def _instead(config: Config, name: str) -> Config:
-    """Returns the config of another model as it is; an adapter is merged, and under LoRA settings all weights are
-    frozen.
-    """
+    """The config with another model as it is; an adapter is merged, and under LoRA settings all weights are frozen."""
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:
         changes |= {"lora": LoraSettings(), "train": ()}
@@ -121,7 +119,8 @@ def _instead(config: Config, name: str) -> Config:
 
 
 def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progress) -> Iterator[Result]:
-    """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
+    """(line of eval.jsonl, this process's groups of one answer each) for each of `eval.splits`; see evaluate.evaluate.
+    """
     with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
             record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress,
@@ -130,9 +129,8 @@ def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progres
 
 
 def _scratch(config: Config) -> Path | None:
-    """Returns where an engine may keep files: apart from the run folder, which may be that of a run that goes on
-    meanwhile. Servers read weights below engine.scratch and beside the run folder alone. None = the system's temporary
-    folder.
+    """Where an engine may keep files. Not in the run folder, as its run may still be running. Servers read weights only
+    below engine.scratch and beside the run folder. None = the system's temporary folder.
     """
     if config.engine.scratch:
         return Path(config.engine.scratch)
@@ -145,8 +143,8 @@ def _scratch(config: Config) -> Path | None:
 
 @contextmanager
 def open_runtime(config: Config, chosen: ModelChoice, evaluates: bool = False) -> Iterator[EvalRuntime]:
-    """Yields the chosen model, loaded with the settings `config`, and the config's task; where it `evaluates` splits,
-    the rows of these are checked before.
+    """The chosen model, loaded with the settings `config`, and the config's task; with `evaluates` the rows of
+    eval.splits are checked first.
     """
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     check_engine(settings)

@@ -1,4 +1,4 @@
-"""The picture of an evaluation: metrics at each setting with their intervals, pass@k and maj@k over k. No torch."""
+"""The plot of an evaluation: metrics at each setting with their intervals, pass@k and maj@k over k. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _MOST_BARS = 12
 
 
 def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
-    """Draws metrics in [0, 1] and, where there are several answers, pass@k (solid) and maj@k (dashed); returns `path`.
-    """
+    """Draws metrics in [0, 1] and, with several answers, pass@k (solid) and maj@k (dashed); returns `path`."""
     from matplotlib.figure import Figure
 
     curves = any(_AT.fullmatch(name) for r in results for name in r.metrics)
@@ -37,7 +36,7 @@ def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
 
 
 def _points(axes: Any, results: Sequence[Result]) -> None:
-    """Draws one point a metric and setting, with its interval."""
+    """One point for each metric and setting, with its interval."""
     names = [n for n in dict.fromkeys(name for r in results for name in r.metrics)
              if not _AT.match(n) and "completion/length" not in n and _in_range(results, n)][:_MOST_BARS]
     for i, result in enumerate(results):
@@ -52,7 +51,7 @@ def _points(axes: Any, results: Sequence[Result]) -> None:
 
 
 def _curves(axes: Any, results: Sequence[Result]) -> None:
-    """Draws pass@k and maj@k over k."""
+    """pass@k and maj@k over k."""
     for i, result in enumerate(results):
         for kind, form in (("pass", "o-"), ("maj", "s--")):
             points = sorted((int(at[2]), m) for name, m in result.metrics.items()

@@ -1,10 +1,10 @@
-"""Guards of an evaluation: the same questions without what their answers need, or in other words. No torch.
+"""Probes of an evaluation: the same questions without the input that the answer needs, or reworded. No torch.
 
-    probe("blank_media", samples, 3)         # sample 3 with its pictures and frames in their mean colour
+    probe("blank_media", samples, 3)         # sample 3 with images and frames in their mean colour
 
-A model that answers the same where the picture is gone did not look at it; one that answers where a premise is missing
-("Missing Premise exacerbates Overthinking", 2504.06514) does not say what it cannot know; one that answers otherwise
-where a question is only worded otherwise (reWordBench, 2503.11751) is not to be relied on.
+A model that answers the same without the image did not look at it; one that answers although a premise is missing
+("Missing Premise exacerbates Overthinking", 2504.06514) does not admit that it cannot know; one that changes its answer
+when the question is only reworded (reWordBench, 2503.11751) is not robust.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vlrl.tools.evaluation import votes
 from vlrl.types import Sample
 
 PREMISE, PARAPHRASES = "without_premise", "paraphrases"
-"""Fields of a row that may hold the question without a premise, and a list of other wordings of it."""
+"""Fields of a row that may hold the question without a premise, and a list of paraphrases."""
 _QUESTIONS = ("question", "expression", "instruction")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _REACH = 0.05
-"""Two points are the same answer within this share of the picture's diagonal."""
+"""Two points are the same answer within this share of the image's diagonal."""
 _ABSTAINS = re.compile(
     r"\b(can ?not|can't|unable to|impossible to|not possible to) (be )?(answer|tell|say|determine|see|know|solve|find|"
     r"identify|locate)|\b(not|n't) (be )?(determined|enough|given|provided|specified|visible|shown|known)\b|"
@@ -35,22 +35,22 @@ _ABSTAINS = re.compile(
 
 
 class NotApplicable(DataError):
-    """A sample has nothing that a probe could take away or word otherwise."""
+    """A probe cannot be applied to this sample."""
 
 
 def probe(name: str, samples: Sequence[Sample], number: int) -> Sample:
-    """Returns a sample as a probe of PROBES asks it; its target stays. Raises NotApplicable."""
+    """A sample as a probe of PROBES asks it, with its target unchanged. Raises NotApplicable."""
     return PROBES[name](samples, number)
 
 
 def blank_media(samples: Sequence[Sample], number: int) -> Sample:
-    """Returns the sample with every picture and frame in its mean colour, of the same size."""
+    """The sample with every image and frame in its mean colour, of the same size."""
     sample = _with_media(samples[number])
     return replace(sample, media=tuple(replace(m, edits=(*m.edits, ("blank",))) for m in sample.media))
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """Returns the sample with the media of the next sample that has as many of the same kinds, but others."""
+    """The sample with the media of the next sample that has as many of the same kinds, but different ones."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]
@@ -68,8 +68,8 @@ def _with_media(sample: Sample) -> Sample:
 
 
 def no_premise(samples: Sequence[Sample], number: int) -> Sample:
-    """Returns the sample without one fact that it states: its field `without_premise`, else without the first sentence
-    before the last that has a number (or the first sentence), else, of one sentence, its first number as "some".
+    """The sample without one fact that it states: its field `without_premise`; else without the first sentence before
+    the last that has a number (or the first sentence); for a single sentence its first number as "some".
     """
     sample = samples[number]
     field, text = _question(sample)
@@ -86,8 +86,8 @@ def no_premise(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def reworded(samples: Sequence[Sample], number: int) -> Sample:
-    """Returns the sample in other words: the first of its field `paraphrases`, else its question without its capital
-    and its last sign, behind a request that adds nothing.
+    """The sample reworded: the first of its field `paraphrases`, else its question in lower case and without its final
+    punctuation, after a polite request.
     """
     sample = samples[number]
     field, text = _question(sample)
@@ -119,13 +119,13 @@ PROBES: Mapping[str, Callable[[Sequence[Sample], int], Sample]] = {
 
 
 def abstains(answer: str, parsed: Any) -> bool:
-    """Returns whether an answer says that it cannot be given; one in which nothing is read says so too."""
+    """Whether an answer declines to answer, or nothing can be parsed from it."""
     return votes.ballot(parsed) is None or bool(_ABSTAINS.search(answer.rpartition("</think>")[2][-1000:]))
 
 
 def same_answer(one: Any, other: Any, size: Sequence[float] | None = None) -> bool:
-    """Returns whether two parsed answers are the same: equal as votes are, boxes with an IoU of at least .5, points
-    within 5 % of the diagonal of the picture of this size. What could not be read is the same as nothing.
+    """Whether two parsed answers are equal: as votes (votes.ballot), boxes with an IoU of at least 0.5, points within 5
+    % of the diagonal of an image of this `size`. An answer that could not be parsed equals none.
     """
     first, second = votes.location_of(one), votes.location_of(other)
     if first and second and len(first) == len(second):

@@ -1,13 +1,13 @@
-"""Whether the reasoning of right answers is sound, by a judge: CoT-pass@k (2506.14245). No torch.
+"""Judges whether the reasoning of right answers is sound: CoT-pass@k (2506.14245). No torch.
 
     judge = ReasoningJudge(endpoint, ChatEncoder(config), folder, votes=3)
     rows = judge.judged(rows, lambda row: (sample, question))       # each with its `verdicts`
-    judge.cost                                                      # calls, those read from the file, tokens ...
+    judge.cost                                                      # calls, cached verdicts, tokens ...
 
-Only answers that are right are shown to the judge, a model behind an OpenAI-compatible endpoint: question, target and
-the whole answer, with the pictures unless it reads text alone. A verdict is yes or no; what cannot be read is a no,
-what the server did not give is no verdict. Verdicts are kept in verdicts-<hash>.jsonl, by what was asked: the same
-command asks for none again, another judge or another number of votes has a file of its own.
+Only right answers are shown to the judge, a model behind an OpenAI-compatible endpoint: question, target and the
+complete answer, with the images unless it takes text only. A verdict is yes or no; an unreadable one counts as no, a
+missing one as no verdict. Verdicts are kept in verdicts-<hash>.jsonl, by question and answer: the same command asks for
+none again; another judge or number of votes has its own file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Completion, Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
-"""Row -> its sample and the text that was asked."""
+"""Row -> its sample and the text of its prompt."""
 MOST_TOKENS = 1024
-"""Of a verdict with its reasons."""
+"""Most tokens of a verdict with its reasons."""
 _TOGETHER = 64
 _TEMPLATE = """You judge whether the reasoning of an answer is sound. That its final result is correct is known.
 
@@ -56,30 +56,30 @@ _VERDICT = re.compile(r'["\']verdict["\']\s*:\s*["\'](yes|no)["\']', re.IGNORECA
 
 @dataclass
 class Cost:
-    """What the judge was asked for."""
+    """What was asked of the judge."""
 
     answers: int = 0
-    """Right answers that were to be judged."""
+    """Right answers to be judged."""
     calls: int = 0
-    """Verdicts that were asked for now ..."""
+    """Verdicts requested now."""
     cached: int = 0
-    """... and those that were known."""
+    """Verdicts that were known already."""
     unread: int = 0
-    """Of both, those that were neither yes nor no; they count as no."""
+    """Verdicts, new and cached, that were neither yes nor no; they count as no."""
     unanswered: int = 0
-    """Of the calls, those that the server did not answer; no verdict."""
+    """Requested verdicts that the server did not return."""
     tokens: int = 0
-    """Written by the judge, of all verdicts that there are."""
+    """Tokens of all verdicts."""
 
 
 def read_verdict(text: str) -> bool | None:
-    """Returns the last verdict in a text, None where there is none."""
+    """The last verdict in a text; None without one."""
     verdicts = _VERDICT.findall(text)
     return verdicts[-1].lower() == "yes" if verdicts else None
 
 
 class ReasoningJudge:
-    """Asks for `votes` verdicts on each right answer; those of an odd number have a majority."""
+    """Asks for `votes` verdicts on each right answer; an odd number has a majority."""
 
     def __init__(self, endpoint: Endpoint, encode: ChatEncoder, folder: Path, votes: int = 3, text_only: bool = False):
         self.endpoint, self.encode, self.votes, self.text_only = endpoint, encode, votes, text_only
@@ -93,7 +93,7 @@ class ReasoningJudge:
 
     def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress
                ) -> list[Row]:
-        """Returns the rows with `verdicts`: of each right answer those that were given, of others none.
+        """The rows with `verdicts`: a list for each right answer, empty for wrong ones.
 
         Raises ConfigError where the server refuses key or model, TrainingError where it answers nothing at all.
         """
@@ -141,7 +141,7 @@ class ReasoningJudge:
         return [line["verdict"] is True for line in lines]
 
     def plain(self) -> dict[str, Any]:
-        """Returns what `--json` says of the judge."""
+        """The judge part of the JSON value that `--json` prints."""
         return {"model": self.endpoint.model, "votes": self.votes, "file": str(self.path), **asdict(self.cost)}
 
 

@@ -1,17 +1,17 @@
-"""Rows of an evaluation: one an answer, in answers.jsonl, with all that its metrics are computed from. No torch.
+"""Rows of an evaluation in answers.jsonl, one per answer, with all that its metrics are computed from. No torch.
 
 The first line holds the facts that the answers depend on. Each other one is an answer:
 
-    split, number, sample, task     where it stands: place in the split, the sample's id, the label of its task
-    setting, seed, index            how it was drawn: name of the setting, seed, place among the answers to the sample
-    content                         hash of what is asked and what is right, whatever the id and the wording
+    split, number, sample, task     position in the split, the sample's id, the label of its task
+    setting, seed, index            name of the setting, seed, index among the answers to the sample
+    content                         hash of question and target, independent of id and wording
     prompt                          hash of the prompt as the model sees it, media included
     cluster                         hash of the media, which other questions may share
-    answer, parsed, target          the text, what the task reads in it, and what it should read
+    answer, parsed, target          the text, the task's parse of it, and the target
     parts, reward, correct, metrics, confidence
     tokens, truncated, finish_reason, size, error
 
-or a sample that could not be asked: split, number, sample, setting, seed and `left_out`, the reason.
+or a sample that could not be asked: split, number, sample, setting, seed and the reason `left_out`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from vlrl.types import Row
 NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k", "reward_mean", "answers_scored",
                 "category", "source", "split", "weight", "processed_size", "coordinates", "solution", "rejected",
                 "hints", "group_key", "meta", "original_id", "width", "height"}
-"""Fields of a row that say nothing of what is asked and what is right."""
+"""Fields of a row that are no part of question and target."""
 _ASKS = {"question", "expression", "instruction", "label", "labels", "responses", "trajectory", "action"}
-"""A row with one of these is a canonical one: what else it holds, such as texts for a template, is left out."""
+"""A row with one of these fields is canonical: its other fields, such as texts for a template, are not content."""
 
 Key = tuple[str, str, int, int]
-"""Split, setting, seed and place in the split."""
+"""Split, setting, seed and position in the split."""
 
 
 def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:
-    """Returns the sha256 of an item: its row but for ids, paths, weights and the like, its target, and the sha256 of
-    each of its `media`. The same picture under another name, or the same row under another id, is the same item.
+    """sha256 of a question: its row without ids, paths, weights and the like, its target, and the sha256 of each of its
+    `media`. The same image under another name, or the same row under another id, has the same hash.
     """
     known = FIELDS if _ASKS & row.keys() else row.keys()
     content = {key: value for key, value in row.items() if key in known and key not in NOT_CONTENT}
@@ -50,12 +50,12 @@ def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> s
 
 
 def prompt_hash(text: str, media: Sequence[str]) -> str:
-    """Returns the sha256 of a rendered prompt and of the sha256 of each of its media."""
+    """sha256 of a rendered prompt and of the sha256 of each of its media."""
     return _hash([text, list(media)])
 
 
 def cluster_hash(media: Sequence[str], content: str) -> str:
-    """Returns what questions about the same media have in common; of a question without media its own content."""
+    """A hash shared by all questions about the same media; for a question without media its own content."""
     return _hash(list(media)) if media else content
 
 
@@ -65,13 +65,13 @@ def _hash(value: Any) -> str:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Returns where a row belongs."""
+    """The key of a row."""
     return row["split"], row["setting"], row["seed"], row["number"]
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Returns the answers and the samples left out of an answers.jsonl, each once and in order; half a line that a
-    killed process left is passed over, and of a row that stands twice the later counts.
+    """Answers and left-out samples of an answers.jsonl, each once and in order. A half-written last line is skipped,
+    and of duplicate rows the later counts.
 
     Raises ConfigError where the file cannot be read.
     """
@@ -79,7 +79,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 class RowFile:
-    """An answers.jsonl that grows while answers come in, and goes on where an earlier process has ended."""
+    """An answers.jsonl that grows as answers come in, and resumes where an earlier process ended."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]):
         """Raises ConfigError when the file was begun with other facts, or is something else."""
@@ -87,13 +87,11 @@ class RowFile:
         self._rows = _latest(resume_lines(path, facts, "an evaluation", "folder"))
 
     def rows(self) -> list[Row]:
-        """Returns all rows in order."""
+        """All rows in order."""
         return sorted(self._rows.values(), key=_order)
 
     def answered(self, answers: int) -> set[Key]:
-        """Returns the places that need not be asked again: `answers` answers without an error of the server, or left
-        out.
-        """
+        """The keys that need no more answers: with `answers` answers without a server error, or left out."""
         count: dict[Key, int] = {}
         for row in self._rows.values():
             if row.get("left_out") or not row.get("unanswered"):
@@ -101,21 +99,23 @@ class RowFile:
         return {key for key, n in count.items() if n >= answers}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Appends rows in one go."""
+        """Appends rows in one write."""
         if rows:
             append_line(self.path, "\n".join(json.dumps(plain(row)) for row in rows))
             _latest(rows, self._rows)
 
     def close(self) -> None:
-        """Rewrites the file in order, each row once: a killed evaluation that went on leaves the same file."""
+        """Rewrites the file in order, each row once: a resumed evaluation leaves the same file as an undisturbed one.
+        """
         lines = [{"facts": self.facts}, *self.rows()]
         write_text(self.path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
 
 
 def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
-    """Returns the lines of a file that grows while `what` goes on; it is begun with the facts where there is none.
+    """The lines of a file that grows with `what` (an evaluation, verdicts); a new file is begun with the facts.
 
-    Raises ConfigError when its facts are others, naming each, or it is no such file; `place` is what to remove.
+    Raises ConfigError where its facts differ, naming each difference, or where it is another kind of file; `place` is
+    the thing to remove.
     """
     known = json.loads(json.dumps(plain(facts)))
     lines = list(_objects(path)) if os.path.lexists(path) else []
@@ -131,7 +131,7 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
 
 
 def differing_leaves(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees of JSON differ."""
+    """`rollout.temperature was 1.0, is 0.5` for each leaf in which two JSON trees differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from differing_leaves(before.get(key), after.get(key), f"{name}.{key}" if name else key)
@@ -140,7 +140,7 @@ def differing_leaves(before: Any, after: Any, name: str = "") -> Iterator[str]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    """Yields the whole lines; half a line that a killed process left is passed over."""
+    """The complete lines; a half-written one of a killed process is skipped."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -156,8 +156,8 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _latest(lines: Iterable[Row], latest: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
-    """Returns key and index -> row, added to what was found; index -1 for a sample left out. An answer that is there
-    gives way to another answer alone.
+    """(key, index) -> row, added to `latest`; index -1 for a left-out sample. An answer is only replaced by another
+    answer.
     """
     latest = {} if latest is None else latest
     for line in lines:

@@ -1,4 +1,4 @@
-"""The ways in which an evaluation draws its answers: temperatures, top_p, lengths, wordings and seeds, crossed."""
+"""The sampling settings of an evaluation: temperatures, top_p, lengths, wordings and seeds, crossed."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from vlrl.tools.evaluation.request import EvalRequest
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSetting:
-    """One way to draw answers."""
+    """One way to sample answers."""
 
     name: str
     temperature: float = 0.0
     top_p: float | None = None
-    """None = that of the engine."""
+    """None = the default of the engine."""
     max_new_tokens: int | None = None
     """None = rollout.max_new_tokens."""
     wording: int | None = None
-    """Place in the task's templates, asked of every sample; None = they take turns, as in a run's evaluations."""
+    """Index of the task's template that every sample is asked with; None = templates take turns, as in a run's
+    evaluations.
+    """
     probe: str = ""
-    """How the samples are asked otherwise (evaluation/probes.py); "" = as they are."""
+    """How the samples are changed (evaluation/probes.py); "" = unchanged."""
     plain: str = ""
-    """Of a probe, the name of the setting that asks the samples as they are."""
+    """For a probe, the name of the setting that asks the unchanged samples."""
     seeds: tuple[int, ...] = (0,)
     answers: int = 1
-    """To each sample, at each seed."""
+    """Answers to each sample, at each seed."""
 
     def sampling(self, config: Config) -> Sampling:
-        """Returns what the engine is asked for."""
+        """The sampling parameters for the engine."""
         from vlrl.rollout.generate import sampling_of  # it imports torch
 
         return replace(sampling_of(config.rollout, self.temperature, self.max_new_tokens), top_p=self.top_p)
@@ -42,7 +44,7 @@ class EvalSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What was asked for on the command line; () and None stand for what the config says."""
+    """The values to combine; () and None stand for the value of the config."""
 
     answers: int = 1
     seeds: tuple[int, ...] = ()
@@ -50,11 +52,11 @@ class Grid:
     top_ps: tuple[float, ...] = ()
     max_new_tokens: tuple[int, ...] = ()
     wordings: int = 1
-    """Templates to ask every sample with, one after the other; 1 = as a run's evaluations do."""
+    """Templates to ask every sample with, one after the other; 1 = they take turns, as in a run's evaluations."""
     probes: tuple[str, ...] = ()
-    """Each is asked beside every setting."""
+    """Each is added to every setting."""
     repeats_differ: bool = False
-    """Whether even greedy answers depend on the seed: environments that are reset by it, servers that promise nothing.
+    """Whether even greedy answers depend on the seed: environments reset with it, servers that are not deterministic.
     """
 
     @classmethod
@@ -69,10 +71,10 @@ class Grid:
         return grid
 
     def drawings(self, config: Config) -> list[EvalSetting]:
-        """Returns every combination, in order. Greedy answers are drawn once where others stand beside them.
+        """Every combination, in order. Greedy answers are drawn only once.
 
         Without temperatures it is eval.temperature, or 1 where that is 0 and several answers, several seeds or a top_p
-        are wanted. Raises ConfigError for what could not act: these with nothing but greedy answers.
+        are asked for. Raises ConfigError where these would have no effect, as all answers are greedy.
         """
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1
@@ -126,7 +128,7 @@ def _name(temperature: float, top_p: float | None, most: int | None, wording: in
 
 
 def seeds_of(text: str | None, first: int) -> tuple[int, ...]:
-    """Returns the seeds that a word stands for: "3" = three from `first` on, "5,7,11" = these; () for none.
+    """The seeds in a text: "3" = three from `first` on, "5,7,11" = these; () for none.
 
     Raises ConfigError for anything else.
     """

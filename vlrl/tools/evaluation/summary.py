@@ -1,8 +1,8 @@
-"""Rows of an evaluation -> metrics: over samples with 95 % intervals, over seeds with their sd. No torch.
+"""Metrics of the rows of an evaluation: over samples with 95 % intervals, over seeds with their sd. No torch.
 
-A metric's value at one seed is the mean over samples of each sample's mean over its answers; `mean` is over seeds. The
-interval resamples samples, those of one picture or clip together, and takes the seeds as they are; `sd` is that of the
-seeds' values, without a value where there is one seed. A gain within one sd is no difference (2504.07086).
+The value of a metric at one seed is the mean over samples of each sample's mean over its answers; `mean` is over seeds.
+The interval resamples samples, those of one image or clip together, and keeps the seeds; `sd` is that of the seeds'
+values, None with one seed. A gain within one sd is no difference (2504.07086).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BOX = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number of an evaluation. None = there is none: no interval, one seed."""
+    """One number of an evaluation. None: no interval, or only one seed."""
 
     mean: float
     low: float | None = None
@@ -51,7 +51,7 @@ class Result:
     unanswered: int
     """Answers that a server did not give; no metric counts them."""
     unscorable: int
-    """Answers without a reward; in no metric of rewards."""
+    """Answers without a reward; they are in no metric of rewards."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
@@ -67,18 +67,18 @@ class _Sample:
     cluster: str
     rows: list[Row]
     vote: Vote = ""
-    """Which vote its answers take part in; an answer that could not be read is a wrong one there."""
+    """The kind of vote its answers take part in, where an answer that could not be parsed counts as wrong."""
     confident: bool = False
-    """Whether answers of its task say how sure they are; one that does not has no weight then."""
+    """Whether any answer of its task states a confidence; an answer without one then has weight 0."""
 
 
 Values = dict[str, dict[int, float]]
-"""metric -> number of the sample -> its value at one seed."""
+"""Metric -> number of the sample -> its value at one seed."""
 
 
 def summarise(task: Task, rows: Sequence[Row], drawing: EvalSetting, split: str, samples: Sequence[Sample]) -> Result:
-    """Returns the metrics of one split at one setting; other rows are passed over. `samples` are those of the split,
-    for what a task computes over all of them.
+    """The metrics of one split at one setting; rows of others are ignored. `samples` are those of the split, for
+    metrics that a task computes over all of them.
     """
     own = [r for r in rows if (r["split"], r["setting"]) == (split, drawing.name) and r["seed"] in drawing.seeds
            and r.get("index", -1) < drawing.answers]
@@ -111,10 +111,10 @@ def _by_sample(rows: Sequence[Row]) -> list[_Sample]:
 
 
 def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
-    """Decides which vote each sample belongs to, by its target and by what its task reads in any answer of the split.
+    """Decides which vote each sample belongs to, by its target and by the parsed answers of the split.
 
-    A target that is a box is voted for by region, unless the task reads other things than boxes and points. Where it
-    reads boxes, points or spans, other targets but texts and numbers have no vote. All else has a majority.
+    A box as target is voted for by region, unless the task parses other things than boxes and points. Where it parses
+    boxes, points or spans, targets other than texts and numbers have no vote. Everything else has a majority vote.
     """
     read: dict[str, set[bool]] = {}
     confident = {s.task for seed in seeds for s in seed for r in s.rows if r.get("confidence") is not None}
@@ -137,7 +137,7 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Returns every metric that a sample has a value of."""
+    """Every metric that a sample has a value of."""
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):
@@ -173,8 +173,7 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """Returns pass@k, maj@k and the region vote of one sample; a k above the answers that could be scored is left out.
-    """
+    """pass@k, maj@k and the region vote of one sample, for each k up to the number of scored answers."""
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
     ks = [k for k in votes.reported_ks(n) if k <= len(scored)]
@@ -188,8 +187,8 @@ def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
-    """Returns CoT-pass@k (2506.14245): pass@k of answers whose reasoning most verdicts accept, too; with `/any` and
-    `/all` of the verdicts. A right answer without any verdict is left out; {} where there was no judge.
+    """CoT-pass@k (2506.14245): pass@k of answers whose reasoning most verdicts accept; with `/any` and `/all` of the
+    verdicts. A right answer without a verdict is left out; {} without a judge.
     """
     judged = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
               and (r["verdicts"] or not r["correct"])]
@@ -202,8 +201,8 @@ def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """Returns how good the box is that the answers, boxes or points, agree on: `hit`, whether its centre lies in the
-    target, and `iou`; 0 where no answer has a place.
+    """The quality of the box that the answers (boxes or points) agree on: `hit`, whether its centre lies in the target,
+    and `iou`; 0 where no answer has a location.
     """
     target = votes.location_of(sample.rows[0]["target"])
     places = [votes.location_of(r["parsed"]) for r in sample.rows]
@@ -216,13 +215,13 @@ def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _plain_rows(rows: Sequence[Row], drawing: EvalSetting, split: str) -> dict[tuple[int, int, int], Row]:
-    """Returns seed, number and index -> the answer to a sample as it is; {} where the setting is no probe."""
+    """(seed, number, index) -> the answer to the unchanged sample; {} where the setting is no probe."""
     return {(r["seed"], r["number"], r["index"]): r for r in rows if drawing.plain and "answer" in r
             and (r["split"], r["setting"]) == (split, drawing.plain)}
 
 
 def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:
-    """Returns how the answers under a probe compare with those to the same sample as it is; {} where it has none."""
+    """The answers under a probe compared with those to the unchanged sample; {} where there are none."""
     pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
     if not pairs:
         return {}
@@ -238,8 +237,8 @@ def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row
 
 
 def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metric]:
-    """Returns `confidence/ece|brier|auroc` of answers that say how sure they are, and with several answers
-    `vote/...` of the most frequent answer with its share of the votes as confidence.
+    """`confidence/ece|brier|auroc` of answers that state a confidence; with several answers also `vote/...` of the most
+    frequent answer, with its share of the votes as confidence.
     """
     stated = [[(s.cluster, r["confidence"], float(r["correct"])) for s in seed for r in s.rows
                if r.get("confidence") is not None and r["correct"] is not None] for seed in seeds]
@@ -249,8 +248,8 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
 
 
 def _elected(sample: _Sample) -> tuple[float, float] | None:
-    """Returns the most frequent answer's share of votes and whether it is right, (0, 0) where nothing could be read;
-    None where nothing could be scored.
+    """Share of votes of the most frequent answer and whether it is right; (0, 0) where nothing could be parsed, None
+    where nothing could be scored.
     """
     scored = [r for r in sample.rows if r["correct"] is not None]
     ballots = [votes.ballot(r["parsed"]) for r in scored]
@@ -279,7 +278,7 @@ def _calibrated(prefix: str, seeds: Sequence[Sequence[tuple[str, float, float]]]
 
 
 def _whole(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]) -> dict[str, Metric]:
-    """Returns what the task says of a whole split (Task.summarize), the mean over the answers 1 to n of each sample."""
+    """The task's metrics of a whole split (Task.summarize), averaged over the answers 1 to n of each sample."""
     tables = []
     for seed in seeds:
         each = [task.summarize([_record(task, s, r, samples) for s in seed for r in s.rows if r["index"] == i])
@@ -295,7 +294,7 @@ def _whole(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequ
 
 
 def _record(task: Task, sample: _Sample, row: Row, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Returns an answer as `Task.summarize` takes it."""
+    """An answer as `Task.summarize` takes it."""
     return {"task": sample.task or task.name, "sample": samples[sample.number].row, "id": row["sample"],
             **{name: row[name] for name in ("answer", "parsed", "target", "parts", "reward", "correct", "metrics",
                                             "truncated", "error")}, "length": row["tokens"]}

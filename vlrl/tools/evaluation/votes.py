@@ -1,10 +1,10 @@
-"""What several answers to a sample are worth together: pass@k, majority votes, the region where boxes agree. No torch.
+"""Metrics over several answers to a sample: pass@k, majority votes, the region where boxes agree. No torch.
 
-    pass_at(n=8, c=2, k=4)                                   # chance that one of 4 is right, unbiased
-    majority(["4", "4", "5"], [1, 1, 0], k=3)                # chance that the most frequent of 3 is right
+    pass_at(n=8, c=2, k=4)                                   # probability that one of 4 is right, unbiased
+    majority(["4", "4", "5"], [1, 1, 0], k=3)                # probability that the most frequent of 3 is right
     region([[0, 0, 9, 9], [4, 0, 9, 9]])                     # GUI-RC's box
 
-Votes go by what the task reads in an answer (`Task.parse`), never by its wording.
+Votes go by the parsed answer (`Task.parse`), never by its wording.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from vlrl.rewards.numbers import read_number
 from vlrl.rewards.regions import clip_to_image, region_vote
 
 MOST_SUBSETS = 1000
-"""Subsets of answers that a vote of fewer than all is averaged over: all of them where there are no more, else so many
-drawn ones."""
+"""Most subsets of k answers that a vote is averaged over: all where there are no more, else drawn ones."""
 _MOST_TEXT = 1000
 
 
 def reported_ks(n: int) -> list[int]:
-    """Returns the k that n answers are reported at: 1, 2, 4, ... and n."""
+    """The k that n answers are reported at: 1, 2, 4, ... and n."""
     return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
 
 
 def pass_at(n: int, c: int, k: int) -> float:
-    """Returns the chance that one of `k` answers is right, estimated without bias from `c` right ones of `n`:
-    1 - C(n - c, k) / C(n, k), for k <= n (Chen et al., 2021, 2107.03374, eq. 1).
+    """Probability that one of `k` answers is right, estimated without bias from `c` right ones of `n`: 1 - C(n - c, k)
+    / C(n, k), for k <= n (Chen et al., 2021, 2107.03374, eq. 1).
 
-    Whole numbers are divided, so it is exact to the last bit however large n is.
+    Divides integers, so the result is exact to the last bit for any n.
     """
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
@@ -46,10 +45,10 @@ def pass_at(n: int, c: int, k: int) -> float:
 
 
 def ballot(parsed: Any) -> str | None:
-    """Returns what an answer votes for, by what the task has read in it; None where it votes for nothing.
+    """The vote of a parsed answer; None where nothing was parsed.
 
-    Numbers are equal by value ("12" and "12.0", not "007" and "7"), texts but for case, spaces and a full stop; a
-    stated confidence is no part of it.
+    Numbers are equal by value ("12" and "12.0", but not "007" and "7"); texts ignore case, spaces and a final full
+    stop; a stated confidence is ignored.
     """
     if isinstance(parsed, Mapping) and "confidence" in parsed:
         parsed = {key: value for key, value in parsed.items() if key != "confidence"}
@@ -66,12 +65,11 @@ def ballot(parsed: Any) -> str | None:
 
 def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
              weights: Sequence[float] | None = None) -> float:
-    """Returns the chance, in [0, 1], that the vote of `k` of the n answers is right (self-consistency, 2203.11171).
+    """Probability in [0, 1] that the majority of `k` of the n answers is right (self-consistency, 2203.11171).
 
-    `right` [n] is 1 for a right answer. The winner has the most votes, by `weights` [n] where given; of equal ones each
-    wins equally often, and a winner whose holders are not all right counts by their share. Answers that vote for
-    nothing do not vote; where none does the vote is wrong. It is the mean over subsets of k answers: all, or
-    MOST_SUBSETS.
+    `right` [n] is 1 for a right answer. The winner has the most votes, by `weights` [n] where given; ties are broken
+    uniformly, and a winner whose answers are not all right counts by their share. Answers without a ballot do not vote;
+    where none votes the result is wrong. The mean is over all subsets of k answers, or MOST_SUBSETS drawn ones.
     """
     names = sorted({b for b in ballots if b is not None})
     if not names:
@@ -89,7 +87,7 @@ def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
 
 
 def _subsets(n: int, k: int) -> np.ndarray:
-    """Returns subsets of k of n answers as [subsets, n] of 0 and 1, always the same ones."""
+    """Subsets of k of n answers as [subsets, n] of 0 and 1, the same ones at every call."""
     if math.comb(n, k) <= MOST_SUBSETS:
         chosen = np.array(list(itertools.combinations(range(n), k)))
     else:
@@ -100,7 +98,7 @@ def _subsets(n: int, k: int) -> np.ndarray:
 
 
 def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
-    """Returns what most answers vote for, the first of equal ones, and its share of all answers, in [0, 1]."""
+    """The most frequent vote, the first of equal ones, and its share of all answers, in [0, 1]."""
     names = [b for b in ballots if b is not None]
     if not names:
         return None, 0.0
@@ -112,7 +110,7 @@ def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
 
 
 def location_of(parsed: Any) -> list[float] | None:
-    """Returns a parsed answer that is a box (4 numbers) or a point (2), in pixels; None for anything else."""
+    """A parsed answer that is a box (4 numbers) or a point (2), in pixels; None for anything else."""
     if isinstance(parsed, (list, tuple)) and len(parsed) in (2, 4) and all(map(is_number, parsed)):
         return [float(v) for v in parsed]
     return None
@@ -120,10 +118,10 @@ def location_of(parsed: Any) -> list[float] | None:
 
 def region(places: Sequence[Sequence[float] | None], size: Sequence[float] | None = None,
            reach: float = 50.0) -> list[float] | None:
-    """Returns GUI-RC's answer of a sample (2508.05615): the box around the largest region that most answers cover.
+    """GUI-RC's answer to a sample (2508.05615): the box around the largest region that most answers cover.
 
-    A point votes for the square that reaches so many pixels to each side of it. `size` is the image's, to which boxes
-    are cut. None where no answer has a place.
+    A point votes for a square that extends `reach` pixels to each side. Boxes are clipped to an image of this `size`.
+    None where no answer has a location.
     """
     width, height = size or (math.inf, math.inf)
     boxes = []

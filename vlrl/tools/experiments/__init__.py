@@ -1,1 +1,1 @@
-"""Runs reported, compared, and started by the dozen."""
+"""Reports of runs, comparisons between them, and commands that start many runs."""

@@ -1,6 +1,6 @@
-"""Two evaluations compared on the samples that both have, from the answers in run folders. No torch.
+"""Compares two evaluations on the samples that both have, from the answers in run folders. No torch.
 
-    found = compare([side("runs/a")], [side("runs/b@50")])
+    found = compare([parse_side("runs/a")], [parse_side("runs/b@50")])
     found.metrics["reward/mean"].difference, found.verdict
 """
 
@@ -27,7 +27,7 @@ _READ = (*COLUMNS, "step", "reward", "correct", "parts", "metrics", "token_ids",
 
 @dataclass(frozen=True)
 class Side:
-    """One evaluated run, after so many steps."""
+    """One evaluation of a run: its folder and the number of completed steps."""
 
     folder: Path
     step: int | Literal["first", "last", "best"] = "last"
@@ -49,15 +49,15 @@ class Metric(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One sample on both sides: means over the answers and seeds of each."""
+    """One sample on both sides; each score is the mean over its answers and seeds."""
 
     id: str
     other: str
-    """Its id in b, mostly the same."""
+    """Its id in b, usually the same."""
     a: float
     b: float
     answers: tuple[str, str]
-    """The first answer of either side."""
+    """The first answer of each side."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Comparison:
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """With the steps that were found."""
+    """Both with the step numbers that were resolved."""
     split: str
     metric: str
-    """By which samples are won and lost."""
+    """The metric that decides wins and losses."""
     metrics: dict[str, Metric]
     wins: int
     losses: int
@@ -77,12 +77,12 @@ class Comparison:
     samples: tuple[Outcome, ...]
     """Largest gain of b first."""
     unpaired: int
-    """Evaluated samples, over all runs, that are in no pair."""
+    """Evaluated samples, over all runs, without a pair."""
     notes: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
-        """Returns in words whether b differs from a in the metric."""
+        """One sentence: whether b differs from a in the metric."""
         paired = self.metrics[self.metric]
         change, where = paired.difference, f"{self.metric} on {paired.n:,} samples of {self.split}"
         if math.isnan(change.low):
@@ -94,7 +94,7 @@ class Comparison:
 
 
 def parse_side(text: str) -> Side:
-    """Returns the side that `RUN` or `RUN@STEP` names; STEP is a number of completed steps, first, last or best.
+    """The side that `RUN` or `RUN@STEP` names; STEP is a number of completed steps, first, last or best.
 
     Raises RunError where there is no such folder or it holds no evaluation.
     """
@@ -110,10 +110,10 @@ def parse_side(text: str) -> Side:
 
 def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metric: str = "reward/mean", *,
             seed: int = 0) -> Comparison:
-    """Compares two sides of one or several runs each (seeds) over the samples that all have, paired by content.
+    """Compares two sides of one or several runs each (seeds) on the samples that all runs have, paired by content.
 
-    `split` None takes the first that all were evaluated on. With several runs a side, seeds and samples are resampled
-    (differences.difference). A sample without a value on any side is left out of that metric.
+    `split` None takes heldout, or the first split that all were evaluated on. With several runs a side, seeds and
+    samples are resampled (differences.difference). A sample without a value on some side is left out of that metric.
 
     Raises RunError where a run has no evaluation of the split or step, where no sample is in common, or where no answer
     has the metric.
@@ -151,7 +151,7 @@ def _common_split(sides: Sequence[Side]) -> str:
 
 
 def _settled(one: Side, split: str) -> Side:
-    """Returns the side with the number of its step."""
+    """The side with its step as a number."""
     files = RunFolder(one.folder).rollout_files("eval-rollouts")
     steps = sorted({step for _, steps, name in files if name == split for step in steps})
     best = checkpoint.best_record(one.folder / "checkpoints").get("step")
@@ -175,7 +175,7 @@ def _evaluated(one: Side, split: str) -> list[Item]:
 
 
 def _matched(evaluated: Sequence[list[Item]], names: Sequence[str]) -> tuple[list[tuple[Item, ...]], int, list[str]]:
-    """Returns the samples that all runs have, in the order of the first; how many others there are; and why."""
+    """The samples that all runs have, in the order of the first run; the number of other samples; notes on why."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
     partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]
@@ -194,7 +194,7 @@ _OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _values(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """metric -> mean over the answers to one sample, for what they have."""
+    """metric -> mean over the answers to one sample."""
     by_metric: dict[str, list[float]] = {}
     for row in rows:
         own = [(name, of(row)) for name, of in _OWN.items()]
@@ -205,7 +205,7 @@ def _values(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _names(runs: Sequence[Sequence[dict[str, float]]]) -> list[str]:
-    """Returns the metrics that each run has of at least one sample."""
+    """The metrics that every run has for at least one sample."""
     names_by_run = [dict.fromkeys(name for values in run for name in values) for run in runs]
     return [name for name in names_by_run[0] if all(name in names for names in names_by_run)]
 

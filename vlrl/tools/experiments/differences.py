@@ -1,4 +1,4 @@
-"""How much two sides differ on the same samples, over one or several seeds each. Pure numpy."""
+"""The difference of two sides on the same samples, over one or several seeds each, with its uncertainty. Pure numpy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _EQUAL = 1e-9  # scores that are as near are a tie
 
 
 class Spread(NamedTuple):
-    """Variance of a difference of means, by where it comes from; in squared units of the scores."""
+    """The variance of a difference of means, split by source; in squared units of the scores."""
 
     samples: float
-    """Over the samples: another draw of them, with the noise of each answer."""
+    """From the draw of samples, including the noise of each answer."""
     first: float
-    """Over the seeds of the first side, without that noise; 0 with one seed, of which nothing is known."""
+    """From the seeds of the first side, without that noise; 0 with one seed, which gives no estimate."""
     second: float
     df: float
     """Degrees of freedom of the sum (Satterthwaite)."""
@@ -29,13 +29,13 @@ class Spread(NamedTuple):
 
 
 def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """Returns mean(second) - mean(first) of scores [seeds, samples], column j the same sample on both sides, with its
-    95 % interval from `n` resamples.
+    """mean(second) - mean(first) of scores [seeds, samples] with its 95 % interval from `n` resamples; column j is the
+    same sample on both sides.
 
     With one seed a side it is the paired bootstrap over the samples. With several, samples and the seeds of each side
-    are resampled apart, each scaled to its own variance component (`spread`), as plain resampling of a few seeds is too
-    narrow and resampling samples within seeds counts the noise twice; percentiles are widened by t over normal
-    quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval). The same
+    are resampled separately, each scaled to its own variance component (`spread`): plain resampling of a few seeds is
+    too narrow, and resampling samples within seeds counts the noise twice. Percentiles are widened by the ratio of t to
+    normal quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval). The same
     values and seed give the same interval. Bounds are NaN with fewer than two samples, and equal to the mean where
     nothing varies. Raises ValueError where the numbers of samples differ.
     """
@@ -54,10 +54,10 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
 
 
 def spread(first: np.ndarray, second: np.ndarray) -> Spread:
-    """Returns the variance components of mean(second) - mean(first), scores [seeds, samples] of at least two samples.
+    """The variance components of mean(second) - mean(first) for scores [seeds, samples] of at least two samples.
 
-    Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, less the noise that the first
-    term holds already, which is the mean square of what neither seed nor sample explains / (seeds * samples).
+    Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise that the first
+    term already holds: the mean square of the residuals that neither seed nor sample explains, / (seeds * samples).
     """
     first, second = _both(first, second)
     n = first.shape[1]
@@ -70,9 +70,9 @@ def spread(first: np.ndarray, second: np.ndarray) -> Spread:
 
 
 def effect_size(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns Cohen's d of paired scores [seeds, samples]: mean over standard deviation of the differences by sample.
+    """Cohen's d of paired scores [seeds, samples]: mean over standard deviation of the differences by sample.
 
-    0 where nothing differs, infinite where all differ by one value, NaN with fewer than two samples.
+    0 where nothing differs, infinite where all differ by the same value, NaN with fewer than two samples.
     """
     first, second = _both(first, second)
     apart = second.mean(axis=0) - first.mean(axis=0)
@@ -85,7 +85,7 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
-    """Returns wins, losses and ties of the second side over samples [N]."""
+    """Wins, losses and ties of the second side over samples [N]."""
     apart = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     wins, losses = int((apart > _EQUAL).sum()), int((apart < -_EQUAL).sum())
     return wins, losses, apart.size - wins - losses
@@ -99,7 +99,7 @@ def _both(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _seeds(scores: np.ndarray) -> tuple[float, float]:
-    """Returns the variance of the mean over seeds, with and without the noise of single answers."""
+    """The variance of the mean over seeds, with and without the noise of single answers."""
     k, n = scores.shape
     if k == 1:
         return 0.0, 0.0
@@ -111,7 +111,7 @@ def _seeds(scores: np.ndarray) -> tuple[float, float]:
 
 
 def _resampled(values: np.ndarray, variance: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns [n] deviations of the mean of resampled values [N], scaled to `variance`."""
+    """[n] deviations of the mean of resampled values [N], scaled to `variance`."""
     centred = values - values.mean()
     usual = float((centred ** 2).mean()) / values.size
     if variance <= 0 or usual <= 0:

@@ -1,11 +1,11 @@
-"""Which forms answers take, and how that changes over the evaluations of a run. No torch.
+"""The forms of answers, and how they change over the evaluations of a run. No torch.
 
     for point in forms_over_steps(RunFolder("runs/quickstart")):
         print(point.step, point.entropy, point.forms.most_common(3))
 
-A form is an answer with its words and numbers left out (`form`). A policy that settles on one of the forms that its
-base model knows shows as an entropy that falls (Echo Chamber, arXiv 2504.07912); a form that grows while the held-out
-metric does not is one to read.
+A form is an answer with its words and numbers replaced by placeholders (`form`). A policy that collapses to one of the
+forms of its base model shows a falling entropy over forms (Echo Chamber, arXiv 2504.07912). A form that grows while the
+held-out metric does not deserves a look at its answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlrl.errors import RunError
 from vlrl.store import RunFolder
 
 _LONGEST = 20_000
-"""Characters of an answer that are looked at."""
+"""Characters of an answer that are read."""
 _SHOWN = 120
 _TOKENS = re.compile(r"</?[A-Za-z_][\w-]{0,40}>|<\|[^|<>]{0,40}\|>|[-+]?\d+(?:\.\d+)?|[^\W\d_]\w*(?:['’-]\w+)*")
 _SENTENCE = re.compile(r"a(?:[\s,.;!?]+[a0])+")
@@ -27,7 +27,7 @@ _SPACE = re.compile(r"\s+")
 
 
 def form(text: str) -> str:
-    """Returns the form of an answer: tags and signs as they are, `0` for a number, `a` for words, numbers among words
+    """The form of an answer: tags and signs as they are, `0` for a number, `a` for words, numbers among words
     included. At most 120 characters; linear time; never raises.
 
     >>> form("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>")
@@ -52,28 +52,28 @@ class Forms:
     step: int
     """Steps completed by the weights that answered."""
     forms: Counter[str]
-    """Form -> answers of it."""
+    """Form -> number of answers."""
 
     @property
     def answers(self) -> int:
-        """Returns how many answers were looked at."""
+        """The number of answers."""
         return self.forms.total()
 
     @property
     def entropy(self) -> float:
-        """Returns the entropy of the forms in nats; 0 = all answers have one."""
+        """Entropy over forms in nats; 0 = all answers have the same form."""
         shares = [count / self.answers for count in self.forms.values()]
         return -sum(share * math.log(share) for share in shares) + 0.0
 
     def share(self, name: str) -> float:
-        """Returns the share of the answers that have a form, in [0, 1]."""
+        """The share of answers with this form, in [0, 1]."""
         return self.forms[name] / self.answers
 
 
 def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
-    """Returns the forms of each evaluation of a split, by step; None = heldout, or the first split there is.
+    """The forms of each evaluation of a split, by step; split None = heldout, or the first split there is.
 
-    Raises RunError where no answers of it are stored, or some of them cannot be read.
+    Raises RunError where no answers of the split are stored, or some cannot be read.
     """
     files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
     splits = sorted({name for _, name in files})
@@ -93,7 +93,7 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
 
 
 def most_frequent(points: list[Forms], most: int = 6) -> list[str]:
-    """Returns the forms with the largest shares at any step, the largest first."""
+    """The forms with the largest share at any step, the largest first."""
     best: Counter[str] = Counter()
     for point in points:
         for name in point.forms:

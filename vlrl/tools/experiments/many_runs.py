@@ -1,7 +1,7 @@
-"""Many training runs, some side by side, each brought to its end once: what is finished is not run again.
+"""Many training runs, several side by side; a finished run is not repeated.
 
-    finish([Job(Path("runs/s/a-0"), ("train", "a.yaml", "seed=0"))], parallel=2)
-    score(Path("runs/s/a-0"), "heldout", "reward/mean")
+    run_jobs([Job(Path("runs/s/a-0"), ("train", "a.yaml", "seed=0"))], parallel=2)
+    final_score(Path("runs/s/a-0"), "heldout", "reward/mean")
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vlrl.store.files import read_json, write_text
 
 _LOOK_S = 0.2
 _SAVE_S = 120
-"""Seconds that runs may take to save after Ctrl-C."""
+"""Seconds that runs get to save after Ctrl-C."""
 _OWN = {"seed", "run.dir", "run"}
 _TAIL = 2000  # characters of a failed run's output in the message
 
@@ -40,21 +40,21 @@ class Job:
 
     folder: Path
     words: tuple[str, ...]
-    """Of the command `vlrl`, without run.dir, e.g. ("train", "my.yaml", "seed=1")."""
+    """Arguments of the command `vlrl`, without run.dir, e.g. ("train", "my.yaml", "seed=1")."""
 
     @property
     def log(self) -> Path:
-        """Names the file that its output goes to."""
+        """The file of its output."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
 def finished(folder: Path) -> bool:
-    """Returns whether a run has come to its last step."""
+    """Whether a run has completed its last step."""
     return RunFolder(folder).last_heartbeat().get("state") == "finished"
 
 
 def _begun(folder: Path) -> float:
-    """Returns the share of its steps that a run has done."""
+    """The share of its steps that a run has completed, in [0, 1]."""
     beat = RunFolder(folder).last_heartbeat()
     step, steps = beat.get("step"), beat.get("steps")
     return min(step / steps, 1.0) if isinstance(step, int) and isinstance(steps, int) and steps > 0 else 0.0
@@ -62,12 +62,13 @@ def _begun(folder: Path) -> float:
 
 def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_progress,
            what: str = "runs") -> None:
-    """Runs what is not finished, `parallel` at a time in the order given; a begun run goes on from its checkpoint.
+    """Runs every job that is not finished, `parallel` at a time in the order given; a job that was begun resumes from
+    its checkpoint.
 
     Each is a process `vlrl ...` of its own with an equal share of the CPU's threads (unless OMP_NUM_THREADS is set) and
-    of the GPUs in CUDA_VISIBLE_DEVICES, where there are as many. They are killed when this process is, and saved when
-    it is interrupted or its terminal is closed. `progress` counts those under way by their steps. Raises
-    TrainingError with the end of the output of a run that failed; those beside it are stopped after saving.
+    of the GPUs in CUDA_VISIBLE_DEVICES, where there are enough. They are killed when this process is killed; they save
+    and stop when it is interrupted or its terminal is closed. `progress` counts running jobs by their steps. Raises
+    TrainingError with the end of the output of a run that failed; the runs beside it save and stop.
     """
     waiting = [job for job in jobs if not finished(job.folder)]
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
@@ -88,7 +89,7 @@ def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_pro
 
 
 def final_score(folder: Path, split: str, metric: str) -> float:
-    """Returns a metric of the last evaluation of a finished run. Raises RunError where it has none that is finite."""
+    """A metric of the last evaluation of a finished run. Raises RunError where it is missing or not finite."""
     lines = [line for line in RunFolder(folder).evals() if line.get("split") == split]
     if not lines:
         raise RunError(f"{folder} has no evaluation of {split!r}: name one of its eval.splits, with eval.samples above "
@@ -103,10 +104,10 @@ def final_score(folder: Path, split: str, metric: str) -> float:
 
 
 def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
-    """Returns the split that decides between configs, by default the first of the first one's eval.splits.
+    """The split on which configs are compared: `split`, by default the first of the first config's eval.splits.
 
-    Raises ConfigError where one does not evaluate it, where their held-out samples differ, and where one of `words`,
-    settings as key=value, sets the seed or the folder; `options` are those that do.
+    Raises ConfigError where a config does not evaluate it, where their held-out samples differ, and where one of
+    `words` (settings key=value) sets the seed or the folder, which `options` of the command set.
     """
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
@@ -127,9 +128,9 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Writes what is to be done to a JSON file, or checks that the file there says the same.
+    """Writes the plan of all runs to a JSON file, or checks that the file there holds the same plan.
 
-    Raises ConfigError naming the first difference.
+    Raises ConfigError with the first difference.
     """
     plan = json.loads(json.dumps(plain(plan)))
     before = read_json(path)
@@ -159,7 +160,7 @@ def _start(job: Job, slot: int, parallel: int) -> subprocess.Popen[bytes]:
 
 
 def _end_with_parent() -> None:
-    """Has the process killed with the one that started it; on Linux only."""
+    """Makes the kernel kill this process when its parent dies; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -176,7 +177,7 @@ def _check(job: Job, code: int) -> None:
 
 @contextmanager
 def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """Has the runs that are left when the block ends save and end."""
+    """On leaving the block, the runs that are left save and stop."""
     try:
         yield
     finally:

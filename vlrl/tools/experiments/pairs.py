@@ -21,7 +21,7 @@ from vlrl.tools.evaluation.rows import NOT_CONTENT
 COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
 """Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; further ones stay in the rows."""
 _NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "frame_times", "duration"})
-"""Fields of a row that say where it is from or how it is used, or that its media and prompt hold already."""
+"""Fields of a row that say where it comes from or how it is used, or that repeat its media and prompt."""
 
 Reason = Literal["missing", "changed", "duplicate"]
 WORDS: Mapping[Reason, str] = {
@@ -29,57 +29,60 @@ WORDS: Mapping[Reason, str] = {
     "changed": "of one id with a sample of the other side, but of other content",
     "duplicate": "a copy of a sample that was counted",
 }
-"""What a reason for leaving a sample out means."""
+"""Reason for leaving a sample out -> its text."""
 
 
 class Item(NamedTuple):
-    """One sample of an evaluation, with whatever is to be paired as `value`."""
+    """One sample of an evaluation, with anything to be paired as `value`."""
 
     id: str
     media: tuple[str, ...] = ()
     """sha256 of each image and video of the prompt, in order."""
     prompt: str = ""
-    """Rendered, whole."""
+    """The rendered prompt."""
     target: str = "null"
     """JSON."""
     row: str = "{}"
-    """JSON of the fields of the row that belong to its content; "{}" where they are not known."""
+    """JSON of the fields of the row that belong to its content; "{}" where they are unknown."""
     episode: bool = False
     value: Any = None
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """Returns what two items of the same sample have in common."""
+        """The part that two items of the same sample have in common."""
         return self.media, self.target, self.prompt, self.id if self.episode else None
 
 
 class LeftOut(NamedTuple):
-    """A sample of one side that is in no pair."""
+    """A sample of one side without a pair."""
 
     item: Item
     reason: Reason
     differs: tuple[str, ...] = ()
-    """Of a changed one: which of media, target, prompt and row differ from the sample of its id on the other side."""
+    """For a changed sample: which of media, target, prompt and row differ from the sample with its id on the other
+    side.
+    """
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Samples of two evaluations, each in one pair at most, in the order of the first."""
+    """Samples of two evaluations, each in at most one pair, in the order of the first."""
 
     pairs: tuple[tuple[Item, Item], ...]
     first: tuple[LeftOut, ...]
-    """Of the first evaluation, in its order."""
+    """Samples of the first evaluation without a pair, in its order."""
     second: tuple[LeftOut, ...]
     reworded: int = 0
-    """Pairs of one id with equal media, target and row that were asked in other words or another chat template."""
+    """Pairs with equal id, media, target and row whose prompts differ in wording or chat template."""
 
     @property
     def unpaired(self) -> int:
-        """Returns how many samples of both sides are left out."""
+        """The number of samples of both sides without a pair."""
         return len(self.first) + len(self.second)
 
     def notes(self, first: str = "the first", second: str = "the second") -> list[str]:
-        """Returns what is notable about the pairing, a sentence each; [] when every sample has its partner."""
+        """Notes on samples without a pair and on differing prompts, one sentence each; [] where every sample is paired.
+        """
         lines = []
         for name, left in ((first, self.first), (second, self.second)):
             for reason, n in sorted(Counter[Reason](one.reason for one in left).items()):
@@ -96,10 +99,11 @@ class Pairing:
 
 
 def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """Returns one item a sample, from rows of rollout files with COLUMNS; its value is the list of its rows, one an
-    answer.
+    """One item for each sample, from rows of rollout files with COLUMNS; its value is the list of its rows, one for
+    each answer.
 
-    Answers are of one sample when id and content are equal. Media that an episode showed later are not part of it.
+    Answers belong to one sample when id and content are equal. Media shown in later turns of an episode are not part of
+    it.
     """
     rows_by_item: dict[Item, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -108,12 +112,12 @@ def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
-    """Returns the pairs of two evaluations, and what was left out and why.
+    """The pairs of two evaluations, and the samples left out with the reason.
 
-    Items of equal content are paired, those of equal row and id first, and none whose rows contradict each other (the
-    spans of two clips of one video). Of what is left, items of one id with equal media, target and row are paired
-    though they were asked in other words, if media or row say anything. Of several
-    pairs with equal content and row one counts, so that a copied sample does not weigh double.
+    Items of equal content are paired, first those with equal row and id, and never items whose rows contradict each
+    other (the spans of two clips of one video). Of the rest, items with equal id, media, target and row are paired even
+    if their prompts are worded differently, unless both media and row are empty. Of several pairs with equal content
+    and row only one counts, so that a copied sample does not weigh double.
     """
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
@@ -141,7 +145,7 @@ _PASSES: tuple[_Key, ...] = (
     lambda i: i.content,
     lambda i: (i.media, i.target, i.row, i.id, i.episode) if i.media or i.row != "{}" else None,
 )
-"""By what items are paired, the surest first; None for an item that may not be."""
+"""Keys by which items are paired, the most certain first; None for an item that may not be paired."""
 
 
 def _item(row: Mapping[str, Any]) -> Item:
@@ -164,7 +168,7 @@ def _row_content(text: str | None) -> str:
 
 def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
              ) -> tuple[list[tuple[Item, Item]], list[Item], list[Item]]:
-    """Returns pairs of equal keys in order, and what is left of both sides."""
+    """Pairs of equal keys in order, and the items of both sides that are left."""
     waiting: dict[Any, list[Item]] = {}
     for item in second:
         if (name := key(item)) is not None:
@@ -182,7 +186,7 @@ def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
 
 
 def _agree(one: str, other: str) -> bool:
-    """Returns whether two rows say the same in the fields that both have."""
+    """Whether two rows have equal values in all fields that both have."""
     if one == other:
         return True
     a, b = json.loads(one), json.loads(other)

@@ -1,6 +1,6 @@
-"""What scores of several runs and tasks say together ("Deep RL at the Edge of the Statistical Precipice", 2108.13264).
+"""Aggregate statistics over runs and tasks ("Deep RL at the Edge of the Statistical Precipice", 2108.13264).
 
-Scores are [runs, tasks], in [0, 1] where optimality gaps and profiles are to mean something. Pure numpy.
+Scores are [runs, tasks]; optimality gap and profile assume them in [0, 1]. Pure numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Statistic = Callable[[np.ndarray], float]
 
 
 def iqm(scores: np.ndarray) -> float:
-    """Returns the interquartile mean: the mean of the middle half of all scores [runs, tasks].
+    """The interquartile mean: the mean of the middle half of all scores [runs, tasks].
 
     A quarter of them, rounded down, is left out at each end (scipy.stats.trim_mean with 0.25).
     """
@@ -26,17 +26,17 @@ def iqm(scores: np.ndarray) -> float:
 
 
 def optimality_gap(scores: np.ndarray, best: float = 1.0) -> float:
-    """Returns `best` - mean(min(scores, best)): how far scores [runs, tasks] fall short, above it nothing counts."""
+    """`best` - mean(min(scores, best)): how far scores [runs, tasks] fall short of `best`."""
     return float(best - np.minimum(_scores(scores), best).mean())
 
 
 def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns [taus] the share of all scores [runs, tasks] above each tau (eq. 2, run-score distribution)."""
+    """[taus]: the share of all scores [runs, tasks] above each tau (eq. 2, run-score distribution)."""
     return (_scores(scores)[..., None] > np.asarray(taus, np.float64)).mean(axis=(0, 1))
 
 
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
-    """Returns the mean over tasks of P(X > Y) + P(X = Y) / 2, a run X of scores [runs, tasks] and a run Y of others."""
+    """Mean over tasks of P(X > Y) + P(X = Y) / 2 for a run X of scores [runs, tasks] and a run Y of others."""
     scores, others = _scores(scores), _scores(others)
     if scores.shape[1] != others.shape[1]:
         raise ValueError(f"scores of {scores.shape[1]} tasks and of {others.shape[1]} cannot be compared")
@@ -45,9 +45,9 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
 
 
 def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 2000, seed: int = 0) -> Interval:
-    """Returns statistic(*scores) and its 95 % percentile interval, runs resampled within each task `n` times.
+    """statistic(*scores) with its 95 % percentile interval; runs are resampled within each task `n` times.
 
-    Each of `scores` is [runs, tasks] and resampled by itself. The same scores and seed give the same interval.
+    Each of `scores` is [runs, tasks] and resampled separately. The same scores and seed give the same interval.
     """
     rng = np.random.default_rng(seed)
     tables = [_scores(s) for s in scores]
@@ -61,20 +61,20 @@ class Sensitivity(NamedTuple):
 
     name: str
     means: dict[str, tuple[int, float]]
-    """value, or range of values -> (settings that have it, their mean score)."""
+    """Value, or range of values -> (number of settings with it, their mean score)."""
     spread: float
-    """Largest less smallest of these means."""
+    """Largest minus smallest of these means."""
     share: float
-    """Of the variance over all settings, what lies between these values; in [0, 1]. With few settings of each value it
-    is above 0 by chance alone."""
+    """The share of the variance over all settings that lies between these values, in [0, 1]. With few settings per
+    value it is above 0 by chance alone.
+    """
 
 
 def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float], bins: int = 3
                   ) -> list[Sensitivity]:
-    """Returns the effect of each swept setting on the scores [settings], the largest spread first.
+    """The effect of each swept setting on the scores [settings], the largest spread first.
 
-    `settings` hold name -> value. More than `bins` + 2 different numbers are put in `bins` ranges of as many settings
-    each, by their order.
+    `settings` map name -> value. More than `bins` + 2 different numbers are sorted into `bins` ranges of equal size.
     """
     values = np.asarray(scores, np.float64)
     effects = []
@@ -90,7 +90,7 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
 
 
 def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
-    """label -> places."""
+    """Label -> positions."""
     different = sorted(set(values), key=lambda v: (isinstance(v, str), v)) if _sortable(values) else list(
         dict.fromkeys(map(str, values)))
     if len(different) <= bins + 2 or not all(_number(v) for v in values):
@@ -110,7 +110,7 @@ def _number(value: Any) -> bool:
 
 
 def _resample(scores: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns [n, runs, tasks]."""
+    """[n, runs, tasks]."""
     return np.take_along_axis(scores[None], rng.integers(0, len(scores), (n, *scores.shape)), axis=1)
 
 

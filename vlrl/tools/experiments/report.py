@@ -1,4 +1,4 @@
-"""What a run achieved: the table before/after and the reward curve, read from the run folder. No torch."""
+"""The result of a run, read from its folder: the table before/after and the reward curve. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPLIT_COLORS = ("#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d")
 
 
 class Gain(NamedTuple):
-    """One metric of one split at the first and at the last evaluation."""
+    """One metric of one split at the first and the last evaluation."""
 
     split: str
     metric: str
@@ -32,12 +32,14 @@ class Gain(NamedTuple):
     before: Interval
     after: Interval
     gain: Interval
-    """Paired over the samples of both evaluations; NaN bounds where the store has no value per sample."""
+    """Paired over the samples of both evaluations; NaN bounds where no value per sample is stored."""
 
 
 def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
-    """Returns every metric of every split in eval.jsonl, from the first evaluation to the last one of at most `until`
-    completed steps (None: of all); the same one if only one.
+    """Every metric of every split in eval.jsonl, from the first to the last evaluation of at most `until` completed
+    steps (None = all).
+
+    First and last are the same where there is only one.
     """
     changes = []
     for split, (first, last) in _ends(run, until).items():
@@ -56,9 +58,9 @@ def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
 
 
 def summary_table(run: RunFolder) -> Table:
-    """Returns before, after and paired gain of each metric and split with 95 % intervals; one row each.
+    """Before, after and paired gain of each metric and split with 95 % intervals, one row each.
 
-    Of a mixture the reward over all, and every metric by task.
+    For a mixture: the reward over all tasks, and every metric by task.
     """
     rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
@@ -78,14 +80,14 @@ def summary_table(run: RunFolder) -> Table:
 
 
 def _breaks(run: RunFolder) -> Iterator[str]:
-    """Yields where what a split measures on changed last."""
+    """One note for each split whose samples or settings changed between evaluations."""
     last = {str(line["split"]): line for line in run.evals() if line.get("changed")}
     for split, line in last.items():
         yield f"{split} was changed before step {line['step']} ({', '.join(line['changed'])}): the gain begins there"
 
 
 def _best(run: RunFolder) -> Iterator[str]:
-    """Yields the best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
+    """One note for each split evaluated after a step: its best evaluation by the metric of checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[Mapping[str, Any]]] = {}
@@ -101,16 +103,17 @@ def _best(run: RunFolder) -> Iterator[str]:
 
 
 def main_gains(rows: list[Gain]) -> list[Gain]:
-    """Returns those of a table for people: without lengths, of a mixture the reward and the metrics of each task."""
+    """The rows for a printed table: without lengths; for a mixture the overall reward and the metrics of each task."""
     labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
     return [row for row in rows if "completion/" not in row.metric and (
         not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
 
 
 def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
-    """Draws the training reward per step and the held-out reward with 95 % intervals; `reward.png` in the run folder.
+    """Draws the training reward per step and the held-out reward with 95 % intervals, by default to reward.png in the
+    run folder.
 
-    Returns the path of the picture. Steps are steps completed by the weights that were measured.
+    Returns the path of the plot. Steps are those completed by the weights that were measured.
     """
     from matplotlib.figure import Figure
 
@@ -135,7 +138,7 @@ def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving mean [N] -> [N]; at both ends over the part of the window that holds data."""
+    """Centred moving mean [N] -> [N]; at both ends over the part of the window that has data."""
     total, at = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
     first, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
     return (total[end] - total[first]) / (end - first)
@@ -165,9 +168,7 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Returns the first and last evaluation of each split that measure on the same; of a repeated evaluation the newer
-    line counts.
-    """
+    """The first and last comparable evaluation of each split; of a repeated evaluation the newer line counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
@@ -175,8 +176,7 @@ def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any
 
 
 def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, float]]:
-    """metric, also as `<task>/<metric>` -> sample id -> mean over its answers, for what the rollouts of one evaluation
-    hold."""
+    """Metric, also as `<task>/<metric>` -> sample id -> mean over its answers, from the rollouts of one evaluation."""
     values: dict[str, dict[str, list[float]]] = {}
     columns = ["sample_id", "task", "reward", "correct", "parts", "metrics", "token_ids", "truncated"]
     for row in run.rollouts(step, split=split, columns=columns).to_pylist():
@@ -192,7 +192,7 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
 
 
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
-    """Returns the paired gain where the store has the metric per sample, else the plain difference without bounds."""
+    """The paired gain where the metric is stored per sample, else the plain difference without bounds."""
     before, after = (v.get(metric, {}) for v in values)
     both = sorted(before.keys() & after.keys())
     if not both:
@@ -210,13 +210,13 @@ def _number(value: Any) -> bool:
 
 
 def signed(gain: Interval) -> str:
-    """Returns a gain with its sign and its bounds, where it has some."""
+    """A gain with its sign and, where known, its bounds."""
     bounds = f" [{gain.low:+.3f}, {gain.high:+.3f}]" if np.isfinite(gain.low) else ""
     return f"{gain.mean:+.3f}{bounds}"
 
 
 def print_summary(run: RunFolder, steps: int, show: Callable[[Any], object]) -> None:
-    """Shows the table before/after, draws reward.png, and says where the model and the rollouts of a finished run are.
+    """Shows the table before/after, draws reward.png, and names the model and rollout files of a finished run.
 
     `steps` is the number of completed steps; `show` prints a line or a rich table.
     """

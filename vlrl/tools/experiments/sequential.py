@@ -24,31 +24,32 @@ import numpy as np
 
 Pair = tuple[str, str]
 Hypothesis = tuple[tuple[str, ...], ...]
-"""Groups of two and more algorithms that are equal within each; all others differ."""
+"""Groups of two or more algorithms that are equal within each group; all others differ."""
 MOST = 8
 """Algorithms at most: 8 have 4,139 hypotheses."""
 _TIE = 1e-9
-"""Sums that differ by less, as a share of the largest score, are equal."""
+"""Sums that differ by less than this share of the largest score are equal."""
 
 
 class InterimAnalysis(NamedTuple):
-    """What was found after a block."""
+    """The state of the test after one block."""
 
     block: int
-    """From 1."""
+    """Counts from 1."""
     statistics: dict[Pair, float]
     """|sum over blocks of (mean_a - mean_b)| of the pairs that were undecided before it."""
     thresholds: dict[Pair, float]
-    """What each has to exceed for the two alone to be called different; infinite where the level does not allow any
-    decision yet. Every other hypothesis by which they are equal has to be rejected too."""
+    """The value that each statistic has to exceed for this pair alone to be called different; infinite where the level
+    allows no decision yet. Every other hypothesis in which the pair is equal has to be rejected too.
+    """
     decided: dict[Pair, str]
     spent: float
-    """Largest level that a hypothesis has used so far."""
+    """Largest level that any hypothesis has used so far."""
 
 
 @dataclass
 class _Test:
-    """One hypothesis so far."""
+    """The state of one hypothesis."""
 
     thresholds: list[float] = field(default_factory=list)
     """b_k of each block."""
@@ -58,11 +59,11 @@ class _Test:
 
 @dataclass
 class Sequential:
-    """Compares every two of several algorithms, `n` new seeds of each a block, at most `blocks` blocks.
+    """Compares every pair of several algorithms: `n` new seeds of each per block, at most `blocks` blocks.
 
-    The probability of deciding between any two of equal score distributions is at most `alpha` over all blocks and
-    pairs. `resamples` is how many permutations are drawn of each hypothesis; of two algorithms alone all are counted
-    where they are fewer. The same scores and seed give the same decisions.
+    The probability of deciding for any pair with equal score distributions is at most `alpha` over all blocks and
+    pairs. `resamples` permutations are drawn for each hypothesis; for two algorithms alone all are enumerated where
+    there are fewer. The same scores and seed give the same decisions.
     """
 
     names: tuple[str, ...]
@@ -73,15 +74,15 @@ class Sequential:
     seed: int = 0
     looks: list[InterimAnalysis] = field(default_factory=list)
     decisions: dict[Pair, str] = field(default_factory=dict)
-    """Of decided pairs the higher one; "" after the last block where no difference is shown."""
+    """Decided pair -> the higher algorithm; "" after the last block where no difference is shown."""
     _scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _largest: dict[str, float] = field(default_factory=dict)
-    """By algorithm its largest |score| so far."""
+    """Algorithm -> its largest |score| so far."""
     _tests: dict[Hypothesis, _Test] = field(default_factory=dict)
     _drawn: dict[tuple[str, ...], list[np.ndarray]] = field(default_factory=dict)
-    """By group for each block [permutations]: the largest |sum of differences| up to it, in drawn labellings."""
+    """Group -> for each block [permutations]: the largest |sum of differences| up to it, under drawn labellings."""
     _sums: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
-    """By group [permutations, algorithms]: the sums of means up to the last of these blocks."""
+    """Group -> [permutations, algorithms]: the sums of means up to the last of these blocks."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(set(self.names)) == len(self.names) <= MOST:
@@ -94,18 +95,19 @@ class Sequential:
 
     @property
     def undecided(self) -> list[Pair]:
-        """Returns the pairs that further seeds may decide."""
+        """The pairs that further seeds may decide."""
         return [pair for pair in itertools.combinations(self.names, 2) if pair not in self.decisions]
 
     @property
     def waiting(self) -> list[str]:
-        """Returns the algorithms of undecided pairs, which need another block of seeds."""
+        """The algorithms of undecided pairs, which need another block of seeds."""
         return [name for name in self.names if any(name in pair for pair in self.undecided)]
 
     def add(self, scores: Mapping[str, Sequence[float]]) -> InterimAnalysis:
-        """Takes the scores [n] of a block for each of `waiting`, decides what it can, and returns the look.
+        """Takes the scores [n] of a block for each of `waiting`, decides pairs where possible, and returns the
+        analysis.
 
-        Raises ValueError where scores are missing, too many, or not finite.
+        Raises ValueError where scores are missing, superfluous, or not finite.
         """
         if set(scores) != set(self.waiting):
             raise ValueError(f"block {len(self.looks) + 1} needs scores of {self.waiting}, not of {list(scores)}")
@@ -137,7 +139,8 @@ class Sequential:
     def _examine(self, hypothesis: Hypothesis, test: _Test, k: int, maxima: dict[tuple[str, ...], np.ndarray]) -> None:
         """Sets threshold and level of a hypothesis after block k, and whether it is rejected.
 
-        `maxima` are those of groups in several hypotheses; a group that stands alone may count all labellings.
+        `maxima` caches groups that are part of several hypotheses; a group that stands alone may enumerate all
+        labellings.
         """
         alone = len(hypothesis) == 1 and len(hypothesis[0]) == 2
         for group in () if alone else hypothesis:
@@ -156,8 +159,8 @@ class Sequential:
         test.rejected = bool(statistics[k - 1, 0] > threshold)
 
     def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
-        """Returns [blocks, permutations]: the largest |sum of differences of means| of two of a group up to each block;
-        permutation 0 is the true labelling.
+        """[blocks, permutations]: the largest |sum of differences of means| between two of a group up to each block.
+        Permutation 0 is the true labelling.
         """
         scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
         if alone and math.comb(2 * self.n, self.n) ** len(scores) <= self.resamples:
@@ -173,27 +176,27 @@ class Sequential:
         return self._rounded(drawn, group)
 
     def _means(self, values: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Returns [permutations, algorithms]: the means of a block under these labellings."""
+        """[permutations, algorithms]: the means of a block under these labellings."""
         return values[at].reshape(len(at), -1, self.n).mean(axis=2)
 
     def _sum(self, pair: Pair) -> float:
-        """Returns the signed sum of a pair."""
+        """The signed sum of a pair."""
         means = [np.sum([block.mean() for block in self._scores[name]]) for name in pair]
         return float(self._rounded(means[0] - means[1], pair))
 
     def _rounded(self, sums: np.ndarray | list[np.ndarray] | float, group: Sequence[str]) -> np.ndarray:
-        """Makes equal sums equal that were added in another order."""
+        """Rounds, so that equal sums added in a different order are equal."""
         scale = self._scale(group)
         return np.round(np.asarray(sums) / scale, 12) * scale
 
     def _scale(self, names: Sequence[str]) -> float:
-        """Returns the largest score so far; it grows, so that a sum is rounded otherwise after a further block."""
+        """The largest score so far. It grows, so that a sum is rounded differently after a further block."""
         return max(1e-300, *(self._largest[name] for name in names))
 
 
 def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
-    """Returns every way in which some of the names are equal: the partitions of the names but the one of single ones,
-    without their single ones.
+    """Every way in which some of the names are equal: all partitions except the one into single names, without their
+    single names.
     """
     partitions: list[list[tuple[str, ...]]] = [[]]
     for name in names:
@@ -207,8 +210,8 @@ def _pairs(hypothesis: Hypothesis) -> list[Pair]:
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
-    """Returns the smallest b with P(M > b) <= level, and that probability, of maxima `top` in falling order out of
-    `started` permutations; (inf, 0) where not even the largest may be exceeded.
+    """The smallest b with P(M > b) <= level, and that probability, for maxima `top` in falling order out of `started`
+    permutations; (inf, 0) where not even the largest may be exceeded.
     """
     allowed = math.floor(level * started + 1e-9)
     if allowed < 0 or not len(top):
@@ -219,8 +222,8 @@ def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, floa
 
 @lru_cache(maxsize=64)
 def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Returns [resamples, size] places: a block's scores, taken at these, are those of the first algorithm, then of the
-    second ... under permuted labels; the first row is the true labelling.
+    """[resamples, size] positions: the scores of a block in this order are those of the first algorithm, then of the
+    second and so on, under permuted labels. The first row is the true labelling.
     """
     drawn = np.random.default_rng(seed).permuted(np.tile(np.arange(size), (resamples, 1)), axis=1)
     drawn[0] = np.arange(size)
@@ -229,7 +232,7 @@ def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _all_labellings(n: int, blocks: int) -> tuple[np.ndarray, ...]:
-    """Returns the same for each block of two algorithms: all labellings of all blocks."""
+    """All labellings of all blocks of two algorithms, one array like that of _labellings for each block."""
     size = 2 * n
     one = np.array([[*chosen, *sorted({*range(size)} - {*chosen})]
                     for chosen in itertools.combinations(range(size), n)])  # the first chooses 0 .. n - 1

@@ -1,4 +1,4 @@
-"""`vlrl compare --sequential`: seeds of several configs are run until a group-sequential test decides."""
+"""`vlrl compare --sequential`: runs seeds of several configs until a group-sequential test decides."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vlrl.tools.experiments.sequential import InterimAnalysis, Sequential
 
 @dataclass(frozen=True)
 class SequentialResult:
-    """What the test found, and the scores that it saw."""
+    """The finished test and the scores that it used."""
 
     test: Sequential
     metric: str
     split: str
     scores: dict[str, list[float]]
-    """config -> score of each seed, in the order of the seeds."""
+    """Config -> score of each seed, in the order of the seeds."""
     folder: Path
 
     @property
@@ -33,7 +33,7 @@ class SequentialResult:
         return sum(map(len, self.scores.values()))
 
     def plain(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
+        """The JSON value that `--json` prints."""
         pairs = [{"a": a, "b": b, "higher": higher or None} for (a, b), higher in self.test.decisions.items()]
         looks = [{"block": look.block, "spent": look.spent,
                   "statistics": {f"{a} - {b}": value for (a, b), value in look.statistics.items()},
@@ -49,12 +49,12 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
         split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
         jobs: int = 1, first_seed: int = 0, progress: Progress = no_progress,
         on_look: Callable[[InterimAnalysis], None] | None = None) -> SequentialResult:
-    """Runs blocks of `n` seeds of each config that is undecided against another, until all are decided or `blocks` are
-    over.
+    """Runs blocks of `n` seeds of each config that is still undecided against another, until all pairs are decided or
+    `blocks` blocks have run.
 
-    Runs lie in FOLDER/<config>-<seed>; what is finished there is not run again, so the same call goes on after an
-    interruption. All have the same held-out samples (data.seed). Writes sequential.json there after each block.
-    Raises ConfigError for configs or numbers that make no test, or that differ from those the folder was begun with.
+    Runs are in FOLDER/<config>-<seed>; a finished one is not repeated, so the same call continues after an
+    interruption. All use the same held-out samples (data.seed). Writes sequential.json there after each block. Raises
+    ConfigError for configs or numbers that make no test, or that differ from those the folder was begun with.
     """
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
@@ -84,7 +84,7 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
 
 
 def _names(configs: Sequence[str]) -> dict[str, str]:
-    """name -> path; the stem of the file, with its folder where two are equal."""
+    """Name -> path of each config; the name is the stem of the file, with its folder where two are equal."""
     stems = [Path(path).stem for path in configs]
     names = [stem if stems.count(stem) == 1 else f"{Path(path).absolute().parent.name}-{stem}"
              for path, stem in zip(configs, stems, strict=True)]

@@ -1,6 +1,6 @@
-"""How a run stands, read from its folder while it runs or afterwards: heartbeat, lock, the ends of the .jsonl files.
+"""The status of a run, read from its folder during or after the run: heartbeat, lock, the ends of the .jsonl files.
 
-Imports no torch. A file that is missing or half-written leaves its part of the answer empty.
+Imports no torch. A file that is missing or half-written leaves its part of the status empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vlrl.tools.stages.stage_list import FILE, StageList, read_stages
 ACTIVE = ("starting", "running", "stale")
 """States in which a process works on the run."""
 RECENT = 20
-"""Steps over which speed and trend are taken."""
+"""Steps over which speed and trend are computed."""
 _DEPTH = 3  # folders below the given one in which runs are looked for
 _LINES = 200  # of each file, from its end
 _BYTES = 1 << 20
@@ -32,34 +32,35 @@ _UNKNOWN_S = 1800.0  # without a completed step: loading a model and the first e
 
 @dataclass(frozen=True)
 class Status:
-    """One run. Numbers are None where the files do not tell."""
+    """One run. A number is None where the files do not hold it."""
 
     path: str
     state: str
     """starting, running, finished, interrupted, failed, stale (its process lives but reports nothing), dead (its
-    process is gone without a word), or unknown (no heartbeat)."""
+    process ended without a report), or unknown (no heartbeat).
+    """
     step: int | None = None
     """Steps completed."""
     steps: int | None = None
     steps_per_minute: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Seconds to the end at the speed of the last steps; None when it does not run."""
+    """Seconds to the end at the speed of the last steps; None unless it runs."""
     reward: float | None = None
-    """Of the last step."""
+    """Reward of the last step."""
     trend: float | None = None
-    """Mean reward of the last RECENT steps less that of as many before (at least two each)."""
+    """Mean reward of the last RECENT steps minus that of as many steps before (at least two each)."""
     evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Split -> the last line of eval.jsonl for it."""
     heartbeat_age_s: float | None = None
     pid: int | None = None
     host: str | None = None
     stages: Sequence[Status] = ()
-    """Of a run of several stages, those of each that has begun; its own numbers are of all together, or of the last."""
+    """The stages that have begun, for a run of several; its own numbers then cover all stages, or the last."""
 
 
 def find_runs(path: Path) -> list[Path]:
-    """Returns the run folders at or below `path`, by name. Raises RunError when there is none."""
+    """The run folders at or below `path`, by name. Raises RunError where there is none."""
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         if os.path.exists(path):
             raise RunError(f"{path} is no folder of a run: it is a file. Name a run folder, e.g. runs/quickstart.")
@@ -73,7 +74,7 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Returns whether a folder is that of a run."""
+    """Whether a folder is a run folder."""
     return any(os.path.isfile(path / name) for name in ("heartbeat.json", "metrics.jsonl", "run.lock", FILE))
 
 
@@ -86,7 +87,7 @@ def _below(path: Path, depth: int) -> list[Path]:
 
 
 def read_status(path: Path, now: float | None = None) -> Status:
-    """Returns the status of the run in a folder; `now` in seconds since 1970."""
+    """The status of the run in a folder; `now` in seconds since 1970."""
     now = time.time() if now is None else now
     stages = read_stages(path)
     if stages is not None:
@@ -110,7 +111,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
 
 
 def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
-    """Returns the status of a run of several stages: the state and figures of the last one that has begun."""
+    """The status of a run of several stages: state and figures of the last stage that has begun."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
     owner = read_json(known.folder / "run.lock")
@@ -148,12 +149,12 @@ def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool
 
 
 def _longest(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns seconds of the longest recent step, evaluations and checkpoints in it included."""
+    """Seconds of the longest recent step, including evaluations and checkpoints."""
     return max((s for r in records if (s := _number(r.get("time/total_s"))) is not None), default=None)
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Returns (seconds per step, tokens per second) over the last steps."""
+    """(seconds per step, tokens per second) over the last steps."""
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
     total = sum(s for s, _ in recent)
     timed = sum(s for s, rate in recent if rate is not None)
@@ -174,7 +175,7 @@ def _evals(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _tail(path: Path, count: int) -> list[dict[str, Any]]:
-    """Returns the last whole JSON objects of a .jsonl file that may be growing."""
+    """The last complete JSON objects of a .jsonl file that may still grow."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,12 +1,12 @@
-"""Which weights differ between two models: `vlrl compare --weights`.
+"""`vlrl compare --weights`: which weights differ between two models.
 
     changes = weight_changes(Path("runs/a"))              # a run's base model and its newest checkpoint
     changes.total.share, changes.kinds["language_model.layers.mlp.up_proj.weight"].share
 
-How much a run has touched, as in "Reinforcement Learning Finetunes Small Subnetworks in Large Language Models"
-(2505.11711): weights that differ by more than 1e-5 in the type that the first model is stored in. A checkpoint of
-float32 weights beside a base model in bfloat16 differs nearly everywhere by less than bfloat16 can hold; that share is
-counted apart (`lost`). Tensor by tensor and in blocks of rows, so neither model is in memory as a whole; LoRA factors
+How much of a model a run has changed, as in "Reinforcement Learning Finetunes Small Subnetworks in Large Language
+Models" (2505.11711): weights that differ by more than 1e-5 in the dtype of the first model. A float32 checkpoint beside
+a bfloat16 base model differs nearly everywhere by less than bfloat16 resolves; that share is counted separately
+(`lost`). Weights are read tensor by tensor in blocks of rows, so neither model is in memory as a whole; LoRA factors
 are multiplied out.
 """
 
@@ -33,35 +33,35 @@ from vlrl.store.files import read_json
 TOLERANCE = 1e-5
 _ADAPTER = "adapter_config.json"
 _BLOCK = 2**24
-"""Weights that are compared at a time."""
+"""Weights compared at a time."""
 _PREFIXES = {"model", "language_model", "base_model", "module"}
-"""Parts of names that one version of a library writes and another does not."""
+"""Parts of names that some library versions write and others do not."""
 
 
 @dataclass
 class Change:
-    """Counts over some weights."""
+    """Counts over a set of weights."""
 
     tensors: int = 0
     weights: int = 0
     changed: int = 0
-    """Differ by more than TOLERANCE in the type that the first model is stored in."""
+    """Weights that differ by more than TOLERANCE in the dtype of the first model."""
     equal: int = 0
-    """Are the same in that type."""
+    """Weights that are equal in that dtype."""
     lost: int = 0
-    """Of the equal ones those that differ in the type of the second model."""
+    """Of the equal ones, those that differ in the dtype of the second model."""
     distance: float = 0.0
-    """Euclidean, of the weights as they are stored."""
+    """Euclidean distance of the weights as stored."""
     norm: float = 0.0
-    """Of the first model's weights."""
+    """Euclidean norm of the first model."""
 
     @property
     def share(self) -> float:
-        """Returns the share of weights that changed, in [0, 1]."""
+        """The share of weights that changed, in [0, 1]."""
         return self.changed / self.weights if self.weights else 0.0
 
     def add(self, other: Change) -> None:
-        """Adds counts of other weights."""
+        """Adds the counts of other weights."""
         for name in ("tensors", "weights", "changed", "equal", "lost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.distance, self.norm = math.hypot(self.distance, other.distance), math.hypot(self.norm, other.norm)
@@ -75,18 +75,17 @@ class WeightChanges:
     b: str
     total: Change
     kinds: Mapping[str, Change]
-    """By the tensor's name without numbers of layers, the most changed first."""
+    """Counts by tensor name without layer numbers, the most changed first."""
     unmatched: tuple[str, ...] = field(default=())
     """Weights that only one of the two has."""
 
 
 def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
-    """Returns what differs between two models: folders, names of the Hub in the local cache, checkpoints, or run
-    folders (their newest checkpoint). Without `b` it is what the run or adapter `a` changed of its base model.
+    """The differences between two models: folders, Hub names in the local cache, checkpoints, or run folders (their
+    newest checkpoint). Without `b`, the changes of run or adapter `a` relative to its base model.
 
-    Of a LoRA adapter beside its base model, or beside another of the same base model, the products count. Raises
-    RunError where a model is not there, cannot be read, or has no weight in common with the other; ConfigError for
-    weights that are no plain numbers (4-bit) and for adapters other than LoRA.
+    For LoRA adapters the product of the factors counts. Raises RunError where a model is missing, cannot be read, or
+    has no weight in common with the other; ConfigError for quantized weights (4-bit) and for adapters other than LoRA.
     """
     second = _folder(str(a if b is None else b))
     first = _base(str(a), second) if b is None else _folder(str(a))
@@ -109,7 +108,7 @@ def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
 
 
 def _folder(name: str) -> Path:
-    """Returns the folder with the weights of a model."""
+    """The folder with the weights of a model."""
     if name.startswith("embedded/"):
         return embedded(name)
     if os.path.isdir(name):
@@ -126,7 +125,7 @@ def _folder(name: str) -> Path:
 
 
 def _base(name: str, folder: Path) -> Path:
-    """Returns the base model of a run or of an adapter."""
+    """The base model of a run or of an adapter."""
     adapter = (read_json(folder / _ADAPTER) or {}).get("base_model_name_or_path")
     if adapter:
         return _folder(str(adapter))
@@ -144,7 +143,7 @@ def _base(name: str, folder: Path) -> Path:
 
 
 class _Weights:
-    """The weights of a model by name, read piece by piece; those of an adapter are its base model's and its own."""
+    """The weights of a model by name, read in blocks; an adapter is added to its base model."""
 
     def __init__(self, folder: Path, stack: ExitStack):
         self.folder = folder
@@ -159,7 +158,7 @@ class _Weights:
         return tuple(file.get_slice(own).get_shape())
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Returns some rows of a weight, as it is stored; with an adapter in float32."""
+        """Rows of a weight as stored; in float32 with an adapter."""
         file, own = self.files[name]
         values = file.get_slice(own)[start:end] if self.shape(name) else file.get_tensor(own)[None]
         if not values.is_floating_point():
@@ -171,7 +170,7 @@ class _Weights:
 
 
 class _Adapter:
-    """A LoRA adapter: the two factors of each weight that it changes."""
+    """A LoRA adapter: two factors for each weight that it changes."""
 
     def __init__(self, folder: Path, stack: ExitStack):
         self.settings: dict[str, Any] = read_json(folder / _ADAPTER) or {}
@@ -187,7 +186,7 @@ class _Adapter:
             self.factors.setdefault(f"{match[1]}.weight", {})[match[2]] = place
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Returns some rows of B A times its scale, float32."""
+        """Rows of B A times the scale, float32."""
         both = self.factors[name]
         (file_a, a), (file_b, b) = both["A"], both["B"]
         first, second = file_a.get_tensor(a).float(), file_b.get_slice(b)[start:end].float()
@@ -200,7 +199,7 @@ class _Adapter:
 
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
-    """Returns name, less what versions of libraries differ in -> open file and name there."""
+    """Name, without parts that differ between library versions -> (open file, name in that file)."""
     tensors: dict[str, tuple[Any, str]] = {}
     own: dict[str, tuple[Any, str]] = {}
     try:
@@ -248,7 +247,7 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def plain(changes: WeightChanges) -> dict[str, Any]:
-    """Returns what `--json` prints."""
+    """The JSON value that `--json` prints."""
     def counts(change: Change) -> dict[str, Any]:
         return {**change.__dict__, "share": change.share}
 

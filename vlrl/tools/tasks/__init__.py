@@ -1,1 +1,1 @@
-"""A task without a model: begun, listed, scored."""
+"""Tasks without a model: scaffolded, listed, scored."""

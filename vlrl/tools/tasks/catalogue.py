@@ -1,4 +1,4 @@
-"""The tasks that come with vlrl: their parts, settings, and the configs that use them."""
+"""The built-in tasks: reward parts, settings, and the configs that use them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class TaskInfo:
     parts: dict[str, Weight]
     """Part -> weight in the reward."""
     settings: tuple[Setting, ...]
-    """Its own, beside those of every task (prompt, prompts, system, coordinates, rewards)."""
+    """Its own settings, without those of every task (prompt, prompts, system, coordinates, rewards)."""
     configs: tuple[str, ...]
-    """Configs that come with vlrl and use it."""
+    """Shipped configs that use it."""
 
 
 def tasks() -> list[TaskInfo]:
-    """Returns every task that comes with vlrl, by name."""
+    """Every built-in task, by name."""
     used = _configs()
     return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
 

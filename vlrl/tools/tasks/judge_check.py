@@ -1,12 +1,12 @@
-"""`vlrl judge check`: a judge, and the task's own rule, against answers that people judged.
+"""`vlrl judge check`: compares a judge, and the task's own rule, with answers that people judged.
 
     {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
     {"sample": {"id": "7", "question": "2 + 2?", "answer": "4"}, "answer": "four", "correct": true}
     {"id": "train-3", "responses": ["<answer>4</answer>", "<answer>5</answer>"], "better": 1}
 
-Of answers: agreement with the labels, false positives and negatives, verdicts that other wordings of the same question
-change (reWordBench, 2503.11751), and wrong answers that pay once they talk to the judge. Of pairs: agreement, and what
-the order decides. The rule is the task's `correct`.
+For answers: agreement with the labels, false positives and negatives, verdicts that change when the same question is
+reworded (reWordBench, 2503.11751), and wrong answers that are accepted once they address the judge. For pairs:
+agreement, and the effect of the order. The rule is the task's `correct`.
 """
 
 from __future__ import annotations
@@ -63,41 +63,41 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Agreement:
-    """Verdicts against labels. Shares are null where there is nothing to divide by."""
+    """Verdicts against labels. A share is null where its denominator is 0."""
 
     answers: int = 0
     unanswered: int = 0
-    """Without a verdict; in no other figure."""
+    """Answers without a verdict; they are in no other figure."""
     agreement: float | None = None
     false_positives: int = 0
     false_positive_rate: float | None = None
-    """Of the wrong answers."""
+    """Share of the wrong answers."""
     false_negatives: int = 0
     false_negative_rate: float | None = None
-    """Of the correct answers."""
+    """Share of the correct answers."""
 
 
 @dataclass(kw_only=True)
 class Audit:
-    """What `vlrl judge check` finds."""
+    """The result of `vlrl judge check`."""
 
     judge: Agreement | None = None
     rule: Agreement | None = None
     reworded: float | None = None
-    """Share of verdicts that another wording of the question changes."""
+    """Share of verdicts that change when the question is reworded."""
     injected_accepted: float | None = None
-    """Share of the wrong answers that are called right once they talk to the judge."""
+    """Share of the wrong answers that are accepted once they address the judge."""
     pairs: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Returns it for JSON."""
+        """As JSON."""
         return asdict(self)
 
 
 @prints_aside()
 def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
-    """Asks the judge about every row, and the task's rule; without a judge the rule alone.
+    """Asks the judge and the task's rule about every row; without a judge the rule only.
 
     Raises DataError naming file and row, ConfigError where the file has no rows.
     """
@@ -122,7 +122,7 @@ def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
 
 
 def read(task: Task, file: Path) -> tuple[list[LabelledAnswer], list[Pair]]:
-    """Returns the labelled answers and pairs of a file. Raises DataError naming file and row."""
+    """The labelled answers and pairs of a file. Raises DataError naming file and row."""
     rows = read_rows(file)
     if not rows:
         raise ConfigError(f'{file} has no rows; each is {{"id" or "sample", "answer": text, "correct": true}}, or has '
@@ -179,8 +179,8 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Returns how often the better answer is preferred, how often the order decides, and how much the first place helps
-    (share of "first" less one half).
+    """How often the better answer is preferred, how often the order decides, and the bias towards the first position
+    (share of "first" minus one half).
     """
     if not pairs:
         return {}

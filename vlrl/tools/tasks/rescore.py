@@ -1,8 +1,8 @@
-"""Scores the saved rollouts of a run again and compares: what an edited reward would have given the same answers.
+"""Scores the stored rollouts of a run again and compares: the effect of an edited reward on the same answers.
 
     comparison = compare(task, RunFolder("runs/quickstart"), steps=range(0, 20))
 
-Samples come from the rollout files, so no data file, model or image is read; a scorer that opens `sample.media` finds
+Samples come from the rollout files: no data file, model or image is read, and a scorer that opens `sample.media` finds
 none. Parts that need a service of training are left out of the new reward.
 """
 
@@ -34,7 +34,7 @@ _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "complet
 
 @dataclass(frozen=True)
 class RescoredGroup:
-    """One group under the stored and under the new reward; lists have one entry per rollout."""
+    """One group under the stored and the new reward; lists have one entry per rollout."""
 
     group_id: str
     sample_id: str
@@ -49,14 +49,14 @@ class RescoredGroup:
     skipped: list[str]
     """Parts that need a service."""
     template_known: bool
-    """Whether the stored prompt says which of the task's templates was asked."""
+    """Whether the stored prompt contains one of the task's templates."""
 
     @property
     def order(self) -> tuple[float, float | None]:
-        """How far the order of the answers changed, and Kendall's tau-b between the two rewards.
+        """How much the order of the answers changed, and Kendall's tau-b between the two rewards.
 
-        The change is the mean over pairs of answers: 1 = swapped, 1/2 = a tie made or broken. Tau is None where one of
-        the two gives every answer the same. Unscorable answers are left out.
+        The change is the mean over pairs of answers: 1 = swapped, 1/2 = a tie made or broken. Tau is None where one
+        reward is equal for all answers. Unscorable answers are left out.
         """
         both = [(a, b) for a, b in zip(self.old, self.new, strict=True) if a is not None and b is not None]
         if len(both) < 2:
@@ -83,29 +83,29 @@ class _Mean:
 
 @dataclass
 class RewardComparison:
-    """What changed over all groups. `means` has (old, new) per part, and of the reward under "reward"."""
+    """The changes over all groups. `means` has (old, new) per part, and for the reward under "reward"."""
 
     rollouts: int = 0
     groups: int = 0
     changed: int = 0
-    """Rollouts whose reward is another number, or became scorable or unscorable."""
+    """Rollouts with a different reward, or that became scorable or unscorable."""
     errors: int = 0
     first_error: str | None = None
     reordered: int = 0
     """Groups in which at least one pair of answers changed its order or tie."""
     flat: list[int] = field(default_factory=lambda: [0, 0])
-    """Groups without any difference in reward: before and now."""
+    """Groups with equal rewards: before and now."""
     taus: _Mean = field(default_factory=_Mean)
     """Kendall's tau-b over the groups that differ under both rewards."""
     means: dict[str, tuple[_Mean, _Mean]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     unknown_templates: int = 0
-    """Groups scored under the first template, as none of the task's templates stands in their prompt."""
+    """Groups scored with the first template, as none of the task's templates is in their prompt."""
     most_changed: list[tuple[float, int, RescoredGroup]] = field(default_factory=list)
     """(change, -number, group), unordered; see `top`."""
 
     def add(self, group: RescoredGroup, keep: int) -> None:
-        """Counts one group and keeps it if it is among the `keep` whose order changed most."""
+        """Counts one group, and keeps it if it is among the `keep` whose order changed most."""
         self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
         self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
         errors = [e for e in group.errors if e]
@@ -132,11 +132,11 @@ class RewardComparison:
 
     @property
     def top(self) -> list[RescoredGroup]:
-        """The groups kept, the most changed first."""
+        """The kept groups, the most changed first."""
         return [group for _, _, group in sorted(self.most_changed, key=lambda entry: entry[:2], reverse=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; `parts` has {old, new} means, null where there is no such part."""
+        """As JSON; `parts` has {old, new} means, null where there is no such part."""
         means = {name: {"old": old.value, "new": new.value} for name, (old, new) in self.means.items()}
         groups = [{"group_id": g.group_id, "sample_id": g.sample_id, "step": g.step, "change": g.order[0],
                    "tau": g.order[1], "answers": [
@@ -153,10 +153,8 @@ class RewardComparison:
 
 def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
             progress: Callable[[int, int], None] = lambda done, total: None) -> RewardComparison:
-    """Returns the comparison over the training rollouts of `run` in `steps` (all when None), or the evaluations of
-    `split`.
-
-    `progress` is called with the steps done and their number. Raises RunError when the run has no such rollouts.
+    """The comparison over the training rollouts of `run` in `steps` (None = all), or the evaluations of `split`.
+    `progress` is called with steps done and their number. Raises RunError where the run has no such rollouts.
     """
     stored = stored_steps(run, split)
     wanted = [step for step in stored if steps is None or step in steps]
@@ -176,7 +174,7 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
 
 
 def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
-    """Returns the steps of which there are rollouts, in order. Raises RunError when there is no run folder."""
+    """The steps with stored rollouts, in order. Raises RunError where there is no run folder."""
     if not os.path.isdir(run.path):
         what = "is a file" if os.path.exists(run.path) else "does not exist"
         raise RunError(f"{str(run.path)!r} is no run folder: it {what}. Give the run.dir of a run, e.g. "
@@ -187,7 +185,7 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 @prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> RescoredGroup:
-    """Scores one stored group again, beside the answers of variants that were drawn for it."""
+    """Scores one stored group again, with the answers of the variants drawn for it."""
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]
@@ -217,7 +215,7 @@ def _answer(row: Mapping[str, Any]) -> Answer:
 
 
 def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[PastAction, ...]:
-    """Returns the actions of an episode; pictures of their observations are left out."""
+    """The actions of an episode, without the images of their observations."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
     return tuple(PastAction(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
                        parts=dict(t["parts"] or ()), state=t["state"], done=bool(t["done"]), error=t["error"])
@@ -234,7 +232,7 @@ def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[
 
 
 def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
-    """Returns the sample as it was scored, and whether the stored prompt holds one of several templates."""
+    """The sample as it was scored, and whether the stored prompt contains one of several templates."""
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):

@@ -32,10 +32,10 @@ _COLOURS = ("red", "green", "blue", "black")
 
 
 def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
-    """Writes the files of a new task of a kind and returns them, the task first.
+    """Writes the files of a new task of a kind and returns their paths, the task first.
 
-    Raises ConfigError for a name that cannot be a module or hides another one, for a file that is there already and for
-    a folder that cannot be written.
+    Raises ConfigError for a name that cannot be a module or hides another one, for a file that exists, and for a folder
+    that cannot be written.
     """
     check_name(name)
     rows = kind == "rows"
@@ -58,15 +58,13 @@ def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
 
 
 def class_name(name: str) -> str:
-    """Returns `count_mugs` -> `CountMugs`; with `Task` after it where that is the name of something the file
-    imports.
-    """
+    """`count_mugs` -> `CountMugs`; with `Task` appended where the file imports something of that name."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{camel}Task" if camel in _USED else camel
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError, with a way out, for a name that cannot be a task's file."""
+    """Raises ConfigError, with a suggestion, for a name that cannot be a task's file."""
     problem = _name_problem(name)
     if problem:
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name.removesuffix(".py"))
@@ -92,8 +90,8 @@ def _name_problem(name: str) -> str | None:
 
 
 def _installed(name: str) -> bool:
-    """Returns whether a package of this name is installed; files in the working directory and beside task files do not
-    count."""
+    """Whether a package of this name is installed; files in the working directory and beside task files do not count.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -103,7 +101,7 @@ def _installed(name: str) -> bool:
 
 
 def _write_rows(folder: Path) -> list[Path]:
-    """Returns 8 drawn pictures and a row for each: 6 to train on, 2 held out."""
+    """Draws 8 images with a row each: 6 to train on, 2 held out."""
     (folder / "images").mkdir(parents=True)
     rows = [_draw(folder, number) for number in range(8)]
     written = []

@@ -40,8 +40,7 @@ _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 def score_lines(task: Task, lines: Iterable[bytes], root: Path,
                 provided: ServiceSet | None = None) -> Iterator[tuple[str, VlrlError | None]]:
-    """Yields (JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be
-    used.
+    """(JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be used.
 
     The error names the line, counted from 1. One line is held at a time; `root` is the folder of relative media paths.
     """
@@ -58,7 +57,7 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path,
 
 @prints_aside()
 def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceSet | None = None) -> dict[str, Any]:
-    """Returns the rewards of one row as in the module's example, with the services that are `provided`.
+    """The rewards of one row as in the module's example, with the services that are `provided`.
 
     Raises DataError for a malformed row, TaskError for a task that breaks its contract.
     """
@@ -92,7 +91,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
-    """Returns the task of a row and its label; of a config with one task that, and "" as label."""
+    """The task of a row and its label; "" as label for a config with one task."""
     label = row.get("task")
     if not task.labels:
         return task, ""
@@ -108,7 +107,9 @@ def to_json(value: Any) -> str:
 
 
 class _Watched(Coordinates):
-    """A task's coordinates; `error` keeps the first row they could not convert, which scoring takes for a part of 0."""
+    """A task's coordinates; `error` keeps the first row that could not be converted, which scoring would count as a
+    part of 0.
+    """
 
     def __init__(self, given: Coordinates):
         self.given = given
@@ -134,7 +135,9 @@ class _Watched(Coordinates):
 
 @contextmanager
 def _watched(task: Task, sample: Sample) -> Iterator[None]:
-    """Raises the DataError of a row that could not be converted, e.g. for want of `processed_size`, at the end."""
+    """Raises, at the end of the block, the DataError of a row that could not be converted, e.g. without
+    `processed_size`.
+    """
     given, watched = task.coordinates, _Watched(task.coordinates)
     task.coordinates = watched
     try:
@@ -148,7 +151,7 @@ def _watched(task: Task, sample: Sample) -> Iterator[None]:
 
 
 def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
-    """Has a task that answers in processed pixels convert some box, which no completion of the row may hold."""
+    """Makes a task that answers in processed pixels convert a box, as no completion of the row may hold one."""
     try:
         if given.used(sample) == "processed":
             task.oracle(sample)
@@ -207,7 +210,7 @@ def _whole(row: Mapping[str, Any], key: str) -> int:
 
 
 def _refuse_misspelt(row: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Other keys are the user's own and stay unread, unless one looks like a slip of the pen."""
+    """Other keys are the user's own and are ignored, unless one looks like a typo."""
     for key in row:
         near = "" if key in known else did_you_mean(key[:40], [k for k in known if k not in row])
         if near:
