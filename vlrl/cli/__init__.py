@@ -1,4 +1,4 @@
-"""The `vlrl` command and its subcommands: arguments, help and printed words. The work is done by the packages below.
+"""The `vlrl` command and its subcommands: arguments, help and printed text; vlrl/tools does the work.
 
 The app is imported only inside the commands that open it.
 """

@@ -1,4 +1,6 @@
-"""`vlrl compare`: which of two models is better, on the samples that both answered; `vlrl sweep`: which settings."""
+"""`vlrl compare`: which of two models is better, on the samples that both answered; `vlrl sweep`: which settings are
+best.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +72,11 @@ def compare(
 ) -> None:
     """Compare two models on the samples that both answered, paired by content: is one better, and where?
 
-    Reads the stored answers of evaluations. Samples are the same when picture, prompt and target are; an id alone says
-    nothing. With several runs a side the interval holds how much seeds vary. Exit code 0 whatever is found.
+    Reads the stored answers of evaluations. Samples are the same when image, prompt and target are; an id alone says
+    nothing. With several runs a side the interval includes the variation over seeds. The exit code is 0 for any result.
 
-    With --sequential it starts the runs itself and stops at the first block of seeds that decides; the same command
-    goes on after an interruption. With --weights nothing is evaluated: the files of the weights are read.
+    With --sequential it starts the runs itself, and stops at the first block of seeds that decides. The same command
+    continues after an interruption.
     """
     own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
     if weights or forms:

@@ -1,6 +1,4 @@
-"""`vlrl data convert` and `split`; checking.py, making.py, difficulty.py, publishing.py, overlapping.py,
-synthesizing.py and distilling.py have the others.
-"""
+"""`vlrl data`: the group, with `convert` and `split`; the other subcommands are in data_*.py."""
 
 from __future__ import annotations
 
@@ -103,8 +101,8 @@ def split(
 ) -> None:
     """Split a data file into train.jsonl and heldout.jsonl so that nothing leaks from one to the other.
 
-    Rows of one group, of one image or video, or of pictures that look alike stay on one side; each category keeps its
-    share as far as groups allow. The same seed gives the same split, in whatever order the rows stand.
+    Rows of one group, of one image or video, or of images that look alike stay on one side; each category keeps its
+    share as far as groups allow. The same seed gives the same split, whatever the order of the rows.
     """
     from vlrl.tools.datasets.split import split_file
 

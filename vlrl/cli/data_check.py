@@ -1,4 +1,4 @@
-"""`vlrl data check`: every problem of files of rows, and what they hold."""
+"""`vlrl data check`: every problem of files of rows, and a summary of their content."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def _view(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
-    """Returns what shows a sample: as the config's model sees it, or without one in the row's own words."""
+    """A function that shows a sample: as the config's model sees it, or without a config in the row's own fields."""
     from vlrl.config.schema import LimitsSettings
 
     if config is None or task is None:
@@ -119,8 +119,8 @@ def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Sample
 
 
 def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
-    """The files of names that stand for some (a pattern, folder@split, a data set of the Hub), and the folder
-    of their media where it is not that of each file.
+    """The files that the names stand for (a pattern, folder@split, a data set of the Hub), and the folder of their
+    media where it is not that of each file.
     """
     from vlrl.data import located, several
 

@@ -51,7 +51,7 @@ def difficulty(
     """Measure how hard each training prompt is for a model, and write it as columns beside the rows.
 
     Each prompt is answered k times, as in training. Column pass_at_k is the share of right answers (curriculum.part at
-    least curriculum.pass_at), difficulty is 1 - pass_at_k. The same command goes on where it was stopped.
+    least curriculum.pass_at), difficulty is 1 - pass_at_k. The same command resumes after a stop.
     """
     words = [] if temperature is None else [f"rollout.temperature={json.dumps(temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
@@ -93,7 +93,7 @@ def difficulty(
 
 
 def _check_out(out: Path, config: Config, force: bool) -> None:
-    """Raises before anything is measured when the file could not be written."""
+    """Raises, before anything is measured, where the file cannot be written."""
     from vlrl.data import check_suffix
 
     check_suffix(out)
@@ -110,7 +110,7 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 
 
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
-    """The command that trains with the columns; "" for another split than that of training."""
+    """The command that trains with the columns; "" for a split other than that of training."""
     from vlrl.data import read_rows
     from vlrl.data.sources.reading import recognised_format
 
@@ -142,7 +142,7 @@ def _show(summary: Summary, answers: int, out: Path, picture: Path, follow: str)
 
 
 def _table(summary: Summary) -> Table:
-    """Returns prompts by the share of right answers, a line for each category below."""
+    """Prompts by the share of right answers: a row for all, then one for each category."""
     from rich.text import Text
 
     lines: dict[str, Any] = {"all": summary.histogram}

@@ -1,4 +1,4 @@
-"""`vlrl data distill`: answers of a teacher behind a server, kept where the task says that they are right."""
+"""`vlrl data distill`: answers of a teacher behind a server, kept where the task scores them as right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlrl data overlap`: what held-out rows share with those of train."""
+"""`vlrl data overlap`: content that held-out rows share with training rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def overlap(
                                       "all.")] = 50,
     json: AsJson = False,
 ) -> None:
-    """Look for held-out rows that train gives away: pictures, also resized, recompressed or cropped, and texts.
+    """Find held-out rows whose content is in the training rows: images, also resized, recompressed or cropped, and
+    texts.
 
     Changes nothing. Exits with 1 where something is found; `vlrl data split` makes files that share nothing.
     """

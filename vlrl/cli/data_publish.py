@@ -53,8 +53,8 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
          dry_run: DryRun = False) -> None:
     """Upload a run's rollouts to the Hugging Face Hub, as `vlrl data export` writes them; private unless --public.
 
-    Without --with-media no picture is sent. Paths and names of this machine, and secrets of the environment, are taken
-    out of the texts. HF_TOKEN is the token, HF_ENDPOINT another Hub. A data set of this name that exists gets another
+    Without --with-media no image is sent. Paths and names of this machine, and secrets of the environment, are removed
+    from the texts. HF_TOKEN is the token, HF_ENDPOINT another Hub. An existing data set of this name gets another
     commit.
     """
     from vlrl.tools.hub import push as hub_push
@@ -72,8 +72,7 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
 
 
 def ready(target: HubTarget, dry_run: bool) -> None:
-    """Raises ConfigError, before anything takes time, for a name that is none and, if it is to be sent, without a
-    token."""
+    """Raises ConfigError, before anything slow, for a malformed name and, unless it is a dry run, without a token."""
     from vlrl.tools.hub import push as hub_push
 
     hub_push.check_name(target)
@@ -82,7 +81,7 @@ def ready(target: HubTarget, dry_run: bool) -> None:
 
 
 def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
-    """Prints what is sent, or would be: every file and its size."""
+    """Prints every file that is sent, or would be, with its size."""
     from vlrl.tools.hub.push import sizes
 
     listed = sizes(files)
@@ -104,7 +103,7 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
 
 
 def _notes(run: Path) -> Notes:
-    """The notes that the inspector keeps beside the run; those on the folder alone count too."""
+    """The notes that the inspector keeps beside the run, and those on the folder alone."""
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     notes = {}

@@ -1,4 +1,4 @@
-"""`vlrl data synthesize`: new training prompts, of the task or of a generator, kept where a model is at times right."""
+"""`vlrl data synthesize`: new training prompts by the task or a generator, kept where a model solves them sometimes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _SHOWN = 3  # instructions that are printed
     "-o new.jsonl    a model writes new rows for the weaknesses of runs/a")
 @takes_requests
 def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = None, as_json: AsJson = False) -> None:
-    """Make new training prompts, by the task or by a generator, and keep those that the model solves at times.
+    """Make new training prompts, by the task or by a generator, and keep those that the model solves sometimes.
 
-    The task web walks over its pages, clicking and typing at random, and what a walk brings about becomes an
-    instruction that a rule checks on the page (MobileGUI-RL). With --failed it varies prompts at which a model fails
-    instead (WebRL): another content of the page, another element, a sub-goal more or fewer. A task with knobs makes
-    samples with knobs anywhere in their ranges, or near to those of the parents.
+    The task web walks over its pages, clicking and typing at random, and the result of a walk becomes an instruction
+    that a rule checks on the page (MobileGUI-RL). With --failed it varies prompts at which a model fails instead
+    (WebRL): other content on the page, another element, one sub-goal more or fewer. A task with knobs makes samples
+    with knobs anywhere in their ranges, or close to those of the parents.
 
-    With --endpoint a model behind a server writes a variation of each parent: of the training rows, or of what --failed
-    or --recipe chooses. Its right answer is what the task works out, or what more than half of a teacher's answers say;
-    nothing that the generator says of it counts. Every reply is on the disk as soon as it comes, and is paid once.
+    With --endpoint a model behind a server writes a variation of each parent: of the training rows, or of those that
+    --failed or --recipe chooses. The right answer is the one that the task works out, or the one that more than half of
+    a teacher's answers give; nothing that the generator says about it counts. Every reply is written to disk as soon as
+    it arrives, and paid for once.
 
-    A candidate says and shows nothing that another one or a held-out row does. Each is tried k times by the model, as
-    in training, and kept where it is right at least once and not always. The rows say how they were made (generator,
-    parent, verifier) and how often they were solved (pass_at_k). Those not kept go to FILE's name with .refused before
-    the ending. The same command goes on where it was stopped; it ends with exit code 1 where a server left something
-    out.
+    A candidate repeats neither another one nor a held-out row. The model tries each k times, as in training, and it is
+    kept if it is right at least once and not always. The rows record how they were made (generator, parent, verifier)
+    and how often they were solved (pass_at_k). Rejected ones go to FILE's name with .refused before the ending. The
+    same command resumes after a stop; it exits with 1 where a server left something out.
     """
     words = [] if request.temperature is None else [f"rollout.temperature={json.dumps(request.temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
@@ -119,7 +119,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
 
 
 def _check_out(places: SynthesisFiles, force: bool) -> None:
-    """Raises before anything is done when the files could not be written."""
+    """Raises, before anything is done, where the files cannot be written."""
     from vlrl.data import check_suffix
     from vlrl.tools.synthesis.synthesize import goes_on
 

@@ -1,4 +1,4 @@
-"""What `vlrl train --dry-run` prints."""
+"""The output of `vlrl train --dry-run`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 4000  # characters of one text that are printed
 
 
 def run(config: Config, as_json: bool) -> None:
-    """Checks the config and prints what was found; exits with 1 when there is a problem."""
+    """Checks the config and prints the report; exits with 1 where there is a problem."""
     from rich.console import Console
 
     from vlrl.tools.machine import dryrun
@@ -39,7 +39,7 @@ def run(config: Config, as_json: bool) -> None:
 
 
 def run_stages(config: Config, as_json: bool) -> None:
-    """Checks every stage of the config likewise."""
+    """Checks every stage of the config in the same way."""
     from rich.console import Console
 
     from vlrl.tools.machine.needs import of_stages
@@ -120,7 +120,7 @@ def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
 
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of everything that is known."""
+    """(name, text) of everything that is known."""
     from vlrl.tools.machine import memory
 
     yield "run", report.run
@@ -197,5 +197,5 @@ def _oracle(oracle: ScoredOracle) -> Iterator[tuple[str, str]]:
 
 
 def _clean(text: str, encoding: str) -> str:
-    """Returns text that cannot steer the terminal."""
+    """Text without characters that could control the terminal or that it cannot show."""
     return printable(text, _MOST).encode(encoding, "replace").decode(encoding)

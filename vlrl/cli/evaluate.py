@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
-"""Counts in a line of eval.jsonl of samples that no metric holds."""
+"""Counts of samples, in a line of eval.jsonl, that are in no metric."""
 
 
 @examples(
@@ -42,10 +42,11 @@ _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
 def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, as_json: AsJson = False) -> None:
     """Measure a model on a config's task, with 95 % intervals over the samples.
 
-    The run folder is neither locked nor changed, so a run may go on meanwhile.
+    The run folder is neither locked nor changed, so its run may be in progress.
 
-    Several answers, seeds, temperatures, wordings or limits, or a server: every combination is measured, and answers,
-    numbers and a plot are kept in a folder, where the same command goes on after a kill (docs/evaluation.md).
+    With several answers, seeds, temperatures, wordings or limits, or with a server, every combination is measured, and
+    answers, numbers and a plot are kept in a folder, from which the same command resumes after a kill
+    (docs/evaluation.md).
     """
     _check(request)
     given = {"splits": request.splits or None, "samples": request.samples,
@@ -170,7 +171,7 @@ def _metric_table(rows: Iterable[tuple[str, str, str, Mapping[str, Any]]], seeds
 
 
 def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
-    """One record per split, and its answers in the folder `rollouts`."""
+    """One record per split; the answers go to the folder `rollouts`."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside

@@ -48,10 +48,10 @@ def export(
 ) -> None:
     """Write a checkpoint as a model folder for from_pretrained, vLLM or the hub; an adapter is merged into its base.
 
-    What was written is loaded again, and log-probabilities on a prompt with an image are compared.
+    The written model is loaded again, and log-probabilities on a prompt with an image are compared.
 
-    With --push nothing leaves that says where it was made: no path, host or user, no secret of the environment, and no
-    picture without --with-media. HF_TOKEN is the token, HF_ENDPOINT another Hub. A model of this name that exists gets
+    With --push nothing is sent that tells where it was made: no path, host or user, no secret of the environment, and
+    no image without --with-media. HF_TOKEN is the token, HF_ENDPOINT another Hub. An existing model of this name gets
     another commit.
     """
     from vlrl.store.checkpoint import find
@@ -153,7 +153,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
 
 
 def _there(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
-    """Returns what `folder` holds where it is this very export, of a push that was cut off; else exports."""
+    """The export that `folder` holds already, from a push that was interrupted; else exports."""
     from vlrl.tools.hub import model_release as publishing
 
     known = publishing.recorded(source, folder, form)

@@ -49,9 +49,9 @@ def inspect(
              "May be repeated.")] = None,
     opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Look into runs in the browser: curves, every answer with pictures and tokens, comparisons, a playground.
+    """Inspect runs in the browser: curves, every answer with images and tokens, comparisons, a playground.
 
-    Reads run folders only, also of runs that go on. Nothing is sent to another machine. Ctrl-C ends it.
+    Reads run folders only, also of runs in progress. Nothing is sent to another machine. Ctrl-C ends it.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

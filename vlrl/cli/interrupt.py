@@ -1,4 +1,4 @@
-"""Ctrl-C while the command is still being imported ends it without a traceback; the shell sees 130."""
+"""Ends the command without a traceback on Ctrl-C during its imports; the shell sees 130."""
 
 from __future__ import annotations
 

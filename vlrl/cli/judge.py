@@ -27,11 +27,11 @@ def check(
         "Config with the task, its data files and services.judge, e.g. my.yaml."))] = None,
     json: AsJson = False,
 ) -> None:
-    """Compares a judge with answers that people judged, and the task's own rule with the same answers.
+    """Compares a judge, and the task's own rule, with answers that people judged.
 
-    Agreement, false positives and negatives, verdicts that another wording changes, wrong answers that are accepted
-    once they talk to the judge, the bias of the order in pairs, and what it cost. Without services.judge.url the rule
-    alone is checked.
+    Reports agreement, false positives and negatives, verdicts that change when the question is reworded, wrong answers
+    that are accepted once they address the judge, the bias of the order in pairs, and the cost. Without
+    services.judge.url only the rule is checked.
     """
     from vlrl.services.judge import Judge
     from vlrl.tools.tasks.judge_check import audit

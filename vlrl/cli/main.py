@@ -1,7 +1,7 @@
-"""The `vlrl` command: what it can do, and how an error or Ctrl-C becomes a message and an exit code.
+"""The `vlrl` command: its subcommands, and how an error or Ctrl-C becomes a message and an exit code.
 
-Exit codes: 0 only on success; 1 an error that the message explains, or a check that failed; 2 the command line itself
-is wrong; 130 stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP after saving.
+Exit codes: 0 only on success; 1 an error that the message explains, or a check that failed; 2 a wrong command line; 130
+stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP after saving.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def train_script(argv: Sequence[str]) -> int:
 
 
 class _Printable(logging.Formatter):
-    """Warnings hold ids and names of data files, which must not steer the terminal."""
+    """Warnings hold ids and names from data files, which must not control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), _MOST)
@@ -120,7 +120,7 @@ def _run(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _noted(message: str, error: BaseException) -> str:
-    """With what a run that ended by the error has saved."""
+    """The message with the notes of a run that was saved before the error."""
     return " ".join([message, *getattr(error, "__notes__", ())]) if message else ""
 
 
@@ -139,7 +139,7 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _widen() -> None:
-    """Has tables drawn for LEAST_WIDTH columns where the terminal, or COLUMNS, has fewer: they fit into no less."""
+    """Draws tables for LEAST_WIDTH columns where the terminal, or COLUMNS, has fewer: they do not fit into less."""
     given = os.environ.get("COLUMNS", "")
     if shutil.get_terminal_size().columns < LEAST_WIDTH or (given.isdecimal() and int(given) < LEAST_WIDTH):
         os.environ["COLUMNS"] = str(LEAST_WIDTH)
@@ -153,7 +153,7 @@ def _prepare_stdout() -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """Returns what the file system refused; "" when the reader has gone, as in `vlrl ... | head`."""
+    """The message for a failed system call; "" where the reader of a pipe has gone, as in `vlrl ... | head`."""
     refused = False
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it

@@ -27,7 +27,7 @@ def extrapolate(
     k: Annotated[float, typer.Option("-k", metavar="NUMBER", help="How far beyond B, in steps from A to B.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights B + k (B - A): further along the way that training went from one checkpoint to another.
+    """Write the weights B + k (B - A): further in the direction in which training went from one checkpoint to another.
 
     Full models and adapters. Config and processor are those of B. k=0 is B itself, -0.5 the average of both.
     """
@@ -60,10 +60,9 @@ def tiny(
 ) -> None:
     """Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor.
 
-    Without --random it is taught to locate drawn shapes, to read digits, to
-    answer questions about drawn clips and to plan simulated drives, carelessly
-    on purpose, and saved in bfloat16: a start that RL improves on a CPU in
-    minutes. Needs no network, but vlrl[demo,driving].
+    Without --random it is trained to locate drawn shapes, to read digits, to answer questions about drawn clips and to
+    plan simulated drives, with errors on purpose, and saved in bfloat16: a start that RL improves on a CPU in minutes.
+    Needs no network, but vlrl[demo,driving].
     """
     if family not in FAMILIES:
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "

@@ -1,4 +1,4 @@
-"""`vlrl plan`: what a run would take, before any GPU is rented."""
+"""`vlrl plan`: the memory that a run needs, before any GPU is rented."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def play(
 
 
 class _Given(NamedTuple):
-    """What the command was given in place of a person at the terminal."""
+    """What the command line gives instead of a person at the terminal."""
 
     split: str
     answer: str | None
@@ -100,7 +100,7 @@ class _Given(NamedTuple):
 
 def _answered(console: Console, task: Task, sample: Sample, config: Config, folder: Path, place: int,
               given: _Given) -> bool:
-    """Plays a sample with a single answer; returns whether the next one follows."""
+    """Plays a sample with a single answer; returns whether to continue with the next one."""
     from vlrl.tools.play.questions import ask, judge, oracle
     from vlrl.tools.tasks.score_rows import to_json
 
@@ -121,7 +121,7 @@ def _answered(console: Console, task: Task, sample: Sample, config: Config, fold
 
 
 def _episode(console: Console, start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
-    """Plays an episode; returns whether the next sample follows."""
+    """Plays an episode; returns whether to continue with the next sample."""
     from vlrl.cli import play_episodes as acting
     from vlrl.tools.play.episodes import oracle_actions
     from vlrl.tools.tasks.score_rows import to_json
@@ -144,7 +144,7 @@ def _episode(console: Console, start: Callable[[], PlayedEpisode], place: int, g
 
 
 def _session(console: Console, task: Task, question: Question, title: str) -> bool:
-    """Plays one sample until the person goes on (True) or leaves (False)."""
+    """Plays one sample until the person continues (True) or quits (False)."""
     show_question(console, task, question, title)
     console.print(_HELP, style="dim", markup=False)
     judged = False
@@ -168,7 +168,7 @@ def _session(console: Console, task: Task, question: Question, title: str) -> bo
 
 
 def _show_judged(console: Console, task: Task, question: Question, text: str) -> None:
-    """Prints an answer, its parts beside those of the oracle, and what is wrong with its form."""
+    """Prints an answer, its parts beside those of the oracle, and the faults of its format."""
     from rich.text import Text
 
     from vlrl.tools.play.questions import judge, target

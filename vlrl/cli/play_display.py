@@ -1,4 +1,4 @@
-"""What `vlrl play` shows and reads, of single answers and of episodes alike."""
+"""Input and output of `vlrl play`, for single answers and episodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer
 
 _LOCATED = {"box", "boxes", "points"}
-"""Fields of a row that a task asks to locate."""
+"""Fields of a row that ask to locate something."""
 _COMMANDS = (":next", ":oracle", ":again", ":quit", ":help")
 
 
 def read_answer() -> str | None:
-    """Returns lines up to an empty one or to the end of input, or one command; None for an empty line alone.
+    """Lines up to an empty one or to the end of input, or one command; None for an empty line alone.
 
-    Raises EOFError when the input has ended.
+    Raises EOFError at the end of the input.
     """
     lines: list[str] = []
     while True:
@@ -41,7 +41,7 @@ def read_answer() -> str | None:
 
 
 def show_question(console: Console, task: Task, question: Question, title: str) -> None:
-    """Prints what is asked, and where its pictures can be opened."""
+    """Prints the question, and where its images can be opened."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -75,9 +75,7 @@ def print_parts(console: Console, judged: ScoredAnswer) -> None:
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """How boxes are to be written; None where the model's family is not known, which a task without boxes needs
-    not.
-    """
+    """The format of boxes; None where the model's family is unknown, as it may be for a task without boxes."""
     own = question.sample.get("coordinates")
     try:
         used = str(own or task.of(question.sample).coordinates.convention)
@@ -88,5 +86,5 @@ def _convention(task: Task, question: Question) -> str | None:
 
 
 def files(media: Any) -> list[dict[str, Any]]:
-    """Returns where images and videos can be opened."""
+    """Where images and videos can be opened."""
     return [{"kind": m.kind, "path": m.path, "size": m.size, "problem": m.problem or None} for m in media]

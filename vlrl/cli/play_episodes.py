@@ -1,4 +1,4 @@
-"""`vlrl play` where a task has an environment or tools: a person acts, turn by turn."""
+"""`vlrl play` for a task with an environment or tools: a person acts, turn by turn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ENDS = {"stop": "its environment ended it", "turns": "episode.max_turns", "medi
 
 
 def split(text: str) -> list[str]:
-    """The actions in a text, which empty lines separate."""
+    """The actions in a text, separated by empty lines."""
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
 def session(console: Console, start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Plays episodes of one sample until the person goes on (True) or leaves (False)."""
+    """Plays episodes of one sample until the person continues (True) or quits (False)."""
     episode = _begun(console, start, title)
     try:
         while True:

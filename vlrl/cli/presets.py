@@ -1,4 +1,4 @@
-"""`vlrl presets`: what can be laid on a config by extends=."""
+"""`vlrl presets`: the presets that extends= adds to a config."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def presets(
                                              help="Those for this task or shipped config, e.g. recall.")] = None,
     json: AsJson = False,
 ) -> None:
-    """List the presets: objectives, curricula and stages of published methods, to lay on any config by extends=.
+    """List the presets: objectives, curricula and stages of published methods, to add to any config with extends=.
 
-    Each says for which shipped config it is, what it needs there, what it costs beside a run without it, and its paper.
+    Each names the shipped config that it is for, what it needs there, its cost compared with a run without it, and its
+    paper.
     """
     from vlrl.config.presets import NEEDS, shipped
 

@@ -1,4 +1,4 @@
-"""Options that the commands over files of rows share, and what they print of answer types."""
+"""Options shared by the commands over files of rows, and the table of answer types."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what exists alread
 
 
 def form_of(name: str | None) -> str:
-    """Returns what boxes are. Raises ConfigError for anything unknown."""
+    """The format of boxes. Raises ConfigError for an unknown one."""
     from vlrl.data.sources.box_forms import FORMS
     from vlrl.errors import ConfigError, did_you_mean
 
@@ -39,7 +39,7 @@ def form_of(name: str | None) -> str:
 
 
 def pairs_of(columns: list[str] | None) -> dict[str, str]:
-    """Returns ["image=photo"] -> {"image": "photo"}."""
+    """["image=photo"] -> {"image": "photo"}."""
     wrong = next((pair for pair in columns or () if not all(pair.partition("=")[::2])), None)
     if wrong is not None:
         raise typer.BadParameter(f"{wrong!r}: write NAME=COLUMN, e.g. image=photo", param_hint="--columns")

@@ -1,4 +1,4 @@
-"""`vlrl score`: rows from a pipe or file, or the saved rollouts of a run. `vlrl play` is in playing.py."""
+"""`vlrl score`: scores rows from a pipe or file, or the stored rollouts of a run."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def score(
 ) -> None:
     """Score answers by the task's reward, without a model or images.
 
-    Reads one JSON object a line and writes one a line, each at once, so it can also serve another program through a
-    pipe. With --run it scores the rollouts of a run again and says what an edited reward would change.
+    Reads one JSON object a line and writes one a line immediately, so it can also serve another program through a pipe.
+    With --run it scores the rollouts of a run again and reports what an edited reward would change.
     """
     given = words or []
     inputs = [word for word in given if not _SETTING.fullmatch(word)]
@@ -111,7 +111,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """Those of services.*, where one is configured: to import them takes a while."""
+    """The services of services.*, imported only where one is configured."""
     services = config.services
     if not (services.judge.given or services.clip.given or services.reward_model.given):
         yield None
@@ -235,7 +235,7 @@ def _print_group(console: Any, group: RescoredGroup) -> None:
 
 
 def _ends(text: str, most: int = 80) -> str:
-    """The begin and end of a text on one line."""
+    """Begin and end of a text on one line."""
     middle = "" if len(text) <= 2 * most else " ... "
     shown = text[:most] + middle + text[most:][-most:] if text[most:] else text
     return " ".join(printable(shown).split())

@@ -118,9 +118,9 @@ def serve(
 
 
 def _episodes(config: Config) -> bool:
-    """Whether prompts grow by turns, for the room that they need.
+    """Whether prompts grow by turns, which decides the context length.
 
-    A host that only serves need not have the task and its data: it says then what it counts with.
+    A host that only serves need not have the task and its data; it then prints what it assumes.
     """
     from vlrl.task.environment import has_environment
     from vlrl.training.build_task import make_task
@@ -137,7 +137,7 @@ def _episodes(config: Config) -> bool:
 
 
 def _started(servers: ServerGroup, wait: float) -> bool:
-    """Whether the servers answer; False where a signal came before, which from now on ends them."""
+    """Whether the servers answer; False where a signal came first. From now on signals stop them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda number, _: servers.stop(number))

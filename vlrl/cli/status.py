@@ -36,10 +36,11 @@ def status(
                      ] = 2.0,
     json: AsJson = False,
 ) -> None:
-    """Show how runs stand: step, speed, time left, reward and its trend, last evaluation, and whether they live.
+    """Show the status of runs: step, speed, time left, reward and its trend, last evaluation, and whether they are
+    alive.
 
     States: starting, running, finished, interrupted, failed; stale (its process lives, but has reported nothing for
-    several steps) and dead (its process is gone without a word: start it again and it goes on from its checkpoint).
+    several steps) and dead (its process ended without a report: start it again and it resumes from its checkpoint).
     """
     from rich.console import Console
     from rich.live import Live
@@ -86,7 +87,7 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
 
 
 def _with_stages(runs: Sequence[Status]) -> Iterator[Status]:
-    """Yields each run, and after it its stages."""
+    """Each run, followed by its stages."""
     for run in runs:
         yield run
         yield from _with_stages(run.stages)
@@ -129,7 +130,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
-    """Returns `heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
+    """`heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
     lines = []
     for split, record in run.evals.items():
         metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))
@@ -163,11 +164,11 @@ def report(
                                                help="Whether a bundle has pictures; it has, if left out.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Write one HTML file about a run that opens offline: curves, results before and after, telling answers with their
-    pictures, settings and versions.
+    """Write one HTML file about a run that opens offline: curves, results before and after, notable answers with their
+    images, settings and versions.
 
-    It holds everything itself, asks for nothing over the network and runs no script, so it can be sent or archived.
-    With --bundle it is a folder to publish, which leaves out what tells of this machine.
+    It is self-contained, makes no network requests and runs no script, so it can be sent or archived. With --bundle it
+    is a folder to publish, without details of this machine.
     """
     if bundle is not None:
         written = _bundle(run, bundle, output, groups, media)
@@ -192,7 +193,7 @@ def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | 
 
 
 def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
-    """Writes a bundle and says what it leaves out; returns its page."""
+    """Writes a bundle and prints what it leaves out; returns its page."""
     from vlrl.app import bundle  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     if output is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "vlrl tasks list",
     "vlrl tasks list --json | jq -r '.[].name'")
 def list_(json: AsJson = False) -> None:
-    """Lists every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
+    """Lists every built-in task: reward parts with weights, settings, and the configs that use it."""
     from vlrl.tools.tasks.catalogue import tasks
 
     if json:
@@ -63,7 +63,7 @@ def new(
     rows: Annotated[bool, typer.Option("--rows", help="Read rows and pictures from files instead of drawing.")] = False,
     environment: Annotated[bool, typer.Option("--environment", help="Have the model act over several turns.")] = False,
 ) -> None:
-    """Begin a task of your own: a file that works, its config for a CPU, and its test. Nothing is overwritten."""
+    """Begin a task of your own: a working file, its config for a CPU, and its test. Nothing is overwritten."""
     from vlrl.errors import ConfigError
     from vlrl.tools.tasks.scaffold import create
 
@@ -102,12 +102,13 @@ def check(
                                            "seed of Python's hash; 0 is quicker.")] = 2,
     json: AsJson = False,
 ) -> None:
-    """Check that a task keeps its contract, and that answers which are none do not pay.
+    """Check that a task keeps its contract, and that answers without substance do not pay.
 
-    Samples: unique, the same in every process, train and held-out apart. Scoring: no text makes it raise, stall or pay
-    without bound; the perfect answer earns the most; a list of cheats earns clearly less. Of a task with environments
-    or tools: episodes are the same for the same seed, no action breaks them, those of oracle_actions earn the most and
-    nothing is left running. Exits with 1 if anything is wrong, naming the sample and the answer that show it.
+    Samples: unique, the same in every process, train and held-out separate. Scoring: no text makes it raise, stall or
+    pay without bound; the perfect answer earns the most; a list of cheats earns clearly less. For a task with
+    environments or tools: episodes are the same for the same seed, no action breaks them, those of oracle_actions earn
+    the most and nothing is left running. Exits with 1 where anything is wrong, naming the sample and the answer that
+    show it.
     """
     from rich.console import Console
 

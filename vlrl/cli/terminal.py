@@ -1,4 +1,4 @@
-"""What commands show in a terminal: hostile text without its control characters, and a bar for what takes longer."""
+"""Terminal output of commands: text without control characters, tables, and progress bars."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, most: int = 2000) -> str:
-    """Returns text that cannot steer the terminal: what is not printable becomes "?"; cut after `most` characters."""
+    """Text that cannot control the terminal: unprintable characters become "?"; cut after `most` characters."""
     shown = str(text)
     cut = shown[:most] + ("..." if len(shown) > most else "")
     return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)
 
 
 def formatted(value: float | None, form: str = ".3f", without: str = "none") -> str:
-    """A number in words, `without` where there is none."""
+    """A number as text; `without` for None."""
     return without if value is None else format(value, form)
 
 
 def table(*columns: str, left: int = 1, **options: Any) -> Table:
-    """A table with a line below its head; all but its first `left` columns stand to the right."""
+    """A table with a line below its head; all but its first `left` columns are right-aligned."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -40,7 +40,7 @@ def table(*columns: str, left: int = 1, **options: Any) -> Table:
 
 
 def standard_input() -> TextIO:
-    """sys.stdin; DataError where the caller has closed it."""
+    """sys.stdin. Raises DataError where the caller has closed it."""
     if sys.stdin is None:
         raise DataError("standard input is closed")
     return sys.stdin
@@ -61,9 +61,9 @@ def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 @contextmanager
 def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
-    """Gives `update(done, total)`; a bar with `what` appears on stderr once `after` seconds have passed.
+    """Yields `update(done, total)`; a bar with the text `what` appears on stderr after `after` seconds.
 
-    `total` is None where the end is not known. Nothing is shown where stderr is no terminal.
+    `total` is None where the end is unknown. Nothing is shown where stderr is not a terminal.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -91,9 +91,9 @@ _LINE_S = 60
 
 @contextmanager
 def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
-    """Gives `progress(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
+    """Yields a Progress: bars with the time left on standard error, nothing with `show=False`.
 
-    Where that is no terminal nothing is shown; with `lines` a line at the start, the end, each tenth between, and each
+    Where that is not a terminal nothing is shown, unless `lines`: then a line at the start, at each tenth, and each
     minute in which something was done.
     """
     from rich import progress as rich

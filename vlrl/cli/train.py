@@ -77,7 +77,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
 
 
 def _profile(config: Config, steps: int, as_json: bool) -> None:
-    """Prints where the time of a step goes; on rank 0."""
+    """Prints the time of a step by phase; on rank 0."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside
