@@ -1,4 +1,4 @@
-"""What every task must keep, as a check: for `vlrl tasks check` and for tests.
+"""The contract that every task must keep, as checks for `vlrl tasks check` and for tests.
 
     from vlrl import testing
     from vlrl.task import load
@@ -6,14 +6,12 @@
     def test_the_contract():
         testing.assert_ok(load("count.py:CountCircles"))
 
-Samples: unique ids, the same every time and in every process, train and held-out apart, JSON-able rows, loadable media;
-those that a task makes with knobs too, anywhere inside their bounds.
-Scoring: never raises, stays finite and bounded and fast whatever the text; the perfect answer earns the most, in every
-coordinate convention; the prompt mentions the tags that it needs; answers that are no answer do not pay
-(`testing.cheats`).
-Episodes, of a task with environments or tools, instead: the same for the same seed and actions; no action breaks them;
-the actions of `oracle_actions` earn the most; nothing is left running.
-"""
+Samples: unique ids, the same every time and in every process, train and held-out disjoint, JSON-able rows, loadable
+media; also samples generated with knobs, anywhere within their bounds. Scoring: never raises, stays finite, bounded and
+fast whatever the text; the perfect answer earns the most, in every coordinate convention; the prompt mentions the tags
+it needs; non-answers earn nothing (`testing.cheats`). Episodes, for a task with environments or tools instead: the same
+for the same seed and actions; no action breaks them; the actions of `oracle_actions` earn the most; nothing keeps
+running."""
 
 from __future__ import annotations
 
@@ -45,11 +43,11 @@ __all__ = ["CheatRow", "Finding", "Report", "assert_ok", "check", "examine", "tr
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an examination found."""
+    """The results of an examination."""
 
     task: str
     samples: int
-    """Training samples that were looked at, those made with knobs included."""
+    """Training samples examined, including those generated with knobs."""
     findings: tuple[Finding, ...]
     cheats: tuple[CheatRow, ...]
     notes: tuple[str, ...]
@@ -62,7 +60,7 @@ def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
 
 
 def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
-    """Raises AssertionError that lists what `check` found."""
+    """Raises AssertionError listing the findings of `check`."""
     findings = check(task, samples, processes)
     if findings:
         raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, findings)))
@@ -73,11 +71,10 @@ def examine(task: Task, samples: int = 20, processes: int = 2, tell: Callable[[s
             ) -> Report:
     """Checks a task on up to `samples` samples of each split.
 
-    The samples are also compared with those of so many fresh `processes`, each with another hash seed. `tell` is told
-    what is being done.
+    The samples are also compared with those of as many fresh `processes`, each with its own hash seed. `tell` receives
+    progress messages.
 
-    Raises ConfigError and DataError for what is wrong with the settings or the data file rather than with the task.
-    """
+    Raises ConfigError and DataError for faults of the settings or the data file rather than of the task."""
     findings, rows = Findings(tell=tell), []
     chosen = check_samples(task, findings, samples, processes)
     if chosen:
@@ -101,14 +98,14 @@ def _report(task: Task, chosen: list[Sample], findings: Findings, rows: list[Che
 
 
 def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
-    """Returns what is wrong with how the task handles one text; for property tests."""
+    """What is wrong with how the task handles one text; for property tests."""
     findings = Findings()
     try_answer(task, sample, text, findings)
     return findings.all()
 
 
 def judge_cheats(task: Task, samples: list[Sample], findings: Findings, template: str = "") -> list[CheatRow]:
-    """Compares the perfect answers of samples of one template with everything else that could pay."""
+    """Compares the perfect answers of the samples of one template with everything else that might earn a reward."""
     known = [(s, text) for s in samples if (text := oracle_of(task, s, findings)) is not None]
     others = list(dict.fromkeys(text for _, text in known))[:10]
     scored = [(s, text, reward) for s, text in known

@@ -1,12 +1,13 @@
-"""Scoring: no text makes it raise, stall or pay without bound; a perfect answer earns the most."""
+"""Scoring: no text makes it raise, stall or return unbounded rewards; the perfect answer earns the most."""
 
 from __future__ import annotations
 
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vlrl.checks.answers import answer_of
@@ -23,13 +24,11 @@ from vlrl.testing.texts import hostile_texts
 from vlrl.types import Answer, Sample
 
 SLOW = 1.0
-"""Seconds of CPU time that one answer may take to score."""
-_KINDS = {"box": 4, "point": 2, "span": 2}
-"""Numbers of a mark. A path has any number of points instead, a track of pairs of seconds and box."""
+"""CPU seconds that scoring one answer may take."""
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Tries every hostile text on the first sample, the short ones on the last too."""
+    """Tries every hostile text on the first sample, and the short ones on the last."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -40,7 +39,8 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
-    """Puts one text through everything the loop calls, without its safety net; the reward, or None after a finding."""
+    """Puts one text through everything the loop calls, without its error handling; the reward, or None after a
+    finding."""
     findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
@@ -67,16 +67,17 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
         parts = _with_group_parts(task, sample, answer, parts)
         if not task.needs:  # else parts come from services that are not here
             check_parts(task, parts)
-        problem = next((p for name, value in parts.items() if (p := _problem(task, name, value))), None)
-        if problem:
-            findings.add("parts", problem, sample.id, answer.text)
-            return None
+        for name, value in parts.items():
+            number, problem = finite_number(value)
+            if problem := f"part '{name}' {problem}" if problem else range_problem(task, name, number):
+                findings.add("parts", problem, sample.id, answer.text)
+                return None
         return reward_of(task, parts)
     return None
 
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
-    """Returns the reward alone; 0 and a finding for an answer that cannot be scored."""
+    """The reward alone; 0 and a finding for an answer that cannot be scored."""
     findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):
@@ -90,13 +91,8 @@ def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) ->
     return {**parts, **(together[0] if together else {})}
 
 
-def _problem(task: Task, name: str, value: Any) -> str | None:
-    number, problem = finite_number(value)
-    return f"part '{name}' {problem}" if problem else range_problem(task, name, number) or None
-
-
 def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:
-    """Checks what viewer, logs and evaluation call."""
+    """Checks the methods called by viewer, logs and evaluation."""
     with findings.guard("parse", "parse, target or overlay", sample.id, answer.text):
         (parsed, target), _ = timed(lambda: (task.parse(sample, answer), task.target(sample)), SLOW)
         for name, value in (("parse", parsed), ("target", target)):
@@ -106,8 +102,7 @@ def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings)
                 findings.add("parse", f"{name} gave what JSON cannot hold: {error}", sample.id, answer.text)
                 return
         for mark in task.overlay(sample, parsed):
-            problem = _mark_problem(mark)
-            if problem:
+            if problem := _mark_problem(mark):
                 findings.add("overlay", problem, sample.id, answer.text)
     with findings.guard("metrics", "metrics", sample.id, answer.text):
         parts = task.score(sample, answer)
@@ -121,23 +116,30 @@ def _numbers(value: Any, count: int) -> bool:
         isinstance(v, (int, float)) and math.isfinite(v) for v in value)
 
 
-def _is_track_entry(entry: Any) -> bool:
-    return (isinstance(entry, (list, tuple)) and len(entry) == 2 and _numbers(entry[1], 4)
-            and (entry[0] is None or _numbers(entry[:1], 1)))
+def _is_path(at: Any) -> bool:
+    return isinstance(at, (list, tuple)) and len(at) > 1 and all(_numbers(point, 2) for point in at)
+
+
+def _is_track(at: Any) -> bool:
+    return isinstance(at, (list, tuple)) and bool(at) and all(
+        isinstance(entry, (list, tuple)) and len(entry) == 2 and _numbers(entry[1], 4)
+        and (entry[0] is None or _numbers(entry[:1], 1)) for entry in at)
+
+
+_MARKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "box": (partial(_numbers, count=4), "4 finite numbers"), "point": (partial(_numbers, count=2), "2 finite numbers"),
+    "span": (partial(_numbers, count=2), "2 finite numbers"),
+    "path": (_is_path, "a list of at least 2 points [x, y] of finite numbers"),
+    "track": (_is_track, "a list of [seconds or null, [x1, y1, x2, y2]]")}
+"""Kind of a mark -> test of its `at`, and what that must be."""
 
 
 def _mark_problem(mark: Any) -> str | None:
-    if not isinstance(mark, Mapping) or mark.get("kind") not in (*_KINDS, "path", "track"):
+    if not isinstance(mark, Mapping) or mark.get("kind") not in _MARKS:
         return f"the mark {str(mark)[:100]} needs kind 'box' or 'point', 'path', 'span' or 'track'"
-    at, kind = mark.get("at"), mark["kind"]
-    if kind == "path":
-        if not isinstance(at, (list, tuple)) or len(at) < 2 or not all(_numbers(point, 2) for point in at):
-            return f"the path at {str(at)[:100]} must be a list of at least 2 points [x, y] of finite numbers"
-    elif kind == "track":
-        if not isinstance(at, (list, tuple)) or not at or not all(map(_is_track_entry, at)):
-            return f"the track at {str(at)[:100]} must be a list of [seconds or null, [x1, y1, x2, y2]]"
-    elif not _numbers(at, _KINDS[kind]):
-        return f"the {kind} at {str(at)[:100]} must be {_KINDS[kind]} finite numbers"
+    fits, wanted = _MARKS[mark["kind"]]
+    if not fits(at := mark.get("at")):
+        return f"the {mark['kind']} at {str(at)[:100]} must be {wanted}"
     if not isinstance(mark.get("label"), str) or not isinstance(mark.get("role"), str):
         return f"the mark {str(mark)[:100]} needs a label and a role, both texts"
     return None
@@ -147,7 +149,7 @@ def _mark_problem(mark: Any) -> str | None:
 
 
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
-    """score_group: a part list as long as the group, the same twice, and for the answers in another order."""
+    """score_group: one result per answer, the same twice, and independent of the order of the answers."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]
@@ -175,7 +177,7 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
-    """Returns the perfect answer; None without one, or after a finding."""
+    """The perfect answer; None without one, or after a finding."""
     with findings.guard("oracle", "oracle", sample.id):
         text = task_oracle(task, sample)
         if text is None:
@@ -185,7 +187,7 @@ def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
 
 
 def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Checks the perfect answer under the task's own coordinates, and under every convention when it converts any."""
+    """Checks the perfect answer under the task's own coordinates, and under every convention if it converts any."""
     used = _Spy(task.coordinates)
     own, task.coordinates = task.coordinates, used
     try:
@@ -219,13 +221,13 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
 
 
 def wrapped(text: str) -> list[str]:
-    """Returns a text in the forms that prompts ask for."""
+    """A text in the formats that prompts ask for."""
     return [text, f"<answer>{text}</answer>", f"<think>I look.</think><answer>{text}</answer>", f"\\boxed{{{text}}}",
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
-    """Returns the perfect answer's reward; a finding when it is not full and any other answer earns more."""
+    """The perfect answer's reward; a finding if it is not the maximum and some other answer earns more."""
     best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best
@@ -260,7 +262,7 @@ class _Spy(Coordinates):
 
 
 def _resized(sample: Sample) -> Sample:
-    """Returns the sample as if its picture had been resized by the processor, without a convention of its own."""
+    """The sample as if its image had been resized by the processor, without its own coordinate convention."""
     row = {k: v for k, v in sample.row.items() if k != "coordinates"}
     if isinstance(row.get("width"), (int, float)) and isinstance(row.get("height"), (int, float)):
         row.setdefault("processed_size", [28 * math.ceil(row["width"] / 20), 28 * math.ceil(row["height"] / 20)])

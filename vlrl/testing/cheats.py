@@ -1,4 +1,4 @@
-"""Answers that must not pay: tried on every task, and compared with the perfect answer and with what chance gives."""
+"""Answers that must not be rewarded, tried on every task and compared with the perfect answer and with chance."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 CLEAR = 0.8
-"""A cheat may earn at most this share of the way from a wrong well-formed answer to the perfect one."""
+"""Maximum share that a cheat may earn of the way from a wrong well-formed answer to the perfect one."""
 MARGIN = 0.15
-"""How far above the best constant answer a constant cheat may lie, on the same scale."""
+"""How far above the best constant answer a constant cheat may be, on the same scale."""
 _CANDIDATES = 40
 
 Text = str | tuple[str, ...]
-"""One answer, or several of which the one that pays least counts."""
+"""One answer, or several of which the lowest reward counts."""
 
 
 @dataclass(frozen=True)
 class CheatRow:
-    """What one cheat earns over the samples, in its form that pays most."""
+    """The rewards of one cheat over the samples, in its most rewarded form."""
 
     name: str
     mean: float
@@ -35,87 +35,78 @@ class CheatRow:
     text: str
     """The answer on the first sample."""
     template: str = ""
-    """The prompt template, when the task has several."""
+    """The prompt template, if the task has several."""
 
 
 @dataclass(frozen=True)
 class CheatCase:
-    """What a cheat is made from."""
+    """The inputs of a cheat."""
 
     task: Task
     sample: Sample
     right: str
-    """What the perfect answer says at its end."""
+    """The final part of the perfect answer."""
     wrong: str
-    """What that of another sample says."""
+    """The same of another sample."""
     candidates: Sequence[str]
-    """What perfect answers say, over all samples."""
+    """The same over all samples."""
 
 
 def _forms(text: str) -> list[Text]:
     return [text, f"<answer>{text}</answer>", f"<think></think><answer>{text}</answer>", f"\\boxed{{{text}}}"]
 
 
-def _silence(case: CheatCase) -> list[Text]:
-    return ["", " ", "<think></think>", "<think></think><answer></answer>", "<answer> </answer>", "\\boxed{}"]
+def _each(*texts: str) -> Callable[[CheatCase], list[Text]]:
+    return lambda case: [form for text in texts for form in _forms(text)]
 
 
-def _refusing(case: CheatCase) -> list[Text]:
-    return [form for text in ("I cannot answer that.", "unknown", "N/A", "The answer is above.")
-            for form in _forms(text)]
-
-
-def _copied_prompt(case: CheatCase) -> list[Text]:
-    return _forms(prompt_text(case.task.messages(case.sample)))
+def _joined(names: Sequence[str], *marks: str) -> list[Text]:
+    return [form for mark in marks for form in _forms(mark.join(names))]
 
 
 def _all_options(case: CheatCase) -> list[Text]:
     options = next((case.sample.get(key) for key in ("options", "labels") if case.sample.get(key)), None)
-    if not isinstance(options, (list, tuple)):
-        return []
-    names = [str(option) for option in options]
-    return [form for mark in (", ", "\n", " ") for form in _forms(mark.join(names))]
+    return _joined([str(option) for option in options], ", ", "\n", " ") if isinstance(options, (list, tuple)) else []
 
 
 def _everything(case: CheatCase) -> list[Text]:
-    """Returns all answers that are ever right, in one."""
+    """All answers that are ever right, in one."""
     many = list(case.candidates)
     if len(many) < 2:
         return []
     each = ["".join(f"<answer>{c}</answer>" for c in many), " ".join(f"\\boxed{{{c}}}" for c in many),
             f"<think></think>{''.join(f'<answer>{c}</answer>' for c in many)}"]
-    return [*each, *(form for mark in (", ", "\n", " ", " or ") for form in _forms(mark.join(many)))]
+    return [*each, *_joined(many, ", ", "\n", " ", " or ")]
 
 
-def _every_digit(case: CheatCase) -> list[Text]:
-    return [form for mark in (" ", ", ", "") for form in _forms(mark.join("0123456789"))]
-
-
-def _every_letter(case: CheatCase) -> list[Text]:
-    return [form for text in ("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes")
-            for form in _forms(text)]
+def _written_boxes(case: CheatCase, width: float, height: float) -> tuple[str, str]:
+    """The whole image as a box, and 49 overlapping boxes that cover it, as the model writes them."""
+    cells = [[x * width / 8, y * height / 8, (x + 2) * width / 8, (y + 2) * height / 8]
+             for x in range(7) for y in range(7)]
+    write = case.task.coordinates.from_original
+    whole, *boxes = (str(write(case.sample, box)) for box in ([0.0, 0.0, width, height], *cells))
+    return whole, ", ".join(boxes)
 
 
 def _whole_image(case: CheatCase) -> list[Text]:
-    width, height = (case.sample.get(side) for side in ("width", "height"))
-    if not width or not height:
+    if not (size := _size(case)):
         return []
-    box = case.task.coordinates.from_original(case.sample, [0.0, 0.0, width, height])
-    return [form for text in (str(box), f'[{{"bbox_2d": {box}, "label": "object"}}]') for form in _forms(text)]
+    box, _ = _written_boxes(case, *size)
+    return [form for text in (box, f'[{{"bbox_2d": {box}, "label": "object"}}]') for form in _forms(text)]
 
 
 def _many_boxes(case: CheatCase) -> list[Text]:
-    width, height = (case.sample.get(side) for side in ("width", "height"))
-    if not width or not height:
-        return []
-    to = case.task.coordinates.from_original
-    cells = [[x * width / 8, y * height / 8, (x + 2) * width / 8, (y + 2) * height / 8]
-             for x in range(7) for y in range(7)]
-    return _forms(", ".join(str(to(case.sample, cell)) for cell in cells))
+    size = _size(case)
+    return _forms(_written_boxes(case, *size)[1]) if size else []
+
+
+def _size(case: CheatCase) -> tuple[float, float] | None:
+    width, height = case.sample.get("width"), case.sample.get("height")
+    return (width, height) if width and height else None
 
 
 def _hidden(case: CheatCase) -> list[Text]:
-    """Returns the right answer in the reasoning, and another one at the end."""
+    """The right answer in the reasoning, and a different final answer."""
     right, wrong = case.right, case.wrong
     return [f"<think>{right}</think><answer>{wrong}</answer>", f"<think>{right}</think>{wrong}",
             f"<think><answer>{right}</answer></think><answer>{wrong}</answer>",
@@ -125,7 +116,7 @@ def _hidden(case: CheatCase) -> list[Text]:
 
 
 def _two_answers(case: CheatCase) -> list[Text]:
-    """Right and wrong together, in both orders: one order may pay, not both."""
+    """Right and wrong together, in both orders, of which only one may be rewarded."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
         "{}, {}".format, "{} or {}".format, "<answer>{}, {}</answer>".format, "<answer>{}</answer><answer>{}</answer>"
@@ -135,13 +126,17 @@ def _two_answers(case: CheatCase) -> list[Text]:
 
 
 CONSTANT: dict[str, Callable[[CheatCase], list[Text]]] = {
-    "silence": _silence, "refusing": _refusing, "copied prompt": _copied_prompt, "all options": _all_options,
-    "all answers in one": _everything, "every digit": _every_digit, "every letter": _every_letter,
+    "silence": lambda case: ["", " ", "<think></think>", "<think></think><answer></answer>", "<answer> </answer>",
+                             "\\boxed{}"],
+    "refusing": _each("I cannot answer that.", "unknown", "N/A", "The answer is above."),
+    "copied prompt": lambda case: _forms(prompt_text(case.task.messages(case.sample))), "all options": _all_options,
+    "all answers in one": _everything, "every digit": lambda case: _joined("0123456789", " ", ", ", ""),
+    "every letter": _each("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes"),
     "whole image": _whole_image, "many boxes": _many_boxes}
-"""Cheats that need no look at the picture: they must not beat the best constant answer."""
+"""Cheats that need no look at the image: they must not beat the best constant answer."""
 KNOWING: dict[str, Callable[[CheatCase], list[Text]]] = {
     "hidden in the reasoning": _hidden, "two answers": _two_answers}
-"""Cheats that hold the right answer without giving it."""
+"""Cheats that contain the right answer without committing to it."""
 NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 """Names of the cheats that are tried on every task."""
 
@@ -149,7 +144,10 @@ NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
     """Tries every cheat on samples of one template; `oracles` has each sample's perfect answer and its reward."""
-    cases = _cases(task, samples, [text for text, _ in oracles])
+    finals = [answer_of(text).final for text, _ in oracles]
+    candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
+    cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
+             for sample, right in zip(samples, finals, strict=True)]
     best = [reward for _, reward in oracles]
     texts = list(dict.fromkeys(text for text, _ in oracles))[:_CANDIDATES]
     foreign = [[quick_reward(task, s, t, findings) for s in samples] for t in texts]
@@ -178,16 +176,9 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
     return [_row("perfect answer", best, best, oracles[0][0], template), *rows]
 
 
-def _cases(task: Task, samples: Sequence[Sample], oracles: Sequence[str]) -> list[CheatCase]:
-    finals = [answer_of(text).final for text in oracles]
-    candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
-    return [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
-            for sample, right in zip(samples, finals, strict=True)]
-
-
 def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
                best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
-    """Returns the row of the form that pays most over the samples that have this cheat; none when no sample has."""
+    """The row of the most rewarded form over the samples that have this cheat; [] if none has."""
     try:
         variants = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes
@@ -198,18 +189,15 @@ def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable
         return []
     rows = []
     for number in range(min(len(forms) for _, forms in variants)):
-        rewards = [_paid(task, cases[i].sample, forms[number], findings) for i, forms in variants]
-        shown = variants[0][1][number]
-        rows.append(_row(name, rewards, [best[i] for i, _ in variants], shown if isinstance(shown, str) else shown[0],
-                         template))
+        given = [(i, (form,) if isinstance(form := forms[number], str) else form) for i, forms in variants]
+        rewards = [min(quick_reward(task, cases[i].sample, text, findings) for text in texts) for i, texts in given]
+        rows.append(_row(name, rewards, [best[i] for i, _ in variants], given[0][1][0], template))
     return [max(rows, key=lambda row: row.mean)]
 
 
 def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
-    """Returns the cheats that the task itself names, and the names that it calls honest answers (for its first
-    sample).
-    """
+    """The task's own cheats, and the names of common cheats that it declares honest (for its first sample)."""
     texts: dict[str, dict[int, str]] = {}
     honest: set[str] = set()
     for i, case in enumerate(cases):
@@ -234,10 +222,6 @@ def _judge(row: CheatRow, best: float, limits: Mapping[str, float], findings: Fi
                      sample, row.text, most=len(NAMES))
 
 
-def _paid(task: Task, sample: Sample, text: Text, findings: Findings) -> float:
-    return min(quick_reward(task, sample, t, findings) for t in ((text,) if isinstance(text, str) else text))
-
-
 def _row(name: str, rewards: Sequence[float], best: Sequence[float], text: str, template: str) -> CheatRow:
     full = [r >= b - 1e-6 for r, b in zip(rewards, best, strict=True)]
     return CheatRow(name, _mean(rewards), max(rewards), _mean(full), text, template)
@@ -248,5 +232,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def with_template(sample: Sample, template: str) -> Sample:
-    """Returns the sample under one of the task's templates."""
+    """The sample under one of the task's templates."""
     return replace(sample, prompt=template)

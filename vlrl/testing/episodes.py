@@ -1,7 +1,6 @@
-"""Episodes: the same for the same seed and actions, safe from any action, and best when played perfectly.
+"""Episodes: the same for the same seed and actions, robust to any action, and best if played perfectly.
 
-Environments and tools run as in training: in a process of their own, with a limit on each step.
-"""
+Environments and tools run as in training: in their own process, with a limit on each step."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ from vlrl.types import Observation, PastAction, Sample, Step
 STEP_S = 10.0
 """Seconds that a step may take."""
 _HOSTILE_S = 60.0
-"""Seconds that are spent on hostile actions of a sample."""
+"""Seconds spent on hostile actions of a sample."""
 _TURNS = 50
 _MORE = 3
-"""Further episodes that are played where processes are left."""
+"""Further episodes played if processes are left over."""
 _LEAVE_S = 2.0
-"""Seconds in which what an episode has started ends after it was closed."""
+"""Seconds within which everything an episode has started must end after it was closed."""
 _END_S = 30.0
-"""Seconds in which what environments share ends after their process."""
+"""Seconds within which everything that environments share must end after their process."""
 _SEED = 17
 
 
@@ -63,7 +62,7 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
 
 
 def hostile_calls(task: Task, sample: Sample) -> list[str]:
-    """Returns calls of the sample's tools with arguments that break careless ones; [] without tools."""
+    """Calls of the sample's tools with arguments that break careless ones; [] without tools."""
     tools = [schema["function"] for schema in schemas(task, sample)]
     values: list[Any] = [None, True, -1, 0, 10**30, 1e300, "", "\ud800", "x" * 5000, [], [[]], {}, [0] * 4]
     calls = [{"name": tool["name"], "arguments": dict.fromkeys(tool["parameters"].get("properties", ()), value)}
@@ -74,7 +73,7 @@ def hostile_calls(task: Task, sample: Sample) -> list[str]:
 
 
 def _check_left(host: Environments, task: Task, sample: Sample, findings: Findings) -> list[psutil.Process]:
-    """Returns the processes that all episodes share, e.g. a browser; a finding where each episode leaves one more."""
+    """The processes that all episodes share, e.g. a browser; a finding if each episode leaves one more."""
     shared = _left(host)
     if shared:
         for _ in range(_MORE):
@@ -88,7 +87,7 @@ def _check_left(host: Environments, task: Task, sample: Sample, findings: Findin
 
 
 def _left(host: Environments) -> list[psutil.Process]:
-    """Returns what the processes of environments have started and has not ended by itself."""
+    """The running processes started by environments."""
     started: list[psutil.Process] = []
     for number in host.processes:
         with suppress(psutil.Error):
@@ -121,7 +120,7 @@ class PlayedEpisode:
 
 
 def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> PlayedEpisode:
-    """Returns what comes of these actions; a finding for an environment that cannot close."""
+    """The episode with these actions; a finding for an environment that cannot close."""
     episode = host.open(sample, _SEED)
     try:
         (first,) = host.reset([episode])
@@ -148,7 +147,7 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
 
 
 def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Findings) -> float | None:
-    """Returns the reward of the perfect episode; None without one."""
+    """The reward of the perfect episode; None without one."""
     actions = _perfect_actions(task, sample, findings)
     with findings.guard("score", "score", sample.id):
         played, again = (play(host, task, sample, actions or ["", "1"], findings) for _ in range(2))
@@ -216,7 +215,7 @@ def _same(a: PlayedEpisode, b: PlayedEpisode) -> bool:
 
 def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequence[str], best: float | None,
                    findings: Findings) -> float:
-    """Plays actions, one episode after the other; returns the most that one earned."""
+    """Plays actions, one episode after the other; returns the largest reward of one."""
     began, left, most = time.monotonic(), list(actions), 0.0
     while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_rule.get("environment", ())) < 3:
         with findings.guard("score", "score", sample.id, left[0]):

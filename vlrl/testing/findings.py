@@ -1,4 +1,4 @@
-"""What a check found, and how the rewards of texts are taken while checking."""
+"""The findings of a check, and the reward of reward parts while checking."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from vlrl.errors import TaskError
 from vlrl.task import Task
 
 _SHOWN = 3
-"""Findings of one rule that are kept; further ones are counted."""
+"""Findings kept per rule; further ones are counted."""
 
 
 @dataclass
 class Findings:
-    """Collects findings, a few of each rule, and notes: what was left out and why."""
+    """Collects findings, a few of each rule, and notes about what was left out and why."""
 
     by_rule: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     tell: Callable[[str], None] = field(default=lambda what: None, repr=False)
-    """Told what is being done, as often as an answer is scored or media are opened."""
+    """Receives progress messages, for each answer scored and each medium opened."""
     answers: int = 0
-    """Scored so far."""
+    """Answers scored so far."""
 
     _known: set[Finding] = field(default_factory=set, repr=False)
 
     def add(self, rule: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
-        """Keeps a finding, once, or counts it when there are `most` of this rule."""
+        """Keeps a new finding, or counts it if there are already `most` of this rule."""
         listed = self.by_rule.setdefault(rule, [])
         new = Finding(rule=rule, message=message[:500], id=sample, text="" if text is None else shorten(text))
         if new in self._known:  # under several templates
@@ -47,7 +47,7 @@ class Findings:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
 
     def take(self, found: Iterable[Finding]) -> None:
-        """Keeps what rules found: errors as findings, warnings, grouped, as notes."""
+        """Keeps the results of rules: errors as findings, warnings, grouped, as notes."""
         warned = []
         for one in found:
             if one.level == "error":
@@ -58,7 +58,7 @@ class Findings:
             self.note(counted(group[0].message, len(group)))
 
     def scoring(self) -> None:
-        """Says that one more answer is scored."""
+        """Reports that one more answer is being scored."""
         self.answers += 1
         self.tell(f"answer {self.answers:,}")
 
@@ -71,7 +71,7 @@ class Findings:
 
     @contextmanager
     def guard(self, rule: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
-        """Turns what the task's code raises inside into a finding."""
+        """Turns an exception of task code in the block into a finding."""
         try:
             yield
         except TaskError as error:
@@ -81,23 +81,21 @@ class Findings:
 
 
 def full_marks(task: Task) -> float:
-    """Returns the reward of an answer whose parts of positive weight are all 1 and the others 0."""
+    """The reward of an answer whose parts of positive weight are 1 and the others 0."""
     return reward_of(task, {name: float(w > 0) for name, w in part_weights(task).items()})
 
 
 def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:
-    """Returns the reward of parts; those that cannot be scored count nothing."""
+    """The reward of parts; unscorable ones are ignored."""
     return float(task.combine({k: v for k, v in parts.items() if v is not None}, part_weights(task)))
 
 
 class TooSlow(BaseException):
-    """The time limit was reached; no Exception, so that a scorer's own `except` does not hide it."""
+    """The time limit was reached; not an Exception, so that a scorer's own `except` does not hide it."""
 
 
 def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
-    """Returns the result of a call and its CPU seconds. Raises TooSlow after `limit` of them, in the main thread of a
-    Unix.
-    """
+    """The result of a call and its CPU seconds. Raises TooSlow after `limit` of them, in the main thread of a Unix."""
     started = time.process_time()
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         return call(), time.process_time() - started

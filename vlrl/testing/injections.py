@@ -1,7 +1,6 @@
-"""Answers that talk to the judge instead of answering: demands, fake tags, fake verdicts, system text. Drawn by code.
+"""Answers that address the judge instead of answering: demands, fake tags, fake verdicts, system text. Generated.
 
-    for text in injections(200): injected("5", text)        # an answer that stays wrong
-"""
+    for text in injections(200): injected("5", text)        # an answer that stays wrong"""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _FRAMES = (
 
 
 def injections(count: int = 200, seed: int = 0) -> list[str]:
-    """Returns so many different texts; the same for the same arguments."""
+    """`count` different texts; the same for the same arguments."""
     rng, texts = random.Random(seed), dict[str, None]()
     while len(texts) < count:
         demand, verdict = rng.choice(_DEMANDS), rng.choice(_VERDICTS)
@@ -42,5 +41,5 @@ def injections(count: int = 200, seed: int = 0) -> list[str]:
 
 
 def injected(answer: str, text: str) -> str:
-    """Returns an answer followed by an injection."""
+    """An answer followed by an injection."""
     return f"{answer}\n{text}"

@@ -1,8 +1,8 @@
-"""A verifier against answers that people judged: its false positives and false negatives.
+"""A verifier measured on human-labelled answers: its false positives and false negatives.
 
     {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
-    {"sample": {"id": "7", "image": "7.jpg", "label": "cat"}, "answer": "a cat", "correct": false, "part": "accuracy"}
-"""
+    {"sample": {"id": "7", "image": "7.jpg", "label": "cat"}, "answer": "a cat", "correct": false, "part":
+"accuracy"}"""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vlrl.task.scoring import score_group
 from vlrl.types import Sample
 
 THRESHOLD = 0.5
-"""A part of at least this is the verifier's "correct"."""
+"""Value from which a part counts as "correct"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """One answer that the verifier judges otherwise than people did."""
+    """An answer on which verifier and label disagree."""
 
     line: int
     """Number of the row in the file, from 1."""
@@ -37,12 +37,12 @@ class Mistake:
     part: str
     value: float
     correct: bool
-    """As labelled: False makes it a false positive."""
+    """The label: False makes it a false positive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How well the verifier agrees with the labels."""
+    """The agreement of a verifier with the labels."""
 
     correct: int
     """Answers labelled correct."""
@@ -52,12 +52,12 @@ class Verdict:
 
     @property
     def false_positives(self) -> tuple[Mistake, ...]:
-        """Wrong answers that pay."""
+        """Wrong answers that are rewarded."""
         return tuple(m for m in self.mistakes if not m.correct)
 
     @property
     def false_negatives(self) -> tuple[Mistake, ...]:
-        """Correct answers that do not pay."""
+        """Correct answers that are not rewarded."""
         return tuple(m for m in self.mistakes if m.correct)
 
 
@@ -65,8 +65,7 @@ class Verdict:
 def judge(task: Task, file: Path) -> Verdict:
     """Scores every labelled answer of a file; a part of at least .5 counts as "correct".
 
-    The part is the row's `part`, else the one of the largest weight. Raises DataError naming file and row.
-    """
+    The part is the row's `part`, else the one of the largest weight. Raises DataError naming file and row."""
     rows = read_rows(file)
     if not rows:
         raise DataError(f"{file} has no rows; each is {{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
@@ -110,7 +109,7 @@ def _part(task: Task, row: Mapping[str, Any]) -> str:
 
 
 def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
-    """Returns the sample that a row holds, or names by its id. Raises DataError where there is none."""
+    """The sample that a row contains or names by its id. Raises DataError if there is none."""
     if "sample" in row:
         if not isinstance(row["sample"], dict):
             raise DataError("sample must be a row of the task, as a JSON object")
@@ -122,7 +121,7 @@ def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample],
 
 
 def samples_by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
-    """Returns the samples of these ids, looked for in the splits one after another."""
+    """The samples of these ids, searched in one split after another."""
     missing, out = set(wanted), {}
     for split in SPLITS:
         if not missing:

@@ -1,7 +1,6 @@
-"""Samples: unique, the same every time and in every process, apart between splits, storable, loadable.
+"""Samples: unique, the same every time and in every process, disjoint between splits, storable, loadable.
 
-Those that a task makes with knobs (Task.generate) are checked, and scored, as those of its splits are.
-"""
+Samples generated with knobs (Task.generate) are checked and scored like those of the splits."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Stands for a split whose places are (index, knobs)."""
+"""Stands for a split whose indices are (index, knobs)."""
 _LIMITS = LimitsSettings()
 WIDE = 200
 """Samples of a split whose ids and content are compared."""
@@ -41,11 +40,10 @@ _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['
 
 
 def check_samples(task: Task, findings: Findings, count: int, processes: int) -> list[Sample]:
-    """Checks the samples of both splits; returns up to `count` of those for training, evenly spread, and some that the
-    task makes with knobs.
+    """Checks the samples of both splits; returns up to `count` training samples, evenly spaced, and some generated with
+    knobs.
 
-    Raises ConfigError and DataError: what they name is the user's data, not the task's code.
-    """
+    Raises ConfigError and DataError, which are faults of the user's data and not of the task's code."""
     train = _split(task, findings, "train")
     if train is None:
         return []
@@ -85,7 +83,7 @@ def _split(task: Task, findings: Findings, split: str) -> Sequence[Sample] | Non
 
 
 def places(length: int, count: int) -> list[int]:
-    """Up to `count` places of a sequence, evenly spread from the first to the last."""
+    """Up to `count` indices of a sequence, evenly spaced from the first to the last."""
     count = min(length, count)
     return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
 
@@ -104,14 +102,14 @@ def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str
 
 
 def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
-    """Returns (index, knobs) of the samples that are made: all knobs low, half way and high, and each high alone."""
+    """(index, knobs) of the generated samples: all knobs low, halfway and high, and each one high alone."""
     spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
     spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
 
 
 def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
-    """Returns what a task with knobs makes at the bounds and between them; [] after a finding."""
+    """Samples of a task with knobs at and between the bounds; [] after a finding."""
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
         if not -math.inf < low < high < math.inf:
@@ -150,7 +148,7 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies every rule of vlrl.checks to the chosen rows, and those of whole files to further ones too."""
+    """Applies every rule of vlrl.checks to the chosen rows, and the rules of whole files to further ones too."""
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:
@@ -179,7 +177,7 @@ def _told_apart(key: Key) -> MediaFile:
 
 
 def rebuilt(task: Task) -> Task:
-    """Returns a second instance of the task with the same settings."""
+    """A second instance of the task with the same settings."""
     new = type(task)(**_settings(task), rewards=dict(task.weights), combine=task.combination)
     new.seed, new.data, new.coordinates = task.seed, task.data, copy.copy(task.coordinates)
     new.outside = task.outside
@@ -214,7 +212,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
 
 
 def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
-    """Returns those of the samples at places of a split; of those made with (index, knobs) for MADE."""
+    """Fingerprints of the samples at indices of a split; for GENERATED at (index, knobs)."""
     if split == GENERATED:
         return [fingerprint(task, generated(task, index, knobs)) for index, knobs in at]
     samples = task_samples(task, split)
@@ -223,7 +221,7 @@ def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
 
 def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Findings,
                processes: int) -> list[dict[str, list[str]]]:
-    """Returns the fingerprints in fresh processes, each with another seed of Python's hash."""
+    """The fingerprints in fresh processes, each with its own hash seed."""
     address = _address(type(task))
     if address is None:
         findings.note("samples were not compared with those of another process: the class is not at a module's top "
@@ -250,7 +248,7 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Fin
 
 
 def _address(cls: type[Task]) -> str | None:
-    """Returns what `load` finds the class by in another process; None for a class inside a function or class."""
+    """The name under which `load` finds the class in another process; None for a class inside a function or class."""
     if "." in cls.__qualname__:
         return None
     file = inspect.getsourcefile(cls)
@@ -264,7 +262,7 @@ def _address(cls: type[Task]) -> str | None:
 
 
 def child(given: Mapping[str, Any]) -> None:
-    """Prints the fingerprints of the samples that `given` names; runs in a process of its own."""
+    """Prints the fingerprints of the samples that `given` names; runs in its own process."""
     try:
         task = load(given["name"], given["settings"])
         task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])

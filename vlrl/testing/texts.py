@@ -1,4 +1,4 @@
-"""Texts that a model could write and a scorer must survive."""
+"""Texts that a model might write and a scorer must survive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LONG = 100_000
 
 @cache
 def special_tokens() -> tuple[str, ...]:
-    """Returns the special tokens of the embedded model's tokenizer, which are Qwen's, and the four tags."""
+    """The special tokens of the embedded model's tokenizer, which are Qwen's, and the four tags."""
     return tuple(token["content"] for token in json.loads(_TOKENIZER.read_text(encoding="utf-8"))["added_tokens"])
 
 
 def hostile_texts(prompt: str, long: bool = True) -> list[str]:
-    """Returns answers that break careless scorers, the prompt itself among them; `long`: those of 100 kB too."""
+    """Answers that break careless scorers, including the prompt itself; `long`: also texts of 100 kB."""
     return [*_ODD, *special_tokens(), "".join(special_tokens()), prompt, *(_LONG_TEXTS if long else ())]
 
 
