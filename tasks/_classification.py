@@ -1,4 +1,4 @@
-"""Recipes of the classification task, how a named class is recognised, and which samples a run trains on."""
+"""Recipes of the classification task, recognition of class names, and selection of training samples."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Record, Sample
 
 _LONGEST = 2000
-"""Characters of an answer that may hold the name of a class among other words."""
+"""Characters of an answer that may contain a class name among other words."""
 _MOST = 200
-"""Names in an answer that may have several; one that has more earns nothing."""
+"""Names in an answer that may have several; one with more scores 0."""
 _BETWEEN = re.compile(r"[,;\n]")
 _SPACES = re.compile(r"[\s_]+")
 _AROUND = ".,;:!?\"'()[]{}<>*`"
 _FILLER = frozenset("a an the this that these it is its it's was be in of on to for as and image picture photo "
                     "photograph shows shown showing show see seen contains depicts looks like appears seems answer "
                     "class label category species type kind name named called i think".split())
-"""Words that may stand around a class where the row does not list the names that there are."""
+"""Words that may surround a class name if the row does not list the possible names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,25 +48,25 @@ class AnswerFormat:
     """How an answer is written, and when it names a class."""
 
     find: Callable[[Answer], str | None]
-    """The part of an answer that names the class; None for none."""
+    """The part of an answer that names the class; None without one."""
     same: Callable[[str, str, Sequence[str]], bool]
-    """(given text, name of a class, names of the others that the row lists) -> whether the text names this class."""
+    """(given text, class name, the other names listed in the row) -> whether the text names this class."""
     say: Callable[[str], str]
-    """A text in this form that says this."""
+    """A text in this format."""
     format: Callable[[Record, Answer], float] | None = None
-    """1 for an answer in the right form, else 0; None where the recipe pays no such part."""
+    """1 for an answer in the right format, else 0; None if the recipe has no such part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRecipe(Recipe):
-    """A recipe that wants the name of a class."""
+    """A recipe whose answer is a class name."""
 
     forms: tuple[AnswerFormat, AnswerFormat]
-    """Of answers to a template without and with thinking."""
+    """Formats for templates without and with thinking."""
 
 
 def form_of(task: Any, sample: Sample) -> AnswerFormat:
-    """Returns the form that the template of this visit asks for."""
+    """The format that the template of this visit asks for."""
     return task.used.forms[task.thinks(sample)]
 
 
@@ -74,19 +74,19 @@ def form_of(task: Any, sample: Sample) -> AnswerFormat:
 
 
 def labels_of(row: Record) -> list[str]:
-    """Returns the right classes of a row: one, or those of a list."""
+    """The right classes of a row as a list."""
     label = row["label"]
     return label if isinstance(label, list) else [label]
 
 
 def names_of(row: Record, label: str) -> list[str]:
-    """Returns a right class and its synonyms."""
+    """A right class and its synonyms."""
     synonyms = row.get("synonyms") or ()
     return [label, *(synonyms.get(label, ()) if isinstance(synonyms, Mapping) else synonyms)]
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """Returns 1 for the right class, else 0; of several right ones `task.multi_score` of the two sets, in [0, 1]."""
+    """1 for the right class, else 0; for several right classes `task.multi_score` of the two sets, in [0, 1]."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -101,15 +101,14 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
 
 
 def listed(given: str) -> list[str]:
-    """Returns the names in a text that are separated by commas, semicolons or line ends, each once."""
+    """The distinct names in a text, separated by commas, semicolons or line breaks."""
     texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
 def _names(form: AnswerFormat, row: Record, given: str, label: str, heard: bool) -> bool:
-    """Returns whether a text names a class; one that begins with a negation, which is `heard`, only where the name
-    does, and none where it says that the class is not there.
-    """
+    """Whether a text names a class. If negations are `heard`, a text that starts with one counts only for names that do
+    so too, and a clause that denies the class does not count."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if heard and denies(given) else own
@@ -128,7 +127,7 @@ def _f1(a: set[str], b: set[str]) -> float:
 
 SET_SCORES: dict[str, Callable[[set[str], set[str]], float]] = {
     "jaccard": _jaccard, "f1": _f1, "exact": lambda a, b: float(a == b)}
-"""How a set of named classes compares with the right one, by `task.multi_score`."""
+"""Scores of a set of named classes against the right set, by `task.multi_score`."""
 
 
 def _exactly(given: str, name: str, _others: Sequence[str]) -> bool:
@@ -140,18 +139,17 @@ def _cleaned(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
-    """Equal but for case, spaces around and underscores for spaces."""
+    """Equal, ignoring case, surrounding spaces and underscores for spaces."""
     return given.strip().lower().replace("_", " ") == name.strip().lower().replace("_", " ")
 
 
 def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
-    """Returns whether a text names a class, case, spaces and underscores aside: it is the name, or holds it, or is half
-    of it.
+    """Whether a text names a class, ignoring case, spaces and underscores: it is the name, contains it, or is at least
+    half of it.
 
-    Visual-RFT (2503.01785) takes any containment, of nothing too, so that one letter or a list of all names is right.
-    Here whole words count, and of `others`, the names that there are besides, none may fit as well; where none are
-    known, only words such as "it is a" may stand around the name.
-    """
+    Visual-RFT (2503.01785) accepts any containment, even of an empty text, so that one letter or a list of all names is
+    right. Here whole words count, and none of the `others` may match as well; without others only words such as "it is
+    a" may surround the name."""
     if len(given) > _LONGEST:
         return False
     words, wanted = _words(given), _words(name)
@@ -177,7 +175,7 @@ def _words(text: str) -> list[str]:
 
 
 def _around(words: Sequence[str], joined: str) -> list[str] | None:
-    """Returns the words outside of the first run of words that make up `joined`; None without such a run."""
+    """The words outside the first run of words that spells `joined`; None without such a run."""
     for start in range(len(words)):
         run = ""
         for end, word in enumerate(islice(words, start, None), start + 1):
@@ -193,7 +191,7 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Record, answer: Answer) -> float:
-    """Returns 1 for names to choose from; where the row lists none, for one line without tags."""
+    """1 for names from the row's list; without a list, for one line without tags."""
     text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
@@ -235,7 +233,7 @@ PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
 
 def _tag_or_all(answer: Answer) -> str:
-    """Returns the first answer tag after the thinking, else the whole text, as CLS-RL compares it."""
+    """The first answer tag after the thinking, else the full text, as CLS-RL compares it."""
     tagged = answer_tag(answer.text)
     return said(answer) if tagged is None else tagged
 
@@ -280,12 +278,10 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 
 def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
-    """Returns places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are
-    given.
+    """Indices of `shots` samples of each class (all of a smaller class), given (id, classes) of each sample.
 
-    The ids alone decide, in an order that `seed` draws, so fewer shots are part of more, and the order of the rows
-    does not matter. A sample of several classes is taken while one of them needs it.
-    """
+    The choice depends only on the ids, in an order drawn by `seed`, so smaller selections are subsets of larger ones
+    and the order of the rows does not matter. A sample of several classes is taken if one of them still needs it."""
     def drawn(place: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{samples[place][0]}".encode("utf-8", "backslashreplace")).digest()
     taken: Counter[str] = Counter()
@@ -298,11 +294,10 @@ def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, se
 
 
 def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
-    """Returns all classes of the rows: in the order `given`; else by the number (`class_id`) that every row with one
-    label has, as CoOp (2109.01134) orders them, a name as often as it has numbers; else by name.
+    """All classes of the rows: in the order `given`; else by the number (`class_id`) of every row with one label, as
+    CoOp (2109.01134) orders them, a name once per number; else by name.
 
-    Raises DataError for a class that is not in `given`, or that has no number where others have one.
-    """
+    Raises DataError for a class that is not in `given`, or that has no number although others have one."""
     names: set[str] = set()
     numbers: set[tuple[Any, str]] = set()
     for row in rows:
@@ -326,9 +321,8 @@ def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
 
 
 def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the first and the second half of the classes, as `base` and `new` (CoOp, 2109.01134; of an odd number
-    base has one more). Raises DataError for a name that is in both.
-    """
+    """The first and the second half of the classes, as `base` and `new` (CoOp, 2109.01134; the extra class of an odd
+    number is in base). Raises DataError for a name that is in both."""
     middle = math.ceil(len(ordered) / 2)
     base, new = ([*dict.fromkeys(half)] for half in (ordered[:middle], ordered[middle:]))
     if both := next((name for name in new if name in base), None):
@@ -340,7 +334,7 @@ def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
 
 
 def checked(row: Record) -> dict[str, Any]:
-    """Returns the row with its names as texts. Raises DataError naming the field that cannot be used."""
+    """The row with its names as texts. Raises DataError naming the unusable field."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]

@@ -1,8 +1,8 @@
-"""Who drives well enough to be learned from: it tries what it would like to do in a copy of the world first.
+"""A driver good enough for demonstrations, which first tries its preferred actions in a copy of the world.
 
-A decision is taken where the vehicle can be stopped after it without an infraction, so that there is always a way out.
-It knows what the others will do, which no model does: it is for demonstrations, and no measure of what can be seen.
-"""
+It takes a decision only if the vehicle can stop afterwards without an infraction, so there is always a way out. It
+knows what the other vehicles will do, which no model does, so it is no measure of what can be inferred from the
+image."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ import numpy as np
 from ._drive_world import STEP, Decision, World
 
 _STOPPING = 4
-"""Seconds in which a stop is tried."""
+"""Seconds within which a stop is tried."""
 _BEHIND = 35.0
-"""Metres to a slower vehicle from which another lane is thought about; _FREER: by how much that must be freer."""
+"""Metres to a slower vehicle below which a lane change is considered, and how much freer the other lane must be."""
 _FREER = 8.0
 _SIDEWAYS, _EASY = 4.0, 2.0
-"""m/s^2 across in a bend, and of braking before it."""
+"""Lateral acceleration in a bend, and deceleration before it, in m/s^2."""
 _BEND = 3
-"""Points over which a bend is measured: roads meet at angles that are cut."""
+"""Points over which curvature is measured, because roads meet at cut angles."""
 _AIMS = (0.5, 1.0, 1.5)
-"""Seconds of the way-points."""
+"""Seconds of the waypoints."""
 
 
 @lru_cache(maxsize=4096)
 def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: bool) -> tuple[Decision, ...] | None:
-    """Returns the decisions, by words or as way-points, of a drive that arrives in time; None where the expert's does
-    not.
-    """
+    """The decisions, as words or as waypoints, of a drive that arrives in time; None if the expert's does not."""
     world, decisions = World(scenario, seed, seconds, traffic), []
     while world.left:
         decisions.append(choose(world, ways))
@@ -42,14 +40,14 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 
 def choose(world: World, ways: bool) -> Decision:
-    """Returns the first of what it likes best that leaves room to stop, as words or as way-points."""
+    """Its first preference that leaves room to stop, as words or as waypoints."""
     liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
     return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)
 
 
 def as_waypoints(world: World, words: Decision) -> Decision:
-    """Returns way-points of where words lead to."""
+    """The waypoints of the path that words lead to."""
     tried, points = world.copy(), []
     places = [world.ego.position, *tried.drive(words).places, *tried.drive(Decision()).places]
     cos, sin = math.cos(world.ego.heading), math.sin(world.ego.heading)
@@ -85,7 +83,7 @@ def _liked(world: World) -> Iterator[Decision]:
 
 
 def _pace(world: World) -> float:
-    """Returns the speed for the limit and the bends ahead."""
+    """The speed for the limit and the bends ahead."""
     pace, points = world.limit, world.route.points(world.ego.lane_index[2], min(world.done, world.route.length - 1))
     headings = np.unwrap(np.arctan2(*np.diff(points, axis=0).T[::-1]))
     for place, turn in enumerate(headings[_BEND:] - headings[:-_BEND]):
@@ -96,7 +94,7 @@ def _pace(world: World) -> float:
 
 
 def _paths(world: World) -> list[str]:
-    """Returns where it would like to go, best first."""
+    """The preferred paths, best first."""
     ego, graph = world.ego, world.road.network.graph
     if ego.lane_index != ego.target_lane_index:
         return ["STRAIGHT"]  # on its way to another lane
@@ -116,7 +114,7 @@ def _paths(world: World) -> list[str]:
 
 
 def _free(world: World, number: int) -> float:
-    """Returns metres to the next vehicle ahead in a lane of this road; 100 where there is none."""
+    """Metres to the next vehicle ahead in a lane of this road; 100 without one."""
     lane = world.road.network.get_lane((*world.ego.lane_index[:2], number))
     own, ahead = lane.local_coordinates(world.ego.position)[0], [100.0]
     for other in world.road.vehicles:

@@ -1,4 +1,4 @@
-"""How drives begin: where the vehicle and the others are on the four roads, and where it is to go."""
+"""Initial states of drives: the vehicle and the others on the four roads, and its goal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vlrl.environments.traffic import Lane, empty_road, place_obstacle, place_ve
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene before it is driven; the own vehicle is the first of the road's."""
+    """A scene before it is driven; the own vehicle is the first on the road."""
 
     road: Road
     lane: Lane
-    """Where the own vehicle starts, and how many metres from that lane's beginning."""
+    """The starting lane of the own vehicle, and its distance from the start of that lane in metres."""
     at: float
     nodes: tuple[str, ...]
-    """Of the road network, the way from the end of that lane on."""
+    """The route after that lane, as nodes of the road network."""
     limit: float
     """Metres per second."""
     navigation: str
@@ -40,7 +40,7 @@ def _begin(road: Road, rng: random.Random, make: Make, lane: Lane, at: float, li
 
 
 def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Returns three lanes with slower traffic; too slow to stay behind it."""
+    """Three lanes with slower traffic, too slow to stay behind."""
     road, limit = empty_road("highway", rng.getrandbits(32)), rng.choice((12.0, 14.0, 16.0))
     lane, at = ("0", "1", rng.randrange(3)), rng.uniform(100, 900)
     _begin(road, rng, make, lane, at, limit)
@@ -56,7 +56,7 @@ def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """On the ramp of a motorway, whose lane ends: into a gap of those on the lane beside."""
+    """On the ramp of a motorway, whose lane ends: into a gap in the adjacent lane."""
     road, limit, at = empty_road("merge", rng.getrandbits(32)), rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 14)
     lane = ("b", "c", 2)
     _begin(road, rng, make, lane, at, limit)
@@ -76,7 +76,7 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Four arms; others yield to who has the right of way, and the own vehicle does as it is driven."""
+    """Four arms; others yield to traffic with the right of way, the own vehicle as it is driven."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))
@@ -97,7 +97,7 @@ def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def roundabout(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Into a roundabout, past those on its ring, and out of it."""
+    """Into a roundabout, past traffic on its ring, and out of it."""
     road, limit, arms, arm = empty_road("roundabout", rng.getrandbits(32)), 8.0, "senw", rng.randrange(4)
     here, lane = arms[arm], (f"{arms[arm]}er", f"{arms[arm]}es", 0)
     exits = rng.choice((1, 2, 3))

@@ -1,10 +1,9 @@
-"""A drive in closed loop: a vehicle with a way to go, in traffic of highway-env (vlrl/environments/traffic.py).
+"""A closed-loop drive: a vehicle with a route, in traffic of highway-env (vlrl/environments/traffic.py).
 
     world = World("merge", "train-17", seconds=10)
     second = world.drive(Decision("ACCELERATE", "LEFT_CHANGE"))     # or Decision(way=[[7, 0, 1], [15, 0, 2]])
 
-The same scenario and text give the same world, and the same decisions the same seconds.
-"""
+The same scenario and seed give the same world, and the same decisions the same outcomes."""
 
 from __future__ import annotations
 
@@ -30,23 +29,23 @@ from vlrl.rewards.driving import positions_at
 from ._drive_scenes import SCENES
 
 STEP = 0.2
-"""Seconds of one simulation step; a decision lasts a second."""
+"""Seconds of one simulation step; a decision lasts one second."""
 PACE = 0.65
-"""Share of the limit at which the goal is reached in time."""
+"""Share of the speed limit at which the goal is reached in time."""
 _MARGIN = 1.0
 """Metres beside the lanes of the route that still count as on it."""
 _FASTER = 3.0
-"""Metres per second by which a word of speed changes the speed in a second, at most."""
+"""Largest change of speed per second by a speed word, in m/s."""
 _SOON = 0.5
-"""Seconds ahead at which a vehicle that follows way-points aims."""
+"""Seconds ahead at which a vehicle following waypoints aims."""
 _FAR = 60.0
-"""Metres ahead in which others are looked for."""
+"""Metres ahead within which other vehicles are considered."""
 _SHIFT = {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do for a second: words of speed and path, or way-points [x, y, t] from the vehicle on, if there are."""
+    """An action for one second: words for speed and path, or waypoints [x, y, t] relative to the vehicle."""
 
     speed: str = "KEEP"
     path: str = "STRAIGHT"
@@ -55,33 +54,33 @@ class Decision:
 
 @dataclass
 class DrivenSecond:
-    """What came of a decision."""
+    """The outcome of a decision."""
 
     before: float
-    """Share of the route that was done, in [0, 1]; then after it."""
+    """Share of the route completed before, in [0, 1]; `now` after."""
     now: float = 0.0
     collision: bool = False
     off_road: bool = False
     fastest: float = 0.0
     """Metres per second."""
     ttc: float = math.inf
-    """The least time to a collision with what is ahead, in seconds."""
+    """Smallest time to a collision with anything ahead, in seconds."""
     along: list[float] = field(default_factory=list)
-    """Acceleration of each step, m/s^2; across likewise."""
+    """Acceleration of each step along and across the vehicle, m/s^2."""
     across: list[float] = field(default_factory=list)
     places: list[np.ndarray] = field(default_factory=list, compare=False)
     """World x, y after each step."""
 
     @property
     def ended(self) -> bool:
-        """Whether a hard infraction ended it."""
+        """Whether a hard infraction ended the drive."""
         return self.collision or self.off_road
 
 
 class Ego(MDPVehicle):
-    """The vehicle that is driven. It keeps to a lane of its route or follows way-points, within what a car can do.
+    """The driven vehicle. It keeps to a lane of its route or follows waypoints, within the limits of a car.
 
-    An MDPVehicle, so that right of way is its driver's to respect (highway-env's RegulatedRoad)."""
+    An MDPVehicle, so that highway-env's RegulatedRoad leaves the right of way to its driver."""
 
     KP_LATERAL, KP_HEADING = 0.55, 2.1  # so that a lane change is comfortable
     BRAKE, PUSH = -6.0, 2.4
@@ -89,7 +88,7 @@ class Ego(MDPVehicle):
     """[n, 3] world x, y and seconds since the decision, the first at 0."""
     clock = 0.0
     edges: Collection[tuple[str, str]] = ()
-    """Of the road network, those of its route."""
+    """The edges of its route in the road network."""
 
     def act(self, action: Any = None) -> None:
         if self.way is None:
@@ -101,7 +100,7 @@ class Ego(MDPVehicle):
         Vehicle.act(self, {"steering": steering, "acceleration": float(np.clip(push, self.BRAKE, self.PUSH))})
 
     def _following(self, way: np.ndarray) -> tuple[float, float]:
-        """Returns the steering angle and the acceleration towards where the way-points are half a second later."""
+        """Steering angle and acceleration towards the position of the waypoints half a second ahead."""
         aim = [np.interp(self.clock + _SOON, way[:, 2], way[:, axis]) for axis in (0, 1)]
         dx, dy = float(aim[0] - self.position[0]), float(aim[1] - self.position[1])
         cos, sin = math.cos(self.heading), math.sin(self.heading)
@@ -115,14 +114,14 @@ class Ego(MDPVehicle):
         self.speed, self.clock = max(0.0, self.speed), self.clock + dt
 
     def on_state_update(self) -> None:
-        """Its lane is the nearest of its route: others cross it."""
+        """Keeps the vehicle on the nearest lane of its route, since other lanes cross it."""
         lanes = [lane for lane in neighbouring_lanes(self.road.network, self.lane_index) if lane[0][:2] in self.edges]
         self.lane_index, self.lane = min(lanes, key=lambda lane: lane[1].distance_with_heading(
             self.position, self.heading))
 
 
 class Route:
-    """The roads that lead to a goal, and how far along them a vehicle is."""
+    """The roads that lead to a goal, and the progress of a vehicle along them."""
 
     def __init__(self, road: Road, start: Lane, nodes: Sequence[str], begin: float, length: float):
         self.network: Any = road.network
@@ -133,23 +132,24 @@ class Route:
         """Metres to the goal."""
 
     def done(self, lane: Lane, position: np.ndarray) -> float:
-        """Returns metres driven along the route, on one of its lanes."""
+        """Metres driven along the route, on one of its lanes."""
         place, way = self.edges.index(lane[:2]), self.network.get_lane(lane)
         along = way.local_coordinates(position)[0] / way.length
         return float(sum(self.lengths[:place]) + along * self.lengths[place] - self.begin)
 
     def after(self, lane: Lane) -> list[tuple[str, str, None]]:
-        """Returns the route from a lane on, as highway-env's vehicles have it."""
+        """The route from a lane on, in highway-env's format."""
         return [(*edge, None) for edge in self.edges[self.edges.index(lane[:2]):]]
 
     def holds(self, lane: Lane, position: np.ndarray) -> bool:
-        """Returns whether a place lies on a lane, or close beside."""
+        """Whether a position is on a lane, or close beside it."""
         way = self.network.get_lane(lane)
         along, aside = way.local_coordinates(position)
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """Returns [n, 2] places of the way ahead, two metres apart and up to the goal, in a lane where it is there."""
+        """[n, 2] positions on the route ahead, two metres apart and up to the goal, in the given lane where it
+        exists."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 
@@ -180,7 +180,7 @@ class World:
         self.left = seconds
 
     def copy(self) -> World:
-        """Returns a world of its own that goes on in the same way."""
+        """An independent world that continues in the same way."""
         shared = (self.road.network, self.route, self.scene)
         return copy.deepcopy(self, {id(thing): thing for thing in shared})
 
@@ -189,7 +189,7 @@ class World:
         return min(1.0, self.done / self.route.length)
 
     def drive(self, decision: Decision) -> DrivenSecond:
-        """Lets a second pass, or what is left of it when the goal is reached or an infraction ends the drive."""
+        """Simulates one second, or less if the goal is reached or an infraction ends the drive."""
         self._decide(decision)
         second = DrivenSecond(self.completion)
         for _ in range(round(1 / STEP)):
@@ -207,7 +207,7 @@ class World:
         return second
 
     def picture(self, width: int) -> Image.Image:
-        """Returns what is seen now, `width` x `width / 2` pixels."""
+        """The current view, `width` x `width / 2` pixels."""
         here, vehicles = self._here, cast(list[Any], self.road.vehicles)
         near = [v for v in vehicles if np.linalg.norm(v.position - here) < 2 * _FAR]
         states = np.array([(*v.position, v.heading, v.speed, cast(Any, v.action)["acceleration"]) for v in near])
@@ -218,22 +218,22 @@ class World:
 
     @property
     def _here(self) -> np.ndarray:
-        """World x, y; highway-env moves its own array in place."""
+        """World x, y as a copy, because highway-env moves its own array in place."""
         return np.array(self.ego.position)
 
     @property
     def gap(self) -> float:
-        """Metres to what is next ahead in the vehicle's way, at most 60."""
+        """Metres to the next obstacle ahead in the vehicle's path, at most 60."""
         return min((gap for gap, _ in self._ahead()), default=_FAR)
 
     @property
     def offset(self) -> tuple[float, float]:
-        """Metres from the middle of the lane, and radians to it."""
+        """Metres from the lane centre, and radians relative to the lane."""
         along, aside = self.ego.lane.local_coordinates(self.ego.position)
         return float(aside), float(self.ego.lane.local_angle(self.ego.heading, along))
 
     def state(self) -> str:
-        """Returns where the vehicle is in coarse steps: tenths of the route, lane, speed and gap."""
+        """The vehicle's state in coarse steps: tenths of the route, lane, speed and gap."""
         lane = "".join(map(str, self.ego.lane_index[1:]))
         return f"{int(10 * self.completion)}/{lane}/{round(self.ego.speed / 3)}/{int(self.gap / 10)}"
 
@@ -252,7 +252,7 @@ class World:
             ego.target_lane_index = beside
 
     def _in_world(self, way: Sequence[Sequence[float]]) -> np.ndarray:
-        """Returns way-points of the vehicle's own frame (x ahead, y to the left) in the world."""
+        """Waypoints of the vehicle's frame (x ahead, y to the left) in world coordinates."""
         times = np.array([0.0, *(point[2] for point in way)])
         x, y = positions_at(cast(Any, way), times).T
         cos, sin = math.cos(self.ego.heading), math.sin(self.ego.heading)
@@ -271,7 +271,7 @@ class World:
             second.ttc = min(second.ttc, rules.time_to_collision(gap, closing))
 
     def _ahead(self) -> list[tuple[float, float]]:
-        """Returns the gap in metres, and by how much it shrinks in m/s, to all that is in the vehicle's way."""
+        """The gap in metres, and its closing speed in m/s, to everything in the vehicle's path."""
         (x, y), gaps = map(float, self.ego.position), []
         frame = Frame(x, y, float(self.ego.heading))
         for thing in (*self.road.vehicles, *self.road.objects):

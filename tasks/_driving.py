@@ -1,4 +1,4 @@
-"""Recipes of the driving task: plans as words, trajectories as way-points, and pictures of what a plan leads to."""
+"""Recipes of the driving task: plans as words, trajectories as waypoints, and images of a plan's outcome."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ _WORDS = ("the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the path (STRAIG
           "or RIGHT_CHANGE)")
 _SCENE = "You are driving. You see {views}. Speed: {speed} m/s. Navigation: {navigation}. "
 _SAME_TIME = 0.01
-"""Seconds between two times that count as one."""
+"""Seconds within which two times are equal."""
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def words_of(plan: Any) -> dict[str, list[str]] | None:
-    """Returns the words of a row's plan by head, as `read_plan` gives them; None unless each head has known words
-    only.
-    """
+    """The words of a row's plan by head, as `read_plan` gives them; None unless each head has known words only."""
     if not isinstance(plan, Mapping):
         return None
     given: dict[str, Any] = {head: [plan.get(head)] if isinstance(plan.get(head), str) else plan.get(head)
@@ -46,7 +44,7 @@ def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def plan_text(plan: Mapping[str, Sequence[str]]) -> str:
-    """Returns `SPEED, PATH`, as an answer gives it."""
+    """`SPEED, PATH`, as in an answer."""
     return ", ".join(word for head in HEADS for word in plan[head])
 
 
@@ -55,12 +53,12 @@ def _true_plan(_task: Any, sample: Sample) -> dict[str, list[str]] | None:
 
 
 def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
-    """Returns the words of the first answer tag, or of the text outside of the thinking."""
+    """The words of the first answer tag, or of the text outside the thinking."""
     return rules.read_plan(answer_text(answer.text), task.negation == "read")
 
 
 def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
-    """As `_plan_of`; None for no word."""
+    """As `_plan_of`; None without any word."""
     plan = _plan_of(task, answer)
     return plan if any(plan.values()) else None
 
@@ -76,7 +74,7 @@ def _oracle_thought(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """Returns `speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
+    """`speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}
@@ -85,7 +83,7 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
-    """Returns whether exactly the true words of both heads are given."""
+    """Whether exactly the true words of both heads are given."""
     metrics = plan_metrics(task, sample, _plan_of(task, answer))
     return bool(metrics["joint_acc"]) if metrics else None
 
@@ -103,15 +101,14 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """Returns the words of a plan that has one for each head; None for any other."""
+    """The words of a plan with one for each head; None for any other."""
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None
 
 
 def alphadrive_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """As AlphaDrive's authors report it: F1 of every word, `alphadrive_f1/STOP`, and the accuracy by plan,
-    `alphadrive_acc/STOP_STRAIGHT`.
-    """
+    """As reported by AlphaDrive's authors: F1 of every word, `alphadrive_f1/STOP`, and the accuracy by plan,
+    `alphadrive_acc/STOP_STRAIGHT`."""
     known = [(str(r["answer"]), plan) for r in records if (plan := one_plan(r["target"]))]
     cells: dict[str, list[bool]] = {}
     for text, plan in known:
@@ -136,7 +133,7 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """Returns the parts of a group: `pay` of the F1, the weight of the words, and what `novelty` says of the group."""
+    """A group function whose parts are `pay` of the F1, the weight of the words, and their `novelty` in the group."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]
@@ -184,7 +181,7 @@ def _true_way(_task: Any, sample: Sample) -> list[list[float]] | None:
 
 
 def written_way(points: Sequence[Sequence[float]]) -> str:
-    """Returns `[[x, y, t], ...]` with two decimals."""
+    """`[[x, y, t], ...]` with two decimals."""
     return f"[{', '.join(format_box([round(v, 2) for v in point]) for point in points)}]"
 
 
@@ -194,16 +191,14 @@ def _oracle_way(_task: Any, sample: Sample) -> str | None:
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
-    """Returns 1 for nothing but the list, with a way-point at every time that was asked for."""
+    """1 for nothing but the list, with a waypoint at every requested time."""
     bare = answer.final.strip()
     complete = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
     return float(complete and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
 
 
 def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Returns whether the vehicle meets an obstacle, and whether it leaves the road, until the truth's last
-    way-point.
-    """
+    """0 or 1 for hitting an obstacle and for leaving the road, until the time of the last true waypoint."""
     obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
     if not obstacles and not drivable:
         return 0.0, 0.0
@@ -214,7 +209,7 @@ def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple
 
 
 def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Returns what cannot be read counts as the worst: else silence would be safer than driving."""
+    """An unreadable answer counts as the worst: otherwise silence would be safer than driving."""
     points, truth = read_way(task, sample, answer), sample["trajectory"]
     if points is None:
         return {"l2": 0.0, "collision": 1.0, "off_road": 1.0, "format": 0.0}
@@ -224,9 +219,8 @@ def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def way_metrics(_task: Any, sample: Sample, points: Any, parts: Parts) -> dict[str, float]:
-    """Returns `l2@1s`, `l2@2s`, `l2@3s`: metres from the true place at that time, where the truth reaches so far; an
-    answer that cannot be read stands still. `collision_rate` and `off_road_rate` of rows with obstacles or a road.
-    """
+    """`l2@1s`, `l2@2s`, `l2@3s`: metres from the true position at that time, if the truth reaches that far; an
+    unreadable answer stands still. `collision_rate` and `off_road_rate` for rows with obstacles or a road."""
     truth = sample["trajectory"]
     times = [t for t in (1, 2, 3) if t <= truth[-1][2] + _SAME_TIME]
     away = rules.distances(points or [[0.0, 0.0, 1.0]], truth, times) if times else ()
@@ -264,9 +258,8 @@ def _outcome_baseline(task: Any, cosines: Sequence[float]) -> float:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """Returns the part `goal` of a group: `pay` of the cosines of each plan's outcome picture with (negative, positive)
-    texts; 0 for a plan that has no picture.
-    """
+    """A group function with the part `goal`: `pay` of the cosines of each plan's outcome image with the (negative,
+    positive) texts; 0 for a plan without an image."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # asked for first: where it is absent, no picture is read
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]
@@ -286,7 +279,7 @@ def _picture(path: str) -> Any:
 
 
 def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
-    """Returns rows need no true plan: the picture decides, so there is no perfect answer."""
+    """A recipe for rows without a true plan: the image decides, so there is no perfect answer."""
     return replace(
         PLAN, rewards={"goal": 1.0, "format": 0.1}, oracle=lambda _task, _sample: None, problem=needs_outcomes,
         score=lambda _task, _sample, answer: {"format": rules.plan_format(answer.final)}, group=_outcomes(pay),

@@ -1,4 +1,4 @@
-"""Recipes of the grounding task: referring expressions, detection, yes-no and choice questions, counts and points."""
+"""Recipes of the grounding task whose answers are boxes: referring expressions and detection."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ _THOUSAND = re.compile(r"\[(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3}),\s
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """Returns what a row asks for: its expression, else its labels, else its question."""
+    """What a row asks for: its expression, else its labels, else its question."""
     return row.get("expression") or ", ".join(row.get("labels") or ()) or row.get("question") or ""
 
 
 def first_box(_task: Any, sample: Sample) -> list[float] | None:
-    """Returns the target of a recipe with one box: the row's first, None where the object is absent."""
+    """The target of a recipe with one box: the row's first, None if the object is absent."""
     return sample["boxes"][0]["box"] if sample.get("boxes") else None
 
 
 def truths(task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """Returns all boxes of a row with their labels."""
+    """All boxes of a row with their labels."""
     return labelled(task, sample.get("boxes") or (), name_of(sample.row))
 
 
 def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") -> list[dict[str, Any]]:
-    """Returns the boxes of a row as detections are read, those without a label under `name`."""
+    """Boxes of a row in the format of detections; the label `name` is used for those without one."""
     return [{"box": entry["box"], "label": label_of(task, entry.get("label") or name)} for entry in entries]
 
 
 def label_of(task: Any, text: Any) -> str:
-    """Returns a label as labels are compared."""
+    """A label in the form in which labels are compared."""
     return str(text) if task.label_case == "kept" else " ".join(str(text).casefold().split())
 
 
@@ -83,7 +83,7 @@ def _soft_iou(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _read_first(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """Returns the answer's first box: further boxes neither pay nor cost."""
+    """The first box of the answer; further boxes neither gain nor cost anything."""
     return pixels(task, sample, parse_box(answer.final))
 
 
@@ -110,7 +110,7 @@ def _read_rec(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VLM-R1 REC: the plain continuous IoU of the first box in the first answer tag."""
+    """VLM-R1 REC: the continuous IoU of the first box in the first answer tag."""
     truth = first_box(task, sample)
     if truth is None:
         return {"accuracy": float(says_none(answer_tag(answer.text) or "")),
@@ -121,7 +121,7 @@ def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _braced(task: Any, sample: Sample, text: str) -> bool:
-    """Returns whether a box of whole numbers stands between braces."""
+    """Whether a box of integers is enclosed in braces."""
     between = text[text.find("{") + 1:text.rfind("}")] if "{" in text else ""
     return parse_integer_box(between) is not None or (
         "." in between and not whole_units(task, sample) and parse_box(between) is not None)
@@ -141,7 +141,7 @@ VLM_R1_REC = Recipe(
 
 
 def _open(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Curr-ReFT's third stage: 1 for a box, anywhere in the answer, of IoU above .5."""
+    """Curr-ReFT's third stage: 1 for a box, anywhere in the answer, with an IoU above .5."""
     truth = first_box(task, sample)
     if truth is None:
         return {"accuracy": float(says_none(answer_text(answer.text))), "format": think_answer_format(answer.text)}
@@ -163,7 +163,7 @@ CURR_REFT_OPEN = Recipe(
 
 
 def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
-    """Returns the detections of a literal, in original pixels, each with its label."""
+    """The detections of a literal, in original pixels, each with its label."""
     detections = read_detections(read_literal(text), boxes) if text is not None else []
     return [{"box": pixels(task, sample, d["box"]), "label": label_of(task, d["label"])} for d in detections]
 
@@ -174,18 +174,18 @@ def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]
 
 
 def _capped(detections: Sequence[Detection], wanted: Sequence[Detection]) -> float:
-    """COCO's mAP of the image, less where there are more boxes than objects."""
+    """COCO's mAP of the image, reduced if there are more boxes than objects."""
     return average_precision(detections, wanted) * length_penalty(len(detections), len(wanted))
 
 
 OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] = {
     "odLength": _capped, "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
     "od_ap50": lambda detections, wanted: average_precision(detections, wanted, (0.5,))}
-"""VLM-R1's rewards of a list of boxes, by the name that its rows give in `accu_reward_method`."""
+"""VLM-R1's rewards of a list of boxes, by their name in `accu_reward_method` of its rows."""
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """Returns the reward of `task.ovd_reward`, of the row, or odLength."""
+    """The reward of `task.ovd_reward`, of the row, or odLength."""
     meta = row.get("meta")
     method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or method in (None, "default"):
@@ -241,9 +241,7 @@ VLM_R1_OVD = Recipe(
 
 
 def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Returns the boxes of the JSON list, else those written plainly with numbers 0..1000; inverted ones are
-    dropped.
-    """
+    """The boxes of the JSON list, else those written plainly with numbers 0..1000; inverted ones are dropped."""
     text = answer_text(answer.text)
     detections = _detections(task, sample, json_block(text) or text)
     if not detections:
@@ -257,7 +255,7 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
 
 
 def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Vision-R1's criteria: how good the matched boxes are, how many objects are found, and the dual format."""
+    """Vision-R1's criteria: quality of the matched boxes, share of objects found, and the dual format."""
     wanted, boxes = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not boxes:
         text = answer_text(answer.text)
@@ -273,7 +271,7 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
-    """Returns (lowest, highest) quality of precision, the quality that recalls, (lowest, highest) recall."""
+    """(lowest, highest) quality for precision, the quality for recall, (lowest, highest) recall."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))
@@ -298,7 +296,7 @@ VISION_R1_GRIFFON = Recipe(
 
 
 def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Returns boxes with a confidence, exact duplicates removed."""
+    """Boxes with a confidence, without exact duplicates."""
     out: dict[tuple[float, ...], dict[str, Any]] = {}
     for d in read_detections(read_literal(answer_tag(answer.text) or ""), "Position"):
         score = d["entry"].get("Confidence")
@@ -342,7 +340,7 @@ VISUAL_RFT_DETECTION = Recipe(
 
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Returns boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
+    """Boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
     label = label_of(task, name_of(sample.row))
     boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
     return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]
@@ -354,7 +352,7 @@ def _corners(text: str) -> list[float] | None:
 
 
 def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Perception-R1: squared IoU, over the best assignment where there are several objects or boxes."""
+    """Perception-R1: squared IoU, over the best assignment for several objects or boxes."""
     wanted, boxes = truths(task, sample), _read_marked(task, sample, answer)
     squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in boxes]
     if not wanted:
@@ -382,7 +380,7 @@ def _read_lisa(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _lisa(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Reasoning grounding of Visual-RFT: GIoU of one box, not below 0 so that silence pays no more than a try."""
+    """Reasoning grounding of Visual-RFT: GIoU of one box, at least 0 so that silence earns no more than a try."""
     truth, box = first_box(task, sample), _read_lisa(task, sample, answer)
     if truth is None:
         score = float(says_none(answer_tag(answer.text) or ""))

@@ -1,6 +1,5 @@
-"""`task.benchmark` of the grounding task: an answer as the authors of a benchmark score it, beside the task's own
-metrics. A rule gives metrics of one answer; a reading gives the detections of which a split's mAP is made.
-"""
+"""`task.benchmark` of the grounding task: an answer as the authors of a benchmark score it, in addition to the task's
+own metrics. A rule gives metrics of one answer; a reading gives the detections for a split's mAP."""
 
 from __future__ import annotations
 
@@ -20,16 +19,15 @@ Detections = list[dict[str, Any]]
 _QWEN = re.compile(r"\((.*?)\),\((.*?)\)")
 _BOX = re.compile(r"\[(\d{1,18}),\s*(\d{1,18}),\s*(\d{1,18}),\s*(\d{1,18})\]")
 _LONGEST = 2000
-"""Characters of an answer in which Qwen-VL's box is looked for."""
+"""Characters of an answer in which Qwen-VL's box is searched."""
 
 
 # --- one box ----------------------------------------------------------------------------------------------------------
 
 
 def _qwen_vl(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """Qwen-VL (2308.12966, evaluate_grounding.py) on RefCOCO: the first `(x1,y1),(x2,y2)` in 0..999, an IoU of .5 or
-    more in single precision; what cannot be read is a box without extent.
-    """
+    """Qwen-VL (2308.12966, evaluate_grounding.py) on RefCOCO: the first `(x1,y1),(x2,y2)` in 0..999, an IoU of at least
+    .5 in single precision; an unreadable answer is a box without extent."""
     import numpy as np
 
     truth = _first(sample)
@@ -57,9 +55,8 @@ def _qwen_box(text: str) -> list[float]:
 
 
 def _vlm_r1(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """VLM-R1 (2504.07615, test_rec_r1.py) on RefCOCO: the last box of whole numbers between braces in the first
-    <answer>, else [0, 0, 0, 0]; an IoU above .5, where an overlap of up to one pixel is none.
-    """
+    """VLM-R1 (2504.07615, test_rec_r1.py) on RefCOCO: the last box of integers between braces in the first <answer>,
+    else [0, 0, 0, 0]; an IoU above .5, where an overlap of up to one pixel counts as none."""
     truth = _first(sample)
     if truth is None:
         return {}
@@ -85,10 +82,9 @@ def _first(sample: Sample) -> list[float] | None:
 
 
 def _visual_rft(row: Mapping[str, Any], text: str, label: str) -> Detections:
-    """Visual-RFT (2503.01785, Qwen2_VL_coco_infere.py) on COCO and LVIS: the list in the first <answer>, or the whole
-    text; line ends, `, ...` and double brackets repaired, a list that breaks off closed. Places are in 0..1000. Of
-    equal places the first counts, and nothing from the first entry on that lacks a place or a confidence.
-    """
+    """Visual-RFT (2503.01785, Qwen2_VL_coco_infere.py) on COCO and LVIS: the list in the first <answer>, or the full
+    text; line breaks, `, ...` and double brackets are repaired, a truncated list is closed. Boxes are in 0..1000. Of
+    equal boxes the first counts, and everything from the first entry without a box or confidence is dropped."""
     for wrong, right in (("[[", "["), ("]]", "]"), ("\n", ""), (", ...", "")):
         text = text.replace(wrong, right)
     body, closed, _ = text.partition("<answer>")[2].partition("</answer>")
@@ -130,7 +126,7 @@ READINGS: Mapping[str, Callable[[Mapping[str, Any], str, str], Detections]] = {"
 
 
 def check(name: str, one_box: bool) -> None:
-    """Raises ConfigError for a benchmark that the recipe's kind of answer, one box or all, does not have."""
+    """Raises ConfigError for a benchmark that does not fit the recipe's kind of answer, one box or all."""
     known, other = (RULES, READINGS) if one_box else (READINGS, RULES)
     if name and name not in known:
         why = ("needs a recipe with all boxes" if one_box else "needs a recipe with one box") if name in other else \
@@ -140,11 +136,10 @@ def check(name: str, one_box: bool) -> None:
 
 def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detections], name_of: Callable[[Any], str],
          benchmark: str) -> dict[str, float]:
-    """Returns COCO's mAP of the answers as the task reads them and, as `<benchmark>_map`, as that benchmark does.
+    """COCO's mAP of the answers as the task reads them and, as `<benchmark>_map`, as that benchmark does.
 
-    Crowds and boxes without extent, which COCO's files have in `meta`, count as there. Images go by number where all
-    have one, as in COCO's own evaluation: of detections of equal confidence the order of the images decides.
-    """
+    Crowds and boxes without extent, which COCO's files have in `meta`, count as there. Images are sorted by number if
+    all have one, as in COCO's evaluation: the order of images decides between detections of equal confidence."""
     if all(str(r["sample"].get("id", "")).isdecimal() for r in records):
         records = sorted(records, key=lambda r: int(r["sample"]["id"]))
     metas = [meta if isinstance(meta := r["sample"].get("meta"), Mapping) else {} for r in records]

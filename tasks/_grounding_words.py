@@ -25,7 +25,7 @@ def _thinking(answer: str) -> str:
 
 
 def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Returns 1 for exactly what the row says."""
+    """1 for exactly the target of the row."""
     recipe = task.used
     given = recipe.read(task, sample, answer)
     return {"accuracy": float(given is not None and given == recipe.target(task, sample)),
@@ -36,7 +36,7 @@ def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _is_there(_task: Any, sample: Sample) -> str:
-    """Returns the row's own answer, else whether what it names is there."""
+    """The row's own answer, else whether the named object is there."""
     if sample.get("answer") is not None:
         return yes_no(str(sample["answer"])) or ""
     return "yes" if sample.get("boxes") else "no"
@@ -62,12 +62,12 @@ CURR_REFT_BINARY = Recipe(
 
 
 def options_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns a row's own options, else the labels that may be in the picture."""
+    """A row's own options, else the labels that may be in the image."""
     return [str(option) for option in row.get("options") or row.get("labels") or ()]
 
 
 def _right_letters(_task: Any, sample: Sample) -> str:
-    """Returns the row's own answer, else the letters of the labels that have a box: "A,C"."""
+    """The row's own answer, else the letters of the labels that have a box: "A,C"."""
     if sample.get("answer") is not None:
         return choice_letters(str(sample["answer"]), LETTERS)
     there = {entry.get("label") for entry in sample.get("boxes") or ()}
@@ -89,9 +89,8 @@ def choice_question(row: Mapping[str, Any]) -> str:
 
 
 def _named(task: Any, answer: Answer) -> str:
-    """Returns what an answer names: nothing where it begins with what is not so ("not C") or takes it back ("C is
-    wrong"), unless negations are ignored.
-    """
+    """The text of an answer; "" if it starts with a negation ("not C") or retracts ("C is wrong"), unless negations are
+    ignored."""
     text = answer_text(answer.text)
     return "" if task.negation == "read" and (denies(text) or retracted(text)) else text
 
@@ -107,7 +106,7 @@ CURR_REFT_CHOICE = Recipe(
 
 
 def _count(_task: Any, sample: Sample) -> int:
-    """Returns the row's count, else the answer to its question, else how many points or boxes it has."""
+    """The row's count, else the answer to its question, else the number of its points or boxes."""
     if sample.get("count") is not None:
         return int(sample["count"])
     if sample.get("answer") is not None:
@@ -137,12 +136,12 @@ COUNTING = Recipe(
 
 
 def _places(_task: Any, sample: Sample) -> list[list[float]]:
-    """Returns where to point: the row's points, else its boxes."""
+    """Where to point: the row's points, else its boxes."""
     return [list(p) for p in sample.get("points") or [entry["box"] for entry in sample["boxes"]]]
 
 
 def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]:
-    """Returns the points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers in pairs."""
+    """The points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers in pairs."""
     text = answer_text(answer.text)
     given = read_fenced(text)
     if isinstance(given, list) and given:
@@ -156,7 +155,7 @@ def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]
 
 
 def _pointing(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Returns each place pointed at once, over the larger count of places and points."""
+    """Share of positions hit by exactly one point, over the larger count of positions and points."""
     places, points = _places(task, sample), _read_points(task, sample, answer)
     reach = task.reach * max(sample["width"], sample["height"])
     hits = [[_near(p, place, reach) for place in places] for p in points]
@@ -187,11 +186,11 @@ POINTING = Recipe(
 _OWN_KIND = {"curr_reft_binary": (r"^\W*(?:is|are|was|were|do|does|did|can|could|has|have|will)\b", "yes or no"),
              "curr_reft_choice": (r"\b(?:which|what|who|select|choose)\b", "options"),
              "counting": (r"\bhow many\b|\bcount\b|\bnumber of\b", "a number")}
-"""Recipe -> words of a question that it can pay by the boxes of a row alone, and what it asks for."""
+"""Recipe -> pattern of the questions it can reward by the boxes of a row alone, and what it asks for."""
 
 
 def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
-    """Returns why a recipe cannot ask the question of a row, whose boxes answer it; None where it can."""
+    """Why a recipe cannot ask the question of a row that is answered by boxes; None if it can."""
     question, known = row.get("question"), _OWN_KIND.get(recipe)
     if not known or not isinstance(question, str) or row.get("answer") is not None or re.search(
             known[0], question, re.IGNORECASE):
@@ -201,7 +200,7 @@ def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
 
 
 def count_problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with the `count` and `points` of a row, or None."""
+    """What is wrong with the `count` and `points` of a row, or None."""
     count, points = row.get("count"), row.get("points")
     if count is not None and not (is_number(count) and count == int(count) and count >= 0):
         return f"count={count!r} must be a whole number of at least 0"

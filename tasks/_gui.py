@@ -18,7 +18,7 @@ _POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(
 
 
 def element(_task: Any, sample: Sample) -> list[float] | None:
-    """Returns the box of the target element, the row's own or its action's; None without one."""
+    """The box of the target element, the row's own or its action's; None without one."""
     return sample.get("box") or (sample.get("action") or {}).get("box")
 
 
@@ -31,7 +31,7 @@ def needs_box(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def middle(place: Box) -> tuple[float, float]:
-    """Returns a point as it is, a box's centre."""
+    """A point unchanged, or the centre of a box."""
     return (place[0], place[1]) if len(place) == 2 else centre(place)
 
 
@@ -48,7 +48,7 @@ def _oracle_box(task: Any, sample: Sample) -> str | None:
 
 
 def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """Returns the answer's first box, else its first point."""
+    """The first box of the answer, else its first point."""
     box = parse_box(answer.final)
     if box is None and (match := _POINT.search(answer.final)):
         box = [float(v) for v in match.groups()]
@@ -75,7 +75,7 @@ def _click(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    """Returns the centre of the first box as `[x, y]`."""
+    """The centre of the first box as `[x, y]`."""
     return format_box(in_model_units(task, sample, middle(boxes[0])))
 
 
@@ -89,13 +89,13 @@ CLICK = Recipe(
 
 
 def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """Returns the box of the first entry of the JSON list."""
+    """The box of the first entry of the JSON list."""
     entry = first_object(read_fenced(answer_text(answer.text)))
     return pixels(task, sample, numbers_of(entry.get("bbox_2d"), 4)) if entry else None
 
 
 def _g1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-G1: centre inside, plain IoU, and the four sides' distances. The loss alone is weighted by the row's rate."""
+    """GUI-G1: centre inside, IoU, and the distances of the four sides. The row's rate weights only the loss."""
     box, truth = _read_g1(task, sample, answer), element(task, sample)
     if box is None or truth is None:
         return {"hit": 0.0, "iou": 0.0, "box": 0.0}
@@ -119,7 +119,7 @@ def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box of whole numbers as format."""
+    """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box of integers as format."""
     box, truth = _read_g2(task, sample, answer), element(task, sample)
     framed = box_format(said(answer), whole=whole_units(task, sample))
     if box is None or truth is None:
@@ -155,7 +155,7 @@ def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _one_call(text: str) -> float:
-    """Returns 1 for exactly one <tool_call> that holds an object with a `[x, y]` in it."""
+    """1 for exactly one <tool_call> that holds an object with a `[x, y]` in it."""
     once = text.count("<tool_call>") == text.count("</tool_call>") == 1
     call = between(text, "<tool_call>", "</tool_call>") if once else None
     return float(call is not None and isinstance(read_literal(call), dict) and _POINT.search(call) is not None)
@@ -177,9 +177,7 @@ SE_GUI = Recipe(
 
 
 def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """Returns the region an answer votes for: its four numbers, or the square around its two; None for any other
-    count.
-    """
+    """The region an answer votes for: its four numbers, or the square around its two; None for any other count."""
     place = pixels(task, sample, decimals(answer_text(answer.text), most=5))
     if place is None or len(place) not in (2, 4):
         return None
@@ -197,16 +195,14 @@ def _consensus(task: Any, sample: Sample, answers: Sequence[Answer], _services: 
 
 
 def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
-    """GUI-RC as a reward: whether an answer's centre lies in the region that most of the group agree on."""
+    """GUI-RC as a reward: whether the centre of an answer lies in the region that most of the group agree on."""
     regions = [_read_region(task, sample, answer) for answer in answers]
     agreed = region_vote([r for r in regions if r])
     return [{"vote": float(bool(r and agreed and inside(centre(r), agreed)))} for r in regions]
 
 
 def _unlabelled(part: str, group: Any) -> Recipe:
-    """Returns a recipe paid by agreement alone; a label that a row has is for the metrics, so there is no perfect
-    answer.
-    """
+    """A recipe rewarded by agreement alone; labels are used for metrics only, so there is no perfect answer."""
     return Recipe(
         prompt="Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
         rewards={part: 1.0}, read=_read_region, score=lambda _task, _sample, _answer: {}, target=element,

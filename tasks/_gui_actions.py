@@ -31,7 +31,7 @@ _BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
 
 
 def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
-    """Returns the right action: its type, and of box, point and text what it has. A row with a box alone is a click."""
+    """The right action: its type, and box, point and text if it has them. A row with only a box is a click."""
     action = sample.get("action") or {"type": "click"}
     point = next((action[k] for k in ("point", "coordinate") if action.get(k)), None)
     if point is None and is_number(action.get("x")) and is_number(action.get("y")):
@@ -43,7 +43,7 @@ def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def action_problem(task: Any, row: Mapping[str, Any]) -> str | None:
-    """Returns what an action recipe misses in a row, or None."""
+    """What a row lacks for an action recipe, or None."""
     if row.get("action") is None and row.get("box") is None:
         return "the row has neither an action nor a box, so there is nothing to predict"
     right = wanted(task, Sample(id="", row=row))
@@ -57,7 +57,7 @@ def _lower(value: Any) -> str:
 
 
 def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
-    """Inside the box; within 140 pixels of the point where the row has no box."""
+    """Inside the box, or within 140 pixels of the point if the row has no box."""
     if point is None:
         return False
     if "box" in right:
@@ -68,9 +68,8 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Returns the same type; a click on its place, a text with a word F1 of at least .5 where the type is one of
-    `texts`.
-    """
+    """Whether the type is right and so is its argument: a click inside its target, a text with a word F1 of at least .5
+    if the type is one of `texts`."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
@@ -82,7 +81,7 @@ def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] |
 
 
 def _read_list(point_key: str) -> Any:
-    """Returns a reader of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
+    """A reader of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
     def read(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
         return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
     return read
@@ -122,11 +121,10 @@ def _tagged(answer: str) -> str:
 
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """Returns `type_acc` and `step_success` of a row with an action, `click_acc` of one with an element alone.
+    """`type_acc` and `step_success` of a row with an action, `click_acc` of one with only an element.
 
-    Where the row has a point and no box, 14 % of the screen's sides around it count, as OS-Atlas (2410.23218) and
-    GUI-R1 (2504.10458) evaluate AndroidControl.
-    """
+    If the row has a point and no box, 14 % of the screen sides around it count, as OS-Atlas (2410.23218) and GUI-R1
+    (2504.10458) evaluate AndroidControl."""
     right, action = wanted(task, sample), in_pixels(task, sample, given)
     if isinstance(action, list):  # a bare place
         return {"click_acc": float(_is_hit(right, middle(action)))}
@@ -140,14 +138,14 @@ def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def _in_thousandths(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the action with its point in thousandths of the screen's sides, in which 14 % are _POINT_RADIUS."""
+    """The action with its point in thousandths of the screen sides, in which 14 % are _POINT_RADIUS."""
     point = action.get("point")
     return dict(action) if not point else {
         **action, "point": [1000 * point[0] / sample["width"], 1000 * point[1] / sample["height"]]}
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
-    """Returns what a recipe read, an action as {"type", "point", "text"}; of a box the point is its centre."""
+    """The parsed answer of a recipe; an action as {"type", "point", "text"}, with the centre of a box as its point."""
     if not isinstance(given, dict) or "type" in given:
         return given
     box = pixels(task, sample, numbers_of(given.get("box_2d"), 4))
@@ -160,8 +158,7 @@ def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
 
 
 def _ui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """UI-R1: the type as it is enumerated, the click inside the box (any other action: nothing more to get right), and
-    the format."""
+    """UI-R1: the exact type, the click inside the box (always right for other actions), and the format."""
     right, given = wanted(task, sample), task.used.read(task, sample, answer)
     same = given is not None and given["type"].strip() == right["type"].strip()
     point = given.get("point") if given else None
@@ -182,14 +179,14 @@ UI_R1 = Recipe(
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-R1: the action, and the format. Which app is opened is not compared."""
+    """GUI-R1: the action and the format. The name of an opened app is not compared."""
     given = task.used.read(task, sample, answer)
     return {"accuracy": float(step_success(task, wanted(task, sample), given, strict=True, texts=_GUI_R1_TEXTS)),
             "format": float(bool(think_answer_format(answer.text)) and _gui_r1_form(task, sample, answer))}
 
 
 def _gui_r1_form(task: Any, sample: Sample, answer: Answer) -> bool:
-    """Returns whether it is a list of actions, each with a point of two whole numbers and the text its type needs."""
+    """Whether it is a list of actions, each with a point of two integers and the text its type needs."""
     entries = read_literal(answer_tag(answer.text) or "")
     return isinstance(entries, list) and bool(entries) and all(_is_gui_r1_action(task, sample, e) for e in entries)
 
@@ -222,7 +219,7 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """Returns an action, or for an element the place: a box of four numbers, a point of two."""
+    """An action, or the position of an element: a box of four numbers, a point of two."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)
@@ -261,7 +258,7 @@ def _infigui_accuracy(task: Any, sample: Sample, given: Any) -> float:
 
 
 def _thinks_first(text: str) -> bool:
-    """Returns one <think> block at the start and an answer after it, in one pair of tags or in none."""
+    """Whether one <think> block at the start is followed by an answer, in one pair of tags or in none."""
     if "<answer>" in text or "</answer>" in text:
         return bool(think_answer_format(text))
     head, closed, rest = text.strip().partition("</think>")
@@ -294,7 +291,7 @@ def _infigui_oracle(task: Any, sample: Sample) -> str:
 
 
 def _glm_answer(text: str) -> str | None:
-    """What the one box of a gated answer holds: thinking, then an answer, no tag inside either, no \\boxed."""
+    """The content of the only box of a valid answer: thinking, then an answer, no nested tags, no \\boxed."""
     match = _GLM_FORM.fullmatch(text)
     if not match or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in match[2]:
         return None
@@ -306,7 +303,7 @@ def _glm_answer(text: str) -> str | None:
 
 
 def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """Returns the action as written, its place in the convention of the model."""
+    """The action as written, its position in the model's convention."""
     given = read_literal(_glm_answer(answer.text) or "")
     if not isinstance(given, dict):
         return None
@@ -315,16 +312,15 @@ def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | N
 
 
 def _tame(value: Any) -> Any:
-    """Returns a text, a number or a box as given; None for anything else."""
+    """A text, a number or a box unchanged; None for anything else."""
     if isinstance(value, str):
         return value[:10_000]
     return value if is_number(value) or numbers_of(value, 4) else None
 
 
 def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
-    """Returns the right action as the prompt asks for it: action_type, box_2d, the text under the name that its type
-    has, and what else the row's action has.
-    """
+    """The right action in the format of the prompt: action_type, box_2d, the text under the key of its type, and the
+    other fields of the row's action."""
     action = dict(sample.get("action") or {"type": "click"})
     kind = action.pop("type")
     for place in ("box", "point", "coordinate", "x", "y"):
@@ -338,9 +334,8 @@ def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _glm_box(task: Any, sample: Sample) -> Box | None:
-    """Returns the part of the target's box that the screen shows; around the point of a click that has no box, a
-    hundredth of the screen to each side.
-    """
+    """The visible part of the target's box; for a click without a box, a hundredth of the screen to each side of its
+    point."""
     right, (width, height) = wanted(task, sample), (sample["width"], sample["height"])
     box = right.get("box")
     if box is None and right["type"] in CLICKS:
@@ -350,7 +345,7 @@ def _glm_box(task: Any, sample: Sample) -> Box | None:
 
 
 def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GLM-4.5V's AndroidWorld reward: 0 unless all keys are the same, else the product over them."""
+    """GLM-4.5V's AndroidWorld reward: 0 unless the keys are the same, else the product over them."""
     given, right = _read_glm(task, sample, answer), _glm_right(task, sample)
     if given is None or given.keys() != right.keys():
         return {"accuracy": 0.0}
@@ -373,8 +368,8 @@ def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> f
 
 
 def _glm_place(task: Any, sample: Sample, box: Sequence[float] | None) -> float:
-    """IoU with the target, for a box of whole numbers on the screen (0..999 in GLM's convention), its corners in
-    order; where the row has a point alone, whether the box's centre lies within 140 pixels of it (ours)."""
+    """IoU with the target, for a box of integers on the screen (0..999 in GLM's convention) with ordered corners; if
+    the row has only a point, whether the box centre lies within 140 pixels of it (our rule)."""
     if box is None or (whole_units(task, sample) and not all(v.is_integer() for v in box)):
         return 0.0
     right, last = wanted(task, sample), task.coordinates.from_original(sample, [sample["width"], sample["height"]])

@@ -1,7 +1,7 @@
-"""`task.benchmark` of the gui task: an answer as the authors of a benchmark score it, beside the task's own metrics.
+"""`task.benchmark` of the gui task: an answer as the authors of a benchmark score it, in addition to the task's own
+metrics.
 
-Each rule takes (task, sample, answer, action as read or None) and gives metrics; {} for rows that are not of its kind.
-"""
+Each rule takes (task, sample, answer, parsed action or None) and gives metrics; {} for rows it does not apply to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ._gui_actions import wanted
 
 Rule = Callable[[Any, Sample, Answer, Mapping[str, Any] | None], dict[str, float]]
 _DIGITS = 6
-"""Of thousandths, so that a place on the edge stays on it."""
+"""Decimals of thousandths, so that a point on an edge stays on it."""
 
 
 def _shares(sample: Sample, place: Sequence[float], full: float = 1.0) -> list[float]:
-    """Returns a point or box in pixels as parts of the sides, of which there are `full`."""
+    """A point or box in pixels as shares of the sides, of which each is `full` long."""
     sides = [sample["width"], sample["height"]] * 2
     return [full * v / side for v, side in zip(place, sides, strict=False)]
 
@@ -33,14 +33,14 @@ def _thousandths(sample: Sample, place: Sequence[float]) -> list[float]:
 
 
 def _right(task: Any, sample: Sample) -> dict[str, Any]:
-    """Returns the right action with a point where it has a place: its own, else the middle of the box."""
+    """The right action, with a point if it has a position: its own, else the centre of the box."""
     right = wanted(task, sample)
     place = right.get("point") or right.get("box")
     return {**right, "point": [*middle(place)]} if place else right
 
 
 def _placed(sample: Sample, action: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Returns an action with its point in thousandths."""
+    """An action with its point in thousandths."""
     if action is None:
         return None
     point = action.get("point")
@@ -63,7 +63,7 @@ def _os_atlas(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict[st
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer, _given: Any) -> dict[str, float]:
-    """A box counts by its upper left corner, as there."""
+    """A box counts by its upper left corner, as in the original."""
     if not sample.get("action"):
         return {}
     right, given = wanted(task, sample), steps.gui_r1_action(answer.text)
@@ -81,7 +81,7 @@ def _gui_odyssey(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict
 
 
 def _gui_act(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict[str, float]:
-    """The number of the right element is the row's `element`, else that of the first one that has the target's box."""
+    """The number of the right element is the row's `element`, else that of the first one with the target's box."""
     if not sample.get("action"):
         return {}
     right, elements = _right(task, sample), sample.get("elements") or []
@@ -100,7 +100,7 @@ def _tapped(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_box(action: Mapping[str, Any]) -> list[int] | None:
-    """Returns the box of an action, or of its point one without extent, in whole pixels."""
+    """The box of an action in integer pixels, or its point as a box without extent."""
     place = action.get("box") or (action["point"] * 2 if action.get("point") else None)
     return place and [int(v) for v in place]
 
@@ -110,7 +110,7 @@ def _named(name: str, scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
-    """Returns what a row lacks for its benchmark, or None."""
+    """What a row lacks for its benchmark, or None."""
     kind = (row.get("action") or {}).get("type")
     if benchmark != "gui_act":
         return None
@@ -130,10 +130,9 @@ RULES: Mapping[str, Rule] = {"screenspot": _screenspot, "os_atlas": _os_atlas, "
 
 
 def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns `gui_odyssey_sr` of rows with an `episode`: the share of episodes whose steps are all right, of those
-    that have all their `steps` here; and, of rows with a category, the means over the categories, by which the authors
-    report their random split, `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`.
-    """
+    """`gui_odyssey_sr` of rows with an `episode`: the share of episodes whose steps are all right, of those with all
+    their `steps` present; and, for rows with a category, the means over the categories, by which the authors report
+    their random split, `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`."""
     known = [r for r in records if "gui_odyssey_step" in r["metrics"]]
     by_category: dict[str, list[Mapping[str, Any]]] = {}
     for record in known:
@@ -149,7 +148,7 @@ def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _success(records: Sequence[Mapping[str, Any]]) -> float:
-    """Returns the share of whole episodes that are right; 0 without one."""
+    """The share of complete episodes that are right; 0 without one."""
     episodes: dict[str, list[float]] = {}
     length: dict[str, int] = {}
     for record in records:

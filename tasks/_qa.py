@@ -1,4 +1,4 @@
-"""Recipes of the qa task: how each asks, which form it wants, and what it pays beside the right answer."""
+"""Recipes of the qa task: prompts, formats, and reward parts besides the right answer."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _STRUCTURE = "".join(f"<{stage}>I look at the picture.</{stage}>" for stage in _
 
 @dataclass(frozen=True, kw_only=True)
 class QaRecipe(Recipe):
-    """A recipe that wants one answer in some form."""
+    """A recipe with one answer in some format."""
 
     form: Callable[[str], float]
-    """1 for a text in the right form, else 0."""
+    """1 for a text in the right format, else 0."""
     thinks: bool = True
-    """Whether thinking is part of the form; else thinking that the prompt has opened stands before it."""
+    """Whether thinking is part of the format; otherwise thinking that the prompt has opened precedes it."""
     find: Callable[[Answer], str]
-    """The part of an answer that says what is right; empty for none."""
+    """The part of an answer that is scored; empty for none."""
     say: Callable[[str], str]
-    """A text in the right form that says this."""
+    """A text in the right format."""
     combine: str = "sum"
-    """What `task.combine=auto` stands for."""
+    """The meaning of `task.combine=auto`."""
 
 
 def _read(task: Any, sample: Sample, answer: Answer) -> Any:
@@ -50,9 +50,8 @@ def _read(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _says_so(text: str, row: Mapping[str, Any]) -> bool:
-    """Returns whether a text that begins with a negation holds a right answer or an option that does ("not enough
-    data").
-    """
+    """Whether a text that starts with a negation contains a right answer or an option that does too ("not enough
+    data")."""
     known = [*kinds.right_answers(row), *kinds.options_of(row)]
     return any(denies(name) and name.strip().casefold() in text.casefold() for name in known)
 
@@ -71,7 +70,7 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
             find: Callable[[Answer], str] = lambda answer: answer.final,
             say: Callable[[str], str] = lambda text: f"<think>I look at the picture.</think><answer>{text}</answer>",
             **other: Any) -> QaRecipe:
-    """Returns a recipe of the parts `accuracy` and `format`; thinking and answer in tags unless it says otherwise."""
+    """A recipe of the parts `accuracy` and `format`; by default thinking and answer are in tags."""
     return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
                     target=_target, oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
 
@@ -80,7 +79,7 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
 
 
 def _one_line(text: str) -> float:
-    """Returns 1 for one short line without a tag."""
+    """1 for one short line without a tag."""
     text = text.strip()
     return float(0 < len(text) <= _LONGEST_LINE and "\n" not in text and "<" not in text)
 
@@ -99,14 +98,14 @@ MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
 
 
 def _boxed_thinking(text: str) -> float:
-    """Returns 1 for <think> ... </think> followed by exactly one box."""
+    """1 for <think> ... </think> followed by exactly one box."""
     text = text.strip()
     once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
     return float(once and len(boxed(text.partition("</think>")[2])) == 1)
 
 
 def _in_box(answer: Answer) -> str:
-    """Returns what is boxed after the thinking; empty where boxes differ, and for thinking that never ends."""
+    """The boxed content after the thinking; empty if boxes differ, and for thinking that never ends."""
     _, closed, rest = answer.text.rpartition("</think>")
     contents = set(boxed(rest)) if closed or "<think>" not in rest else set()
     return contents.pop() if len(contents) == 1 else ""
@@ -123,10 +122,9 @@ EASY_R1 = _recipe(
 
 
 def glm_answer(text: str) -> str | None:
-    """Returns the boxed answer of a text that passes GLM-4.1V's gate (2507.01006), None for one that does not.
+    """The boxed answer of a text that passes GLM-4.1V's format check (2507.01006), else None.
 
-    Thinking and answer in tags and nothing else, no tag inside, no \\boxed, exactly one box, no mix of languages.
-    """
+    Thinking and answer in tags and nothing else, no nested tag, no \\boxed, exactly one box, no mix of languages."""
     lowered, text = text.lower(), text.strip()
     framed = _GATE.fullmatch(text) if all(lowered.count(tag) == 1 for tag in _FOUR_TAGS) else None
     if not framed:
@@ -138,7 +136,7 @@ def glm_answer(text: str) -> str | None:
 
 
 def mixes_languages(text: str) -> bool:
-    """Returns whether one paragraph is Chinese (50 such characters, 80 %) and another English (200 letters, 70 %)."""
+    """Whether one paragraph is Chinese (50 such characters, 80 %) and another English (200 letters, 70 %)."""
     chinese = english = False
     for paragraph in text.split("\n"):
         signs = sum(not c.isspace() for c in paragraph) or 1
@@ -150,9 +148,8 @@ def mixes_languages(text: str) -> bool:
 
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """Returns 1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, None
-    where it was asked in vain, else 0.
-    """
+    """1 if a judge accepts an answer that passed the format check without full marks by the rule, None if the judge
+    failed, else 0."""
     given = [glm_answer(answer.text) for answer in answers]
     unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
     replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
@@ -168,9 +165,7 @@ def _question(sample: Sample, given: str) -> str:
 
 
 def _safely(task: Any, sample: Sample, answer: Answer) -> float:
-    """Returns the accuracy of one answer of a group; 0 where the verifier gave no verdict, so that its siblings keep
-    theirs.
-    """
+    """The accuracy of one answer of a group; 0 without a verdict of the verifier, so that other answers keep theirs."""
     try:
         return _score(task, sample, answer)["accuracy"] or 0.0
     except VerifierError:
@@ -191,8 +186,7 @@ GLM_V = _recipe(
 def length_rewards(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
     """Kimi k1.5's length reward (2501.12599, section 2.3.3), in [-0.5, 0.5].
 
-    .5 - (length - min) / (max - min) over the group; a wrong answer gets it where it is negative; 0 for equal lengths.
-    """
+    .5 - (length - min) / (max - min) over the group; a wrong answer gets it only if negative; 0 for equal lengths."""
     low, high = min(lengths), max(lengths)
     if low == high:
         return [0.0] * len(lengths)
@@ -219,7 +213,7 @@ def noise_step(step: int, first: float, over: int) -> int:
 
 
 def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Returns half of the group, drawn with noise on every image and trained under the clean ones."""
+    """Half of the group, drawn with noise on every image and trained under the clean ones."""
     amount = noise_step(step, task.noise, task.noise_steps)
     if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
         return ()
@@ -236,9 +230,8 @@ NOISY_ROLLOUT = _recipe("{asked}\n" + _TAGS, {"accuracy": 0.5, "format": 0.5}, v
 
 
 def structured_format(text: str) -> float:
-    """Returns 1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the
-    answer.
-    """
+    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the
+    answer."""
     if not think_answer_format(text):
         return 0.0
     thinking, at = (between(text, "<think>", "</think>") or "").strip(), 0

@@ -1,8 +1,8 @@
-"""One item asked in three forms, each harder to guess: yes or no, a choice, an open question (Curr-ReFT, 2503.07065).
+"""One item asked in three forms, increasingly hard to guess: yes or no, a choice, an open question (Curr-ReFT,
+2503.07065).
 
-A form takes a row and gives the row that asks in it. What is drawn (which options stand where, whether the proposed
-answer is right) follows the row's id alone, so an item looks the same whenever it comes.
-"""
+A form maps a row to the row that asks in it. Random choices (the order of options, whether the proposed answer is
+right) depend only on the row's id, so an item is the same at every visit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from . import _qa_kinds as kinds
 
 
 def own(row: Record) -> Record:
-    """As the row asks."""
+    """The row unchanged."""
     return row
 
 
 def yes_no(row: Record) -> Record:
-    """Returns whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
+    """Whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
     if row["answer_type"] == "yes_no":
         return row
     right, wrong = _right(row), _wrong(row)
@@ -36,7 +36,7 @@ def yes_no(row: Record) -> Record:
 
 
 def choice(row: Record) -> Record:
-    """Returns one of several options: the row's own, or made ones around a number."""
+    """One of several options: the row's own, or generated around a number."""
     if row["answer_type"] == "choice":
         return row
     right = _right(row)
@@ -59,7 +59,7 @@ FORMS: dict[str, Callable[[Record], Record]] = {"own": own, "yes_no": yes_no, "c
 
 
 def _right(row: Record) -> str:
-    """Returns the right answer as a text."""
+    """The right answer as a text."""
     if row["answer_type"] != "choice":
         return kinds.right_answers(row)[0]
     letter, options = kinds.target(row)[0], kinds.options_of(row)
@@ -70,7 +70,7 @@ def _right(row: Record) -> str:
 
 
 def _wrong(row: Record) -> list[str]:
-    """Returns answers that are wrong: the row's other options, or numbers around the right one."""
+    """Wrong answers: the row's other options, or numbers around the right one."""
     kind = row["answer_type"]
     if kind == "choice":
         return [option for option in kinds.options_of(row) if option != _right(row)]

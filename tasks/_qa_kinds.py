@@ -39,22 +39,19 @@ class AnswerKind:
     """One `answer_type`."""
 
     asks: str
-    """What the answer is to be, for prompts."""
+    """Description of the answer, for prompts."""
     read: Callable[[str, Record], Any]
-    """What a text answers, JSON-able; None for nothing, or for more than one thing. Right answers are read by it too.
-    """
+    """The JSON-able answer in a text; None if there is none or more than one. Also reads right answers."""
     same: Callable[[Any, Any, Any, Record], float]
     """(task, given, right, row) -> score in [0, 1]."""
     names: bool = True
-    """Whether an answer names one thing, so that "not" before it takes it back."""
+    """Whether an answer names one thing, so that a leading "not" negates it."""
     takes_back: Callable[[str, Record], bool] = lambda text, _row: retracted(text)
-    """Whether a text of a kind that names one thing says elsewhere that it is not so."""
+    """Whether a text of such a type retracts its answer elsewhere."""
 
 
 def right_answers(row: Record) -> list[str]:
-    """Returns the answers that count as right: one, or those of a list; a list of options is one answer that names
-    several.
-    """
+    """The answers that count as right: one, or those of a list; a list of options is one answer that names several."""
     answer = row.get("answer")
     if isinstance(answer, list) and row.get("answer_type") == "choice":
         return [", ".join(map(str, answer))]
@@ -62,10 +59,8 @@ def right_answers(row: Record) -> list[str]:
 
 
 def read(text: str, row: Record, heard: bool = True) -> Any:
-    """Returns what a text answers, JSON-able; None for nothing, for more than one thing, and where negations are
-    `heard` for what it takes back ("3 is wrong"). A right answer that cannot be read counts by its text, as the first
-    that can.
-    """
+    """The JSON-able answer in a text; None if there is none or more than one, and, if negations are `heard`, for a
+    retracted one ("3 is wrong"). A text equal to an unreadable right answer counts as the first readable one."""
     kind = kind_of(row)
     if not any(same_label(text, right) for right in right_answers(row)):
         text = math.unwrapped(text)
@@ -78,9 +73,8 @@ def read(text: str, row: Record, heard: bool = True) -> Any:
 
 
 def kind_of(row: Record) -> AnswerKind:
-    """Returns how a row's answer is read: by its type, but as it is written where that is a number or a formula and a
-    right answer is neither, as a phone number or a score of 3-2.
-    """
+    """How a row's answer is read: by its type, but as written if that is a number or a formula and a right answer is
+    neither, such as a phone number or a score of 3-2."""
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(
@@ -95,7 +89,7 @@ def _answers(row: Record) -> list[Any]:
 
 
 def target(row: Record) -> list[Any]:
-    """Returns the right answers as `AnswerKind.read` reads them, without those that it cannot."""
+    """The readable right answers, as `AnswerKind.read` returns them."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
         return [] if None in letters else [",".join(sorted({*map(str, letters)}))]
@@ -103,20 +97,20 @@ def target(row: Record) -> list[Any]:
 
 
 def _unreadable(row: Record) -> list[str]:
-    """Returns right answers that their type cannot read, of a row that has others: "thirty-six" beside "36"."""
+    """The unreadable right answers of a row that has others: "thirty-six" beside "36"."""
     several = right_answers(row)
     return [text for text in several if kind_of(row).read(text, row) is None] if len(several) > 1 else []
 
 
 def score(task: Any, row: Record, given: Any) -> float:
-    """Returns how right a read answer is, in [0, 1]: that of the right answer which it fits best; None is 0."""
+    """The score of a parsed answer against the best matching right answer, in [0, 1]; 0 for None."""
     if given is None:
         return 0.0
     return max((kind_of(row).same(task, given, right, row) for right in target(row)), default=0.0)
 
 
 def _text(answer: Any) -> str:
-    """Returns an answer of a row as a text; whole numbers without a point."""
+    """An answer of a row as a text; integers without a point."""
     return f"{answer:.15g}" if isinstance(answer, float) else str(answer)
 
 
@@ -124,7 +118,7 @@ def _text(answer: Any) -> str:
 
 
 def options_of(row: Record) -> list[str]:
-    """Returns the texts of a row's options, without letters before them."""
+    """The option texts of a row, without leading letters."""
     given = [str(option) for option in row.get("options") or ()]
     bare = [option_text(option) for option in given]
     lettered = all(re.match(rf"\s*\(?{letter}[).:]\s", option) for letter, option in zip(LETTERS, given, strict=False))
@@ -132,11 +126,10 @@ def options_of(row: Record) -> list[str]:
 
 
 def read_choice(text: str, row: Record) -> str | None:
-    """Returns the letter of the one option that a text names, or "A,C" for several that it lists; None for none.
+    """The letter of the single option that a text names, or "A,C" for several that it lists; None for none.
 
-    By its letter, by its text, or by holding the text of one option and of no other (View-R1). A text of more than
-    2,000 characters names none.
-    """
+    By its letter, by its text, or by containing the text of exactly one option (View-R1). A text of more than 2,000
+    characters names none."""
     if len(text) > _LONGEST_CHOICE:
         return None
     options = options_of(row)
@@ -157,9 +150,8 @@ def read_choice(text: str, row: Record) -> str | None:
 
 
 def _denies_option(text: str, row: Record) -> bool:
-    """Returns whether the clause in which a text names an option among other words says that it is not so: "a dog is
-    not there", "B is wrong".
-    """
+    """Whether the clause in which a text names an option among other words negates it: "a dog is not there", "B is
+    wrong"."""
     options, named = options_of(row), read_choice(text, row)
     if named is None or "," in named or option_letter(text, options):
         return False
@@ -176,9 +168,7 @@ def _denies_option(text: str, row: Record) -> bool:
 
 
 def _words(text: str) -> str:
-    """Returns words in lower case and numbers, with a space before and after each; a character each where a script sets
-    no spaces.
-    """
+    """Lower-case words and numbers, surrounded by spaces; single characters for scripts without spaces."""
     return f" {' '.join(w for token in _TOKEN.findall(western(text).casefold()) for w in _spaced(token))} "
 
 
@@ -202,9 +192,7 @@ def _option_problem(row: Record) -> str | None:
 
 
 def tolerance(row: Record) -> tuple[float, float]:
-    """Returns how far a number may lie from the right one: in its own units, and as a share of it (`tolerance:
-    "5%"`).
-    """
+    """The tolerance of a number: in its own units, and as a share of it (`tolerance: "5%"`)."""
     given = row.get("tolerance") or 0.0
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
 
@@ -214,13 +202,13 @@ def _equal(_task: Any, given: Any, right: Any, _row: Record) -> float:
 
 
 def _number(text: str, row: Record) -> float | None:
-    """Returns the one number of a text; a share of a hundred as one, where the row asks for a percentage."""
+    """The only number in a text; a percentage as a number if the row asks for a percentage."""
     asks = any(_PERCENT.search(str(said)) for said in (row["question"], *_answers(row)))
     return quantity(text, percent=asks)
 
 
 def _near(_task: Any, given: float, right: float, row: Record) -> float:
-    """Returns 1 within the row's tolerance, or where both are the same to the places that its `precision` tells."""
+    """1 within the row's tolerance, or if both are equal at the row's `precision`."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
     return float(same or (row.get("precision") is not None and not row.get("tolerance")
@@ -252,8 +240,8 @@ def _whole_text(text: str, _row: Record) -> str | None:
 TEXT_SCORES: dict[str, Callable[[str, str], float]] = {
     "exact": lambda _given, _right: 0.0, "rouge": free_text,
     "edit": lambda given, right: edit_similarity(clean_label(given), clean_label(right))}
-"""What a text earns that is not the right one but for case and punctuation, by `task.text_score`; nothing where that is
-a code, a number or a quantity."""
+"""Score of a text that is not equal to the right one up to case and punctuation, by `task.text_score`; 0 if the right
+one is a code, a number or a quantity."""
 
 KINDS: dict[str, AnswerKind] = {
     "choice": AnswerKind("the letter of the right option", read_choice, _equal, takes_back=_denies_option),
@@ -269,7 +257,7 @@ KINDS: dict[str, AnswerKind] = {
 }
 CODE = AnswerKind("the right text as it is written", _whole_text, lambda _t, a, b, _r: float(same_code(a, b)),
                   names=False)
-"""Of a number or formula that is neither: see kind_of."""
+"""For a number or formula type whose right answer is neither: see kind_of."""
 _WORKED_OUT = ("number", "count", "math", "regression")
 
 
@@ -277,7 +265,7 @@ _WORKED_OUT = ("number", "count", "math", "regression")
 
 
 def problem(task: Any, row: Record) -> str | None:
-    """Returns what is wrong with a qa row, or None."""
+    """What is wrong with a qa row, or None."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
@@ -321,7 +309,7 @@ def _readable(task: Any, value: str) -> bool:
 
 
 def spoken(sample: Sample) -> str:
-    """Returns the right answer as a model would write it."""
+    """The right answer as a model would write it."""
     row = sample.row
     if row["answer_type"] == "choice":
         return target(row)[0]

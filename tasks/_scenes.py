@@ -1,14 +1,13 @@
 """Drawn scenes for grounding: a few coloured shapes on a light background, each with its exact box.
 
-Everything is a pure function of ``(seed, split, index)``, so no file is needed, two splits never share a random
-stream, and any scene can be drawn again on its own:
+Everything is a pure function of ``(seed, split, index)``, so no file is needed, two splits never share a random stream,
+and any scene can be drawn again on its own:
 
     image, row = scene(0, "train", 7)
     row["expression"]  # "red circle"
     row["boxes"]       # [{"box": [31.0, 40.0, 75.0, 84.0], "label": "red circle"}], pixels of the image
 
-`generated_scene` draws one with given knobs: how many objects there are, and how large the one to find is.
-"""
+`generated_scene` draws one with given knobs: how many objects there are, and how large the one to find is."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ COUNT_WEIGHTS = (0.5, 0.35, 0.15)  # of one, two and three objects
 MARGIN, SMALLEST, LARGEST = 0.102, 0.19, 0.44
 
 KNOBS = {"objects": (1.0, 4.0), "size": (0.08, LARGEST)}
-"""How many objects (rounded), and the side of the one to find as a share of the picture's."""
+"""Number of objects (rounded), and the side of the target as a share of the image's."""
 
 Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels; x2 and y2 lie just outside
 
 
 def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Image, dict]:
-    """Draw one scene and describe one of its objects as a canonical grounding row."""
+    """Draws one scene and describes one of its objects as a canonical grounding row."""
     rng = random.Random(f"scene/{seed}/{split}/{index}")
     image = Image.new("RGB", (size, size), tuple(rng.randint(236, 255) for _ in range(3)))
     objects: list[tuple[str, str, Box]] = []
@@ -44,7 +43,7 @@ def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Ima
 
 
 def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
-    """As ``scene``, with the values of KNOBS."""
+    """As ``scene``, with the given values of KNOBS."""
     count, share = (float(knobs[name]) for name in KNOBS)
     rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")
     image = Image.new("RGB", (size, size), tuple(rng.randint(236, 255) for _ in range(3)))
@@ -57,7 +56,7 @@ def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int
 
 
 def _places(rng: random.Random, size: int, count: int, share: float, tries: int = 100) -> list[Box]:
-    """Squares that touch no other, the first with the given side; of several tries the first with room for all."""
+    """Disjoint squares, the first with the given side; of several tries the first with room for all."""
     best: list[Box] = []
     for _ in range(tries):
         places: list[Box] = []
@@ -89,7 +88,7 @@ def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> di
 
 def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
-    """Returns a random square that touches none of ``taken``; None when no try fits (never for the first object)."""
+    """A random square disjoint from ``taken``; None if no try fits (never for the first object)."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
         side = rng.randint(*(max(1, round(size * share)) for share in sides))
@@ -100,7 +99,7 @@ def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30
 
 
 def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: Box) -> Box:
-    """Paint ``shape`` inside ``place`` and return the exact extent of the painted pixels."""
+    """Paints ``shape`` inside ``place`` and returns the exact extent of the painted pixels."""
     mask = Image.new("L", image.size, 0)
     draw = ImageDraw.Draw(mask)
     x1, y1, x2, y2 = place[0], place[1], place[2] - 1, place[3] - 1  # Pillow paints both ends
@@ -117,7 +116,7 @@ def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: 
 
 
 def _difficulty(box: Box, size: int, objects: int) -> float:
-    """In [0, 1]: half from how small the object is, half from how many others stand beside it."""
+    """In [0, 1]: half from how small the object is, half from the number of other objects."""
     side = (box[2] - box[0]) / size
     smallness = min(1.0, max(0.0, (LARGEST - side) / (LARGEST - SMALLEST)))
     return round(min(1.0, 0.5 * smallness + 0.5 * (objects - 1) / (len(COUNT_WEIGHTS) - 1)), 3)

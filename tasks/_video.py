@@ -22,7 +22,7 @@ from . import _video_time as times
 from . import _video_tracks as tracks
 
 TYPED = tuple(STRICT)
-"""Answer types that are scored here: choice, number, ocr, text, regression."""
+"""Answer types scored here: choice, number, ocr, text, regression."""
 _SHOWN = 1000
 Accuracy = Callable[[Any, Sample, Answer], float]
 
@@ -31,12 +31,12 @@ Accuracy = Callable[[Any, Sample, Answer], float]
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """Returns the type of a row's answer; of a choice with evidence the choice."""
+    """The type of a row's answer; choice for a choice with evidence."""
     return "choice" if row["answer_type"] == "span+choice" else row["answer_type"]
 
 
 def truth(sample: Sample) -> str:
-    """Returns the right answer as a text: an option by its letter, a whole number without a point."""
+    """The right answer as a text: an option by its letter, an integer without a point."""
     answer = sample["answer"]
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
@@ -45,28 +45,25 @@ def truth(sample: Sample) -> str:
 
 
 def options_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns the texts of the options; the labels of a choice without options."""
+    """The option texts; the labels of a choice without options."""
     return bare_options(row.get("options") or (row.get("labels") if kind_of(row) == "choice" else None) or ())
 
 
 def _choices(row: Mapping[str, Any]) -> str:
-    """Returns the options on lines of their own, each with its letter; "" where the row has none or its question has
-    them.
-    """
+    """The options on lines of their own, each with its letter; "" if the row has none or its question contains them."""
     lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options_of(row), strict=False)]
     return "".join(f"\n{line}" for line in ("Options:", *lines)) if any(i not in row["question"] for i in lines) else ""
 
 
 def _labels(row: Mapping[str, Any]) -> str:
-    """Returns the names that a text is to be chosen from; "" where the row has none or its question has them."""
+    """The names that a text is to be chosen from; "" if the row has none or its question contains them."""
     names = (row.get("labels") or []) if row["answer_type"] == "text" else []
     return f" Choose from: {', '.join(names)}." if any(name not in row["question"] for name in names) else ""
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns texts for templates: `choices` and `to_name` to choose from, `plainly` (the whole question of the plain
-    recipe), `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders.
-    """
+    """Texts for templates: `choices` and `to_name` to choose from, `plainly` (the full prompt of the plain recipe),
+    `by_type` (the end of Video-R1's prompt), `attribute` of a face, and those of tracks.placeholders."""
     values = tracks.placeholders(task, row) | {
         "choices": _choices(row), "to_name": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
         "attribute": str(row.get("attribute") or row.get("category") or "its attributes and expression")}
@@ -74,7 +71,7 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
-    """Returns what a recipe of typed answers misses in a row, or None."""
+    """What a row lacks for a recipe of typed answers, or None."""
     kind, answer, options = kind_of(row), row.get("answer"), options_of(row)
     if kind not in TYPED:
         return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, which knows {', '.join(TYPED)}; "
@@ -109,7 +106,7 @@ def _target(_task: Any, sample: Sample) -> str:
 
 
 def _think(_task: Any, sample: Sample) -> str:
-    """Returns a perfect answer with thinking; what would give it away is left out of the thinking."""
+    """A perfect answer, whose thinking does not reveal it."""
     return f"<think>I look at each part in turn.</think><answer>{truth(sample)}</answer>"
 
 
@@ -119,7 +116,7 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """Returns the accuracy of an answer that need not be only the letter, the number or the label."""
+    """The accuracy of an answer that may be more than the bare letter, number or label."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))
@@ -135,7 +132,7 @@ def _scored(accuracy: Accuracy) -> Callable[[Any, Sample, Answer], Parts]:
 
 
 def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
-    """Returns a recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
+    """A recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
     given: dict[str, Any] = {"rewards": {"accuracy": 1.0, "format": 1.0}, "problem": typed_problem, **more}
     return Recipe(prompt=prompt, read=_read_tagged, score=_scored(accuracy), target=_target, oracle=_think, **given)
 
@@ -181,11 +178,11 @@ PLAIN = {
     "track": replace(
         tracks.VIDEOCHAT_R1_TRACK, read=_read_track, score=_track, say=_say_track,
         prompt="Where is {object} in each of {count} frames?\nAnswer [[x1, y1, x2, y2], ...].")}
-"""How types of answer are asked for, read and scored plainly, where they are not a line of text."""
+"""The prompt, reading and scoring of answer types whose plain answer is not a line of text."""
 
 
 def plain(row: Any) -> times.TimeRecipe:
-    """Returns how the answer to a row or sample is asked for, read and scored plainly."""
+    """The prompt, reading and scoring of the plain answer to a row or sample."""
     return PLAIN.get(row["answer_type"], _LINE)
 
 
@@ -213,11 +210,11 @@ BY_TYPE = {
     "ocr": " Please transcribe text from the image/video clearly and provide your text answer within the <answer> "
            "</answer> tags.",
     "text": " Please provide your text answer within the <answer> </answer> tags."}
-"""What Video-R1's prompt ends with, by answer type."""
+"""The end of Video-R1's prompt, by answer type."""
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Returns half as many answers to the same clip with its frames in another order; none for images."""
+    """Half as many answers to the same clip with its frames shuffled; none for images."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))

@@ -1,8 +1,8 @@
-"""`task.benchmark` of the video task: an answer as the authors of a benchmark score it, beside the task's own metrics.
+"""`task.benchmark` of the video task: an answer as the authors of a benchmark score it, in addition to the task's own
+metrics.
 
-Each rule takes (task, sample, answer) and gives metrics; {} for rows that are not of its kind, and for answers that the
-authors do not count.
-"""
+Each rule takes (task, sample, answer) and gives metrics; {} for rows it does not apply to, and for answers that the
+authors do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _letters(name: str, read: Callable[[str, str], float | None]) -> Rule:
 
 
 def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """Time-R1 (2503.13377, evaluate.py) on Charades-STA and ActivityNet: the last "a to b" of all that was said."""
+    """Time-R1 (2503.13377, evaluate.py) on Charades-STA and ActivityNet: the last "a to b" of the full output."""
     spans = sample.get("spans") or []
     if len(spans) != 1:
         return {}
@@ -40,7 +40,7 @@ def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
 
 
 def _activitynet_qa(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """ActivityNet-QA (1906.02467, eval.py): the same text to the letter."""
+    """ActivityNet-QA (1906.02467, eval.py): exact match."""
     right = sample.get("answer")
     return {"activitynet_qa_acc": float(answer.final == right)} if isinstance(right, str) else {}
 
@@ -50,9 +50,8 @@ RULES: Mapping[str, Rule] = {"mvbench": _letters("mvbench", mvbench), "video_mme
 
 
 def summaries(records: Sequence[Mapping[str, Any]], benchmark: str) -> dict[str, float]:
-    """Returns the mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`; of ActivityNet-QA by its
-    types 0 to 8 too, and over those that are free questions.
-    """
+    """The mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`; for ActivityNet-QA also by its types
+    0 to 8 and over the free questions."""
     names = sorted({name for record in records for name in record["metrics"] if name.startswith(f"{benchmark}_")})
     columns: dict[str, list[float]] = {}
     for record in records:

@@ -42,7 +42,7 @@ def _needs_type(task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns `as_type`: the form of an answer of the row's type."""
+    """`as_type`: the answer format of the row's type."""
     seconds = ", ".join(frame_names(Sample(id="", row=row)))
     return {"as_type": _FORMS.get(_kind(row), "").replace("{seconds}", seconds)}
 
@@ -81,7 +81,7 @@ def _say_one(task: Any, sample: Sample, value: Any) -> str:
 
 
 def _one(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """OneThinker: accuracy by the row's type, and half a point for an answer that has the form of its type."""
+    """OneThinker: accuracy by the row's type, and half a point for an answer in the format of its type."""
     parsed, framed = _read_one(task, sample, answer), think_answer_format(answer.text)
     return {"accuracy": _accuracy(task, sample, parsed), "format": framed,
             "structure": framed and _structure(sample, answer, parsed)}
@@ -98,7 +98,7 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
 
 
 def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
-    """.5 for the right form; of a track .25, and .25 times the share of the frames that have a box."""
+    """.5 for the right format; for a track .25, plus .25 times the share of the frames with a box."""
     if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":

@@ -1,7 +1,6 @@
-"""Recipes of the video task that say when something happens: spans in seconds from the start of the clip.
+"""Recipes of the video task for when something happens: spans in seconds from the start of the clip.
 
-Rows have `spans` [[start, end], ...], and for some recipes `duration` (of the clip), or `options` and `answer`.
-"""
+Rows have `spans` [[start, end], ...], and for some recipes `duration` (of the clip), or `options` and `answer`."""
 
 from __future__ import annotations
 
@@ -39,10 +38,10 @@ _LETTERS = "ABCDEFG"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRecipe(Recipe):
-    """A recipe whose perfect answer, and whose cheats, are a target written out."""
+    """A recipe whose perfect answer and cheats are a target written out."""
 
     say: Callable[[Any, Sample, Any], str]
-    """An answer that says what a target does."""
+    """An answer that states a target."""
 
 
 def spans_of(_task: Any, sample: Sample) -> list[list[float]]:
@@ -58,9 +57,7 @@ def thinking(answer: str) -> str:
 
 
 def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the row; if answer_type is span and it has no `spans`, with those of its `answer`: [3, 7], [[3, 7]], "3
-    to 7".
-    """
+    """The row; with answer_type span and no `spans`, those of its `answer`: [3, 7], [[3, 7]], "3 to 7"."""
     answer = row.get("answer")
     if row.get("answer_type") != "span" or row.get("spans") is not None or not answer:
         return row
@@ -91,7 +88,7 @@ def _needs_one_span_and_duration(task: Any, row: Mapping[str, Any]) -> str | Non
 
 
 def _read_first(_task: Any, sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """As many spans as the row has, the first of the answer."""
+    """The first spans of the answer, as many as the row has."""
     return read_spans(answer.final, len(sample.get("spans") or [0])) or None
 
 
@@ -119,13 +116,13 @@ _IN_SECONDS = ("Then, provide the start and end times (in seconds, precise to tw
 
 
 def _read_last(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """Returns the last `a to b` of the last answer tag."""
+    """The last `a to b` of the last answer tag."""
     span = last_span(answer_tag(answer.text, "last") or "")
     return [span] if span else None
 
 
 def _time_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1: tIoU shrunk by how far both ends are off, as a share of the clip."""
+    """Time-R1: tIoU reduced by how far both ends are off, as a share of the clip."""
     spans = _read_last(task, sample, answer)
     paid = boundary_iou(spans[0], sample["spans"][0], sample["duration"]) if spans else 0.0
     return {"span": paid, "format": think_answer_format(answer.text)}
@@ -148,9 +145,7 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Returns what Time-R1's code can pay the thinking for: a time range, characters up to 500, two keywords, two
-    lines.
-    """
+    """Time-R1's optional rewards of the thinking: a time range, characters up to 500, two keywords, two lines."""
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),
@@ -160,7 +155,7 @@ def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_services: Any) -> list[Parts]:
-    """Returns how little an answer shares with the others of its group: the mean of 1 - ROUGE-L."""
+    """Difference of an answer from the others of its group: the mean of 1 - ROUGE-L."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
     apart = [[1 - _rouge_l(a, b) for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
     return [{"diversity": sum(distances) / len(distances) if distances else 0.0} for distances in apart]
@@ -203,7 +198,7 @@ _CAPITAL = re.compile(r"(?<![\w'])[A-G](?![\w'])", re.ASCII)
 
 
 def _first_letter(text: str, letters: str) -> str | None:
-    """Returns the first of the letters that stands alone; a small one only where it is the whole text."""
+    """The first of the letters that stands alone; a lower-case one only if it is the whole text."""
     candidates = [clean_label(text).upper(), *_CAPITAL.findall(text)]
     return next((letter for letter in candidates if letter in [*letters]), None)
 
@@ -223,7 +218,7 @@ def _evidence(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _read_gqa(_task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """Returns the first letter of the first answer tag, and the spans of the first <glue> after the thinking."""
+    """The first letter of the first answer tag, and the spans of the first <glue> after the thinking."""
     shown = answer.text.partition("</think>")[2] if "</think>" in answer.text else said(answer)
     chosen, glue = answer_tag(answer.text), extract_tag(shown, "glue")
     if chosen is None and glue is None:
@@ -240,7 +235,7 @@ def _gqa(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gqa_format(text: str) -> float:
-    """Returns 1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
+    """1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
     before, opened, glue = text.strip().partition("<glue>")
     if not opened or not glue.endswith("</glue>") or span_list(glue.removesuffix("</glue>")) is None:
         return 0.0
@@ -278,7 +273,7 @@ def _read_start_end(_task: Any, _sample: Sample, answer: Answer) -> list[list[fl
 
 
 def _temporal_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Temporal-R1: tIoU, which is the same in seconds and in shares of the clip, and a form of quoted times."""
+    """Temporal-R1: tIoU, which is the same in seconds and in shares of the clip, and quoted times as format."""
     spans = _read_start_end(task, sample, answer)
     framed = think_answer_format(answer.text) and _START_END.fullmatch(answer_tag(answer.text) or "") is not None
     return {"accuracy": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0, "format": float(framed)}
@@ -301,16 +296,14 @@ TEMPORAL_R1 = TimeRecipe(
 
 
 def span_problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with the times of a row, where it has any; None otherwise."""
+    """What is wrong with the times of a row, or None."""
     duration, spans = row.get("duration"), row.get("spans")
     problem = positive_problem("duration", duration) if duration is not None else None
     return problem or (spans_problem(spans) if spans is not None else None)
 
 
 def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns `event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with
-    letters.
-    """
+    """`event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with letters."""
     question = str(row.get("question", "")).strip()
     options = row.get("options") if isinstance(row.get("options"), list) else []
     return {"event": question.lower().removesuffix("."),
@@ -320,10 +313,9 @@ def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def span_measures(target: Any, parsed: Any) -> dict[str, float]:
-    """Returns `miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; of one with
-    an answer too `gqa_acc`: that answer with an IoP of .5 or more (NExT-GQA, 2309.01327). There one answered span is
-    compared with the true span that is best for it; several spans are compared as unions.
-    """
+    """`miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; if it also has an
+    answer, `gqa_acc`: that answer with an IoP of at least .5 (NExT-GQA, 2309.01327). There a single answered span is
+    compared with the best true span; several spans are compared as unions."""
     grounded = isinstance(target, dict)
     truth, spans = target["spans"] if grounded else target, parsed["spans"] if grounded and parsed else parsed
     overlap = 0.0 if spans is None else union_iou(spans, truth)
@@ -337,7 +329,7 @@ def span_measures(target: Any, parsed: Any) -> dict[str, float]:
 
 
 def span_cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Returns answers that need no look at the clip, or that no clip has, by name."""
+    """Answers that need no look at the clip, or that fit no clip, by name."""
     end = float(sample.get("duration") or 2 * max([s[1] for s in sample.get("spans") or []], default=10.0))
     seconds = [[float(t), t + 1.0] for t in range(min(60, int(end)))]
     cases = {"whole clip as written": [[0.0, end]], "from the end to the start": [[end, 0.0]],

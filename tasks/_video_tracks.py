@@ -1,9 +1,8 @@
-"""Recipes of the video task that follow an object, and what serves spans and tracks alike: rows, placeholders, metrics,
+"""Recipes of the video task that follow an object, and what spans and tracks share: rows, placeholders, metrics,
 cheats, marks.
 
-Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}] with the picture's `width`
-and `height`; the first track is asked for.
-"""
+Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}] with the `width` and
+`height` of the frames; the first track is asked for."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def boxes_of(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def frame_names(sample: Sample) -> list[str]:
-    """Returns the second that names each frame: its time, or its number from 1 where the row has no times."""
+    """The second that names each frame: its time, or its number from 1 if the row has no times."""
     track = track_of(sample)
     return [format_time(t) for t in track.get("times") or range(1, len(track.get("boxes", [])) + 1)]
 
@@ -46,13 +45,13 @@ def needs_track(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _read_boxes(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """Returns a list with a box for every frame, in the first answer tag."""
+    """A list with a box for every frame, in the first answer tag."""
     boxes = read_track(answer_tag(answer.text) or "", len(track_of(sample).get("boxes", [])))
     return None if boxes is None else {"boxes": [pixels(task, sample, box) for box in boxes]}
 
 
 def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VideoChat-R1: the mean IoU over the frames, and the form of as many boxes as are asked for."""
+    """VideoChat-R1: the mean IoU over the frames, and the format with the requested number of boxes."""
     track = _read_boxes(task, sample, answer)
     if track is None:
         return {"iou": 0.0, "format": 0.0}
@@ -79,7 +78,7 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with the times and tracks of a row, where it has any; None otherwise."""
+    """What is wrong with the times and tracks of a row, or None."""
     error, tracks = times.span_problem(row), row.get("tracks")
     if error or tracks in (None, []):  # what a recipe needs it says itself
         return error
@@ -93,7 +92,7 @@ def problem(row: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
+    """Texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
     sample = Sample(id=str(row.get("id", "")), row=row)
     values, track = times.span_placeholders(row), track_of(sample)
     if not track.get("boxes"):
@@ -106,9 +105,8 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
-    """Returns metrics of one answer: those of times.span_measures; or of a track `overlap` and `sr@0.5` over all
-    frames (the first as in VideoChat-R1, 2504.06958), and got10k's `ao` and `sr`; {} for others.
-    """
+    """Metrics of one answer: those of times.span_measures; for a track `overlap` and `sr@0.5` over all frames (the
+    first as in VideoChat-R1, 2504.06958), and got10k's `ao` and `sr`; {} for others."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -125,9 +123,8 @@ _BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overla
 
 
 def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the mean of each of these metrics by the rows' category, e.g. `miou/indoor`; of tracks `ao` and `sr` over
-    all frames, `ao/frames` and `sr/frames`, by which GOT-10k's toolkit reports a whole set (1810.11981).
-    """
+    """The mean of each of these metrics by category, e.g. `miou/indoor`; for tracks also `ao` and `sr` over all frames,
+    `ao/frames` and `sr/frames`, which GOT-10k's toolkit reports for a whole set (1810.11981)."""
     columns: dict[str, list[float]] = {}
     for record in records:
         category = record["sample"].get("category")
@@ -143,7 +140,7 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Returns answers that need no look at the clip, by name; {} for recipes of other answers."""
+    """Answers that need no look at the clip, by name; {} for recipes of other answers."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -158,7 +155,7 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
 
 
 def marks(sample: Sample, parsed: Any, role: str) -> list[dict[str, Any]]:
-    """Returns the track or the spans of a parsed answer or target; [] for others."""
+    """The track or the spans of a parsed answer or target; [] for others."""
     boxes, spans = (parsed.get("boxes"), parsed.get("spans")) if isinstance(parsed, dict) else (None, parsed)
     if isinstance(boxes, list):
         track = track_of(sample)

@@ -1,8 +1,7 @@
-"""How the actions of the task `web` are written: the forms of GUI-R1, of UI-TARS, and plain calls.
+"""Action formats of the task `web`: those of GUI-R1, of UI-TARS, and plain calls.
 
-Each form tells the model its verbs, reads what it wrote, says whether that is the form and nothing else, and writes an
-action for demonstrations. Points are in the convention of the model's family. Nothing that a model writes raises.
-"""
+Each format describes its verbs to the model, reads an action, checks that a text is the format and nothing else, and
+writes an action for demonstrations. Points are in the convention of the model family. No model text raises."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _SAME = {"tap": "click", "left_click": "click", "left_single": "click", "left_do
          "doubleclick": "double_click", "dblclick": "double_click", "input_text": "type", "press": "key",
          "hotkey": "key", "enter": "key", "press_enter": "key", "complete": "answer", "finished": "answer",
          "left_click_drag": "drag"}
-"""Names that other forms have for a verb."""
+"""Names that other formats use for a verb."""
 _ENTERS = ("enter", "press_enter")
 
 
@@ -44,16 +43,16 @@ class ActionFormat:
     """One way to write actions."""
 
     prompt: str
-    """What the model is told of it."""
+    """Its description for the model."""
     read: Callable[[Any, Sample, str], Action]
     """The action in CSS pixels; raises UnreadableAction."""
     strict: Callable[[str], bool]
-    """Whether an action that can be read is the form and nothing else."""
+    """Whether a readable action is the format and nothing else."""
     write: Callable[[Any, Sample, Action], str]
 
 
 def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
-    """Returns the action that a text says, behind thinking that its prompt has opened. Raises UnreadableAction."""
+    """The action in a text, after any thinking that its prompt has opened. Raises UnreadableAction."""
     text = said(text)
     if len(text) > _LONGEST:
         raise UnreadableAction(f"it is longer than {_LONGEST} characters")
@@ -64,7 +63,7 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
 
 
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
-    """Returns an action whose parts fit its verb."""
+    """An action whose arguments fit its verb."""
     name = verb.strip().lower()
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)
@@ -88,19 +87,19 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
 
 
 def _css(task: Any, sample: Sample, point: Sequence[float] | None) -> tuple[float, float] | None:
-    """Returns a point as the model wrote it in CSS pixels."""
+    """A point as the model wrote it in CSS pixels."""
     place = pixels(task, sample, point)
     return (place[0] / sample["scale"], place[1] / sample["scale"]) if place else None
 
 
 def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
-    """Returns a point in CSS pixels as the model is to write it."""
+    """A point in CSS pixels as the model is to write it."""
     place = in_model_units(task, sample, [v * sample["scale"] for v in point or (0, 0)])
     return [round(v) for v in place] if whole_units(task, sample) else place
 
 
 def _key(text: str) -> str:
-    """Returns a key as the browser names it: "ctrl+a" is Control+a."""
+    """A key in the browser's notation: "ctrl+a" is Control+a."""
     *before, last = [part for part in re.split(r"[+ ]", text.strip()[:100]) if part] or [""]
     modifiers = [_MODIFIERS.get(part.lower(), "") for part in before]
     key = _KEYS.get(last.lower(), last if len(last) == 1 and last.isascii() and last.isprintable() else "")
@@ -165,7 +164,7 @@ def _unescaped(text: str) -> str:
 
 
 def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
-    """Returns the point of the first of these arguments; of a box the middle."""
+    """The point of the first of these arguments; the centre of a box."""
     text = next((given[name] for name in names if name in given), "")
     numbers = decimals(text.replace("(", " ").replace(")", " "), most=5)
     if len(numbers) == 4:

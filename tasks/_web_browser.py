@@ -1,13 +1,12 @@
-"""Fresh pages of one browser a process, which a thread drives: the task `web` takes an episode's page out of it.
+"""Fresh pages of one browser per process, driven by a thread, for the episodes of the task `web`.
 
-    pages = shared(BrowserSettings(root=folder))          # one for a process, started when it is first asked
-    page = pages.open("miniwob/click-test.html", seed=7)
-    page.act(action), page.look(), page.close()
+    pages = shared(BrowserSettings(root=folder))   # one for a process, started on first use
+    tab = pages.take()
+    pages.use(tab, lambda: tab.page.goto(...)), pages.drop(tab)
 
-Nothing of an episode's page is seen in another: it has a context of its own, and one that is taken over from an episode
-that has ended was emptied. It reaches no address: its own files are handed to it under a name that does not exist, and
-every other request is refused, by the context and by the browser.
-"""
+No episode sees anything of another's page: each has its own context, and a reused context was emptied. Pages reach no
+address: their files are served under a host name that does not exist, and every other request is refused, by the
+context and by the browser."""
 
 from __future__ import annotations
 
@@ -32,29 +31,29 @@ from vlrl.environments.chromium import FLAGS, STEADY, browser_start_error, chrom
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 HOST = "pages.invalid"
-"""The name that pages have; RFC 2606 keeps it from ever being one."""
+"""Host name of the pages; RFC 2606 guarantees that it never exists."""
 SIDES = (160, 210)
-"""CSS pixels of what is shown of a page: MiniWoB's."""
+"""CSS pixels of the visible part of a page: MiniWoB's."""
 _VIEW = (500, 320)
-"""CSS pixels of the window, MiniWoB's too: what lies beside a page has its place there."""
+"""CSS pixels of the window, also MiniWoB's, with room for what lies beside a page."""
 _SPARES = 1
-"""Empty pages that wait for an episode."""
+"""Empty pages kept ready for an episode."""
 _START_S = 60.0
 _CLOSE_S = 20.0
 _EMPTY_S = 5.0
 _USES = 32
-"""Episodes that one page serves at most: its clock remembers every tick of all of them."""
+"""Largest number of episodes per page, because its clock remembers every tick of all of them."""
 _NEWS_S = 0.05
-"""After which it is known what event came with an error."""
+"""Seconds after which the event that came with an error is known."""
 _IDLE_S = 60.0
-"""After so long without a page the browser is closed."""
+"""Seconds without a page after which the browser is closed."""
 _CLOCK = 1_700_000_000
 """Seconds since 1970 at which the clock of every page stands."""
 _SHUT = ("--host-resolver-rules=MAP * ~NOTFOUND", "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
          "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-quic", "--dns-prefetch-disable",
          "--no-pings", "--disable-component-update", "--disable-sync", "--disable-default-apps",
          "--proxy-server=socks5://0.0.0.0:1", "--proxy-bypass-list=<-loopback>")
-"""No name is looked up, and what gets past it meets a proxy that is not there."""
+"""No name is resolved, and remaining requests meet a proxy that does not exist."""
 _SMALL = ("--js-flags=--max-old-space-size=256", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
           "--disable-extensions", "--disable-smooth-scrolling")
 QUIET = """
@@ -69,8 +68,8 @@ QUIET = """
     try { window.name = ''; sessionStorage.clear(); } catch (e) {}
 })();
 """
-"""Runs before a page's own scripts: nothing moves or blinks, what needs a network by other ways than requests is not
-there, and a document that is not the first of its page finds nothing of the one before."""
+"""Runs before a page's own scripts: disables motion, blinking and network access other than requests, and clears what
+an earlier document of the page left."""
 
 _SINCE = f"""
 (() => {{
@@ -79,8 +78,8 @@ _SINCE = f"""
   window.requestAnimationFrame = then => frame(() => then(performance.now()));
 }})();
 """
-"""Runs behind the clock: it counts the milliseconds between its start and its standing still as they really were, and
-those of the episodes before."""
+"""Runs after the clock is installed, which would otherwise count the real milliseconds until it was paused, and those
+of earlier episodes."""
 _ENDED = "the browser has ended"
 
 
@@ -89,43 +88,43 @@ class BrowserLost(Exception):
 
 
 class PageFailed(Exception):
-    """A page cannot go on: why."""
+    """A page cannot continue, with the reason."""
 
 
 @dataclass(frozen=True)
 class BrowserSettings:
-    """What the pages of a process share."""
+    """Settings shared by the pages of a process."""
 
     root: Path
     """Folder of the pages and of all that they load."""
     scale: int = 2
-    """Pixels of a screenshot for each CSS pixel."""
+    """Pixels of a screenshot per CSS pixel."""
     program: str = ""
     seconds: float = 20.0
-    """That one call to a page may take."""
+    """Time limit of one call to a page."""
     most: int = 32
-    """Pages that are open at once; the one that was not used for longest makes room."""
+    """Pages that are open at once; the least recently used one is closed to make room."""
 
 
 @dataclass(eq=False)
 class Tab:
-    """A page of the browser and what has happened to it."""
+    """A page of the browser and its state."""
 
     context: Any
     page: Any
     session: Any
     entered: bool = False
-    """Whether its document was loaded: it cannot be left afterwards."""
+    """Whether its document was loaded; it cannot be left afterwards."""
     crashed: bool = False
     failed: str = ""
-    """Why it cannot go on."""
+    """Why it cannot continue."""
     dialog: str = ""
-    """What the last dialog said."""
+    """Text of the last dialog."""
     uses: int = 1
 
 
 class PagePool:
-    """Opens pages of one browser; it is started again when it has ended. Its calls may come from any thread."""
+    """Opens pages of one browser, and restarts it if it has ended. May be called from any thread."""
 
     def __init__(self, settings: BrowserSettings):
         self.settings, self.owner = settings, os.getpid()
@@ -147,16 +146,16 @@ class PagePool:
     # --- from any thread ---------------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what a coroutine of the browser's thread gives."""
+        """The result of a coroutine in the browser's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def take(self) -> Tab:
-        """Returns an empty page. Raises ConfigError where the browser cannot be started, BrowserLost where it ended
-        meanwhile, and PageFailed."""
+        """An empty page. Raises ConfigError if the browser cannot be started, BrowserLost if it ended meanwhile, and
+        PageFailed."""
         return self.run(self._take())
 
     def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
-        """Returns what a call to a page gives. Raises BrowserLost, or PageFailed and then the page is closed."""
+        """The result of a call to a page. Raises BrowserLost, or PageFailed, after which the page is closed."""
         return self.run(self._use(tab, work))
 
     def drop(self, tab: Tab) -> None:
@@ -239,7 +238,7 @@ class PagePool:
             pass
 
     async def _emptied(self, tab: Tab) -> bool:
-        """Returns whether a page is as a new one again; only one that an episode left in good order can be."""
+        """Whether a page has been reset to a new one; only a page left in good order can be."""
         if tab.failed or tab.crashed or tab.uses >= _USES or tab.context.browser is not self._browser:
             return False
         try:
@@ -262,7 +261,7 @@ class PagePool:
             _log.debug("no spare page: %s", error)
 
     async def _new(self) -> Tab:
-        """Returns an empty page. Raises BrowserLost where the browser ends meanwhile, PageFailed for another reason."""
+        """An empty page. Raises BrowserLost if the browser ends meanwhile, PageFailed for other reasons."""
         from playwright.async_api import Error
 
         browser, context = await self._running(), None
@@ -284,7 +283,7 @@ class PagePool:
             raise PageFailed(f"no page can be opened: {_first_line(error)}") from None
 
     async def _prepared(self, context: Any) -> Tab:
-        """Returns an empty page of a context, which reaches its own files alone."""
+        """An empty page of a context, which reaches only its own files."""
         page = await context.new_page()
         tab = Tab(context, page, await context.new_cdp_session(page))
         # a screenshot puts the window back to what its own session says of it
@@ -301,7 +300,7 @@ class PagePool:
         return tab
 
     async def _serve(self, tab: Tab, route: Any) -> None:
-        """Gives a page a file of its folder, and refuses everything else."""
+        """Serves a page the files of its folder, and refuses everything else."""
         from playwright.async_api import Error
 
         with contextlib.suppress(Error):  # of a page that was closed meanwhile
@@ -316,7 +315,7 @@ class PagePool:
             await route.fulfill(body=file[0], content_type=file[1])
 
     def _file_at(self, url: str) -> tuple[bytes, str] | None:
-        """Returns a file of the folder and its type; None for anything else, what no file can be called too."""
+        """A file of the folder and its type; None for anything else, also for names that no file can have."""
         try:
             address = urlsplit(url)
             return self._file(address.path) if (address.scheme, address.netloc) == ("http", HOST) else None
@@ -334,7 +333,7 @@ class PagePool:
         return self._files[path]
 
     async def _running(self) -> Any:
-        """Returns the browser, started where there is none. Raises PageFailed where it does not start in time."""
+        """The browser, started if necessary. Raises PageFailed if it does not start in time."""
         async with self._launching:
             if self._browser is None or not self._browser.is_connected():
                 await self._end()
@@ -359,7 +358,7 @@ class PagePool:
             raise browser_start_error(program, error, "task.browser") from None
 
     async def _end(self) -> None:
-        """Ends the browser and what drives it."""
+        """Ends the browser and its driver."""
         browser, driver, self._browser, self._driver = self._browser, self._driver, None, None
         self._spares.clear()
         for end in (browser and browser.close, driver and driver.stop):
@@ -372,7 +371,7 @@ class PagePool:
                     pass
 
     def _kill(self) -> None:
-        """Ends the processes of a browser that does not close, and of its driver."""
+        """Kills the processes of a browser that does not close, and of its driver."""
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if {"--remote-debugging-pipe", "run-driver"} & {*process.cmdline()}:
@@ -384,13 +383,13 @@ def _first_line(error: Exception) -> str:
 
 
 async def _wound(context: Any) -> None:
-    """Puts the clock of a context to its beginning, where it stands."""
+    """Sets the clock of a context to its start and pauses it."""
     await context.clock.install(time=_CLOCK)
     await context.clock.pause_at(_CLOCK + 1)
 
 
 async def _empty(tab: Tab) -> None:
-    """Takes away the document of a page and everything that it left; QUIET does what only a document can."""
+    """Removes the document of a page and everything that it left; QUIET does what only a document can."""
     await tab.page.mouse.move(-1, -1)  # else what lies under the pointer is drawn as pointed at
     await tab.page.goto("about:blank", wait_until="commit")
     await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})
@@ -413,7 +412,7 @@ _shared: dict[BrowserSettings, PagePool] = {}
 
 
 def shared(settings: BrowserSettings) -> PagePool:
-    """Returns the pages of this process with these settings."""
+    """The pages of this process with these settings."""
     pages = _shared.get(settings)
     if pages is None or pages.owner != os.getpid():  # a fork has no thread of its parent's
         pages = _shared[settings] = PagePool(settings)

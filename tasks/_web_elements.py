@@ -1,11 +1,10 @@
-"""What can be acted on in a page of the task `web`, as a person would name it, and how it stands.
+"""The elements of a page of the task `web` that can be acted on, named as a person would, and their state.
 
-    page.ask(WATCH)                         # once, before anything is done: notes what is pressed from then on
-    found = elements(page.ask(SEEN))        # role, name, place and state of each; raises PageFailed for anything else
+    page.ask(WATCH)                         # once, before any action: records what is pressed from then on
+    found = elements(page.ask(SEEN))        # role, name, position and state of each; raises PageFailed otherwise
 
-An element is known by its role and its name, which are what an instruction says of it, so that a check reads as the
-instruction does and holds in every visit to the page, whatever else in it has moved.
-"""
+An element is identified by its role and its name, as in an instruction, so that a check reads like the instruction and
+holds at every visit to the page, even if other elements have moved."""
 
 from __future__ import annotations
 
@@ -99,25 +98,25 @@ WATCH = """
   };
 }
 """
-"""Also takes away what the page itself asks for, without moving anything: it is another goal that counts."""
+"""Also hides the page's own instruction without moving anything, because another goal counts."""
 SEEN = "() => window.__seen ? window.__seen() : null"
 
 
 @dataclass(frozen=True)
 class Element:
-    """Something of a page that is shown, and that is named."""
+    """A visible, named element of a page."""
 
     role: str
     name: str
     at: tuple[float, float]
-    """Its middle, in CSS pixels; of a link over several lines, that of the first one."""
+    """Its centre in CSS pixels; for a link over several lines, that of the first one."""
     hit: bool
-    """Whether a click there meets it."""
+    """Whether a click there reaches it."""
     checked: bool | None = None
     value: str | None = None
-    """What is typed in a field."""
+    """The text in a field."""
     fixed: bool = False
-    """Whether a field cannot be typed in."""
+    """Whether a field is read-only."""
     open: bool | None = None
     focused: bool = False
 
@@ -128,14 +127,14 @@ class Element:
 
 @dataclass(frozen=True)
 class PageState:
-    """How a page stands."""
+    """The state of a page."""
 
     elements: tuple[Element, ...]
     pressed: frozenset[tuple[str, str]]
-    """Keys of all that was clicked so far."""
+    """Keys of everything clicked so far."""
 
     def single(self) -> list[Element]:
-        """Returns the elements whose role and name no other has."""
+        """The elements with a unique role and name."""
         counts = Counter(one.key for one in self.elements)
         return [one for one in self.elements if counts[one.key] == 1]
 
@@ -144,7 +143,7 @@ class PageState:
 
 
 def page_state(raw: Any) -> PageState:
-    """Returns what SEEN says. Raises PageFailed where the page has put something else in its place."""
+    """The parsed result of SEEN. Raises PageFailed if the page has replaced it."""
     try:
         elements = tuple(_element(one) for one in raw["elements"])
         return PageState(elements, frozenset((_text(role), _text(name)) for role, name in raw["pressed"]))
@@ -170,16 +169,16 @@ def _flag(value: Any) -> bool | None:
 
 
 _MARKS = frozenset('"<>{}|\\')
-"""What would end the quotation, or be read as a mark of the prompt."""
+"""Characters that would end the quotation, or be read as a mark of the prompt."""
 
 
 def nameable(name: str, most: int = 60) -> bool:
-    """Returns whether an instruction may quote a text of a page: short, seen as it is written (no control characters,
-    nothing that turns text around), and without what has a meaning in prompts."""
+    """Whether an instruction may quote a text of a page: short, displayed as written (no control or bidirectional
+    characters), and without anything that has a meaning in prompts."""
     return (0 < len(name) <= most and name.isprintable() and any(c.isalnum() for c in name)
             and not _MARKS & {*name} and not name.startswith("http"))
 
 
 def askable(page: PageState) -> list[Element]:
-    """Returns the elements that an instruction can tell from all others: by their name, or as the only field."""
+    """The elements that an instruction can distinguish from all others: by their name, or as the only field."""
     return [one for one in page.single() if nameable(one.name) or one.key == ("field", "")]

@@ -1,4 +1,4 @@
-"""The environment of the task `web`: one page an episode, opened again with its actions where the browser was lost."""
+"""The environment of the task `web`: one page per episode, reopened with its actions if the browser was lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ._web_page import Action, PageView
 
 T = TypeVar("T")
 UNREAD = "This action cannot be read"
-"""How what follows an action that is none begins."""
+"""Start of the observation after an unreadable action."""
 
 
 class WebEnvironment(Environment):
-    """One page. Its content comes from the sample's own seed, so that every visit and every sibling has the same."""
+    """One page. Its content comes from the sample's own seed, so that every visit and every sibling sees the same."""
 
     def __init__(self, task: Any, sample: Sample, form: ActionFormat, pages: PagePool):
         self._task, self._sample, self._form, self._pages = task, sample, form, pages
@@ -58,7 +58,7 @@ class WebEnvironment(Environment):
         self._page.close()
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """Returns what a call to the page gives; where the browser was lost, after bringing the page back once."""
+        """The result of a call to the page; if the browser was lost, after restoring the page once."""
         try:
             return call()
         except BrowserLost:
@@ -70,7 +70,7 @@ class WebEnvironment(Environment):
             raise PageFailed(f"{error} twice") from None
 
     def _again(self) -> None:
-        """Opens the page again and does what was done. Raises PageFailed where it then shows something else."""
+        """Reopens the page and repeats the actions. Raises PageFailed if it then looks different."""
         if self._look is None:
             return
         look = self._page.begin()

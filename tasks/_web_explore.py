@@ -1,11 +1,10 @@
-"""New goals for the task `web`, from pages themselves: what a walk over a page brings about can be asked for.
+"""New goals for the task `web` from pages themselves: any change that a walk over a page causes can be a goal.
 
-    goals = explore(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None where it leads nowhere
+    goals = explore(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None if it leads nowhere
 
-A walk clicks or types, and what then is otherwise on the page becomes a sub-goal with a check of it (MobileGUI-RL,
-arXiv 2507.05720, walks at random and has a model write the instruction; here a rule writes it, so that a rule can check
-it). `vary` makes other goals of one at which a model fails (WebRL, arXiv 2411.02337, has a model write them).
-"""
+A walk clicks or types, and each resulting change of the page becomes a sub-goal with a check (MobileGUI-RL, arXiv
+2507.05720, walks at random and has a model write the instruction; here a rule writes it, so that a rule can check it).
+`vary` makes other goals from one that a model fails (WebRL, arXiv 2411.02337, has a model write them)."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ from ._web_goals import MOST_GOALS, Check, Goal, GoalPage, read_goals
 from ._web_page import Action
 
 _LOST = 3
-"""Browsers that may end during one walk."""
+"""Browser crashes tolerated during one walk."""
 _TYPES = 0.75
-"""Share of fields that are typed in; into the others the cursor is put."""
+"""Share of fields that are typed in; the others are focused."""
 _TYPED = ("apple", "river", "seven", "cloud", "north", "maria", "oscar", "blue", "paper", "2024", "42", "ok")
 
 
 @dataclass(frozen=True)
 class StepPattern:
-    """What a step of a walk is to be; "" = anything."""
+    """Constraints on a step of a walk; "" = anything."""
 
     kind: str = ""
     role: str = ""
     name: str = ""
     avoid: str = ""
-    """A name that it is not to have."""
+    """A name that it must not have."""
     value: str = ""
 
 
@@ -42,9 +41,9 @@ ANY = StepPattern()
 
 
 def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: random.Random) -> list[Goal] | None:
-    """Returns the sub-goals of a walk after this plan, of which each was reached again on a fresh page by the actions
-    of the walk alone; None where the page has nothing of the kind, or shows something else the second time. Raises
-    PageFailed where the page cannot be used."""
+    """The sub-goals of a walk after this plan, each reached again on a fresh page by the actions of the walk alone;
+    None if the page has no such elements, or looks different the second time. Raises PageFailed if the page cannot be
+    used."""
     state = rng.getstate()
     for _ in range(_LOST):
         rng.setstate(state)
@@ -57,7 +56,7 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
-    """Returns whether the actions of these sub-goals reach each of them, and none before its turn."""
+    """Whether the actions of these sub-goals reach each of them, and none before its turn."""
     opened = _opened(task, page, seed, [goal.check for goal in goals])
     try:
         look = opened.begin()
@@ -99,7 +98,7 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: ran
 
 def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequence[Check]
             ) -> tuple[Element, tuple[Action, ...]] | None:
-    """Returns an element that fits, and what to do with it; None where there is none that was not acted on before."""
+    """A matching element and the actions on it; None if there is none that was not acted on before."""
     used = {(check.role, check.name) for check in done}
     fitting = [one for one in askable(page) if one.hit and one.key not in used and _fits(one, wanted)]
     if not fitting:
@@ -116,7 +115,7 @@ def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequ
 _OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda one: one.checked is True,
                 "typed": lambda one: one.role == "field" and not one.value and not one.fixed,
                 "focused": lambda one: one.role == "field" and not one.focused}
-"""Kind of check -> the elements at which it can be brought about; the other kinds are for what is no control."""
+"""Kind of check -> the elements at which it can be achieved; the other kinds are for elements that are not controls."""
 
 
 def _fits(one: Element, wanted: StepPattern) -> bool:
@@ -130,8 +129,8 @@ def _fits(one: Element, wanted: StepPattern) -> bool:
 
 
 def _changed(one: Element, actions: Sequence[Action], before: PageState, after: PageState) -> Check | None:
-    """Returns the check of what these actions on an element have brought about; None where nothing has changed that
-    can be told."""
+    """A check of the change that these actions on an element have caused; None if nothing has changed that can be
+    described."""
     closed = [d for d in askable(before) if d.role == "dialog"]
     candidates = [Check("typed", *one.key, actions[-1].text)] if actions[-1].verb == "type" else [
         Check("checked", *one.key), Check("unchecked", *one.key), Check("open", *one.key),
@@ -143,11 +142,11 @@ def _changed(one: Element, actions: Sequence[Action], before: PageState, after: 
 # --- variations -------------------------------------------------------------------------------------------------------
 
 Variation = Callable[[list[StepPattern], int, random.Random], tuple[list[StepPattern], int]]
-"""(the plan of a goal, its page's seed, rng) -> those of another one."""
+"""(the plan of a goal, its page's seed, rng) -> those of another goal."""
 
 
 def new_seed(rng: random.Random) -> int:
-    """Returns a seed of a page's content that is trained on: an even one."""
+    """A seed of page content for training: an even one."""
     return 2 * rng.getrandbits(30)
 
 
@@ -173,13 +172,13 @@ def _more(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[
 
 
 VARIATIONS: Mapping[str, Variation] = {"seed": _other_seed, "element": _other_element, "fewer": _fewer, "more": _more}
-"""Name -> what is vary: the content of the page, one of the elements (of a field the text), the number of
+"""Name -> what is varied: the content of the page, one of the elements (for a field the text), the number of
 sub-goals."""
 
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
-    """Returns how a goal was vary, the page's seed, and the other goal; of a page's own task, a walk over that page.
-    None where no way leads to another goal."""
+    """How a goal was varied, the page's seed, and the new goal; for a page's own task, a walk over that page. None if
+    no variation leads to another goal."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

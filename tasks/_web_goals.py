@@ -1,12 +1,11 @@
-"""Goals of the task `web` that are no page's own: sub-goals in order, each with a rule that reads the page.
+"""Goals of the task `web` beyond a page's own: ordered sub-goals, each with a rule that reads the page.
 
     {"page": "click-tab", "seed": 12, "goals": [{"instruction": "Open the tab \"Tab #2\".",
      "check": {"kind": "open", "role": "tab", "name": "Tab #2"}, "actions": [{"verb": "click", "point": [58, 90]}]}]}
 
-A sub-goal is reached when its check holds after an action, and counts as reached from then on; the next one is looked
-at from there. With the last one the episode has succeeded. With `subgoals` k in the sample only the first k are asked
-for: Learning to Navigate the Web (arXiv 1812.09195) has so many grow in training.
-"""
+A sub-goal is reached once its check holds after an action, and stays reached; the next one is tested from then on. The
+last one completes the episode. With `subgoals` k in the sample only the first k are asked for: Learning to Navigate the
+Web (arXiv 1812.09195) increases their number in training."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from ._web_page import VERBS, Action, Page, PageView
 
 @dataclass(frozen=True)
 class Check:
-    """What must hold of the page: of the element with this role and name, or of any of them where there are more."""
+    """A condition on the page: on the element with this role and name, or on any of several."""
 
     kind: str
     """One of KINDS."""
     role: str
     name: str
     value: str = ""
-    """Of `typed`, the text."""
+    """The text, for `typed`."""
 
     def holds(self, page: PageState) -> bool:
         return KINDS[self.kind](self, page)
@@ -60,7 +59,7 @@ MOST_GOALS = 20
 
 
 def worded(check: Check) -> str:
-    """Returns how a check is asked for, without a full stop: Tick the box "Cats"."""
+    """The request for a check, without a full stop: Tick the box "Cats"."""
     what = _WORDS.get(check.role, "")
     wording = "Choose {}" if (check.kind, check.role) == ("checked", "radio") else _ASKED[check.kind]
     return wording.replace("{}", f'{what} "{check.name}"'.strip() if check.name else what).replace(
@@ -68,7 +67,7 @@ def worded(check: Check) -> str:
 
 
 def instruction(checks: Sequence[Check]) -> str:
-    """Returns the instruction of sub-goals in order."""
+    """The instruction for ordered sub-goals."""
     first, *rest = map(worded, checks)
     return " ".join([f"{first}.", *(f"Then {one[0].lower()}{one[1:]}." for one in rest)])
 
@@ -81,7 +80,7 @@ class Goal:
     actions: tuple[Action, ...]
 
     def row(self) -> dict[str, Any]:
-        """Returns it as JSON, as `read_goals` reads it."""
+        """Its JSON, as read by `read_goals`."""
         check = {name: value for name, value in vars(self.check).items() if value != ""}
         return {"instruction": f"{worded(self.check)}.", "check": check, "actions": [
             {name: list(value) if isinstance(value, tuple) else value for name, value in vars(action).items() if value}
@@ -89,7 +88,7 @@ class Goal:
 
 
 def read_goals(row: Mapping[str, Any]) -> tuple[Goal, ...]:
-    """Returns the sub-goals of a row. Raises DataError naming the row and what is wrong with it."""
+    """The sub-goals of a row. Raises DataError naming the row and what is wrong with it."""
     entries = row.get("goals")
     if not isinstance(entries, list) or not 0 < len(entries) <= MOST_GOALS:
         raise DataError(f"row {row.get('id')!r}: goals must be a list of 1 to {MOST_GOALS} sub-goals, as `vlrl data "
@@ -123,7 +122,7 @@ def _text(value: Any) -> str:
 
 
 def episode_goals(sample: Sample) -> tuple[Goal, ...]:
-    """Returns the sub-goals that an episode asks for. Raises ConfigError for `subgoals` that is no number above 0."""
+    """The sub-goals of an episode. Raises ConfigError if `subgoals` is not a positive integer."""
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ConfigError(f"curriculum.stages: fields.subgoals={most!r}: give a whole number from 1 on, how many "
@@ -132,7 +131,7 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
 
 
 class GoalPage(Page):
-    """A page on which other sub-goals count than its own: a look says whether these are reached."""
+    """A page with other sub-goals than its own; a view tells whether these are reached."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
@@ -152,7 +151,7 @@ class GoalPage(Page):
         return self._judged(super().act(action))
 
     def _judged(self, look: PageView) -> PageView:
-        """Returns a look with the state of the sub-goals; without any it ends when the page does."""
+        """A view with the state of the sub-goals; without any it ends when the page does."""
         self.state = page_state(self.ask(SEEN))
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1
@@ -162,7 +161,7 @@ class GoalPage(Page):
 
 
 def page_of(pages: PagePool, sample: Sample, settle_ms: int) -> Page:
-    """Returns the page of a sample: with goals of its row, or as it is."""
+    """The page of a sample: with the goals of its row, or as it is."""
     if "goals" not in sample.row:
         return Page(pages, sample["path"], sample["seed"], settle_ms)
     checks = [goal.check for goal in episode_goals(sample)]

@@ -1,8 +1,7 @@
-"""Perfect episodes of pages of the task `web`: what a person would do who reads the page.
+"""Perfect episodes of pages of the task `web`, as a person who reads the page would act.
 
-Each function plays one page through `PageDriver`, which looks places up in the document, acts by coordinates as a model
-does, and remembers the actions.
-"""
+Each function plays one page through a `PageDriver`, which looks up positions in the document, acts by coordinates like
+a model, and records the actions."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _LABELS = "() => [...document.querySelectorAll('#area label')].map(e => e.textCo
 
 
 class PageDriver:
-    """Acts on a page, and remembers how."""
+    """Acts on a page and records the actions."""
 
     def __init__(self, page: Page):
         self.page, self.look, self.actions = page, page.begin(), list[Action]()
@@ -59,12 +58,12 @@ class PageDriver:
         self.do("type", text=text)
 
     def at(self, selector: str, words: str | None = None, number: int = 0) -> Point:
-        """Returns the middle of the element of that number among those with these words."""
+        """The centre of the element with this index among those with these words."""
         x1, y1, x2, y2 = self.page.ask(_FIND, {"selector": selector, "words": words})[number]
         return (x1 + x2) / 2, (y1 + y2) / 2
 
     def quoted(self) -> list[str]:
-        """Returns what the page's task has in quotation marks."""
+        """The quoted texts in the page's task."""
         return re.findall('"([^"]*)"', self.page.instruction)
 
 
@@ -91,7 +90,7 @@ def _tab(driver: PageDriver) -> None:
 
 
 def _choices(driver: PageDriver) -> None:
-    """click-checkboxes and click-option: those that are named, then Submit."""
+    """click-checkboxes and click-option: the named ones, then Submit."""
     named = driver.page.instruction.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
     for number, label in enumerate(driver.page.ask(_LABELS)):
         if label in named:
@@ -125,7 +124,7 @@ def _login(driver: PageDriver) -> None:
 
 
 def _one_of_two(driver: PageDriver) -> None:
-    """The button ONE where the button TWO does not lie on it."""
+    """The button ONE, where the button TWO does not cover it."""
     one, two = (driver.page.ask(_FIND, {"selector": f"#{name}", "words": None})[0] for name in ("subbtn", "subbtn2"))
     corners = [(x, y) for x in (one[0] + 2, one[2] - 2) for y in (one[1] + 2, one[3] - 2)]
     places = [driver.at("#subbtn"), *corners]
@@ -191,7 +190,7 @@ ORACLES: Mapping[str, Callable[[PageDriver], None]] = {
 
 
 def perfect_actions(task: Any, sample: Sample, pages: PagePool) -> list[Action]:
-    """Returns the actions that bring a sample's page to its best. Raises DataError where they do not."""
+    """The actions that solve a sample's page. Raises DataError if they do not."""
     for _ in range(3):
         page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
         try:

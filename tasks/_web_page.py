@@ -1,8 +1,7 @@
-"""A page of the task `web`: begun with a seed, acted on by coordinates, and looked at.
+"""A page of the task `web`: started with a seed, acted on by coordinates, and viewed.
 
-What a page must have is MiniWoB's: WOB_DONE_GLOBAL and WOB_RAW_REWARD_GLOBAL say how the episode stands, the element
-#query what is asked; `core` is used where it is there.
-"""
+Pages follow MiniWoB: WOB_DONE_GLOBAL and WOB_RAW_REWARD_GLOBAL give the state of the episode, the element #query the
+task; `core` is used if present."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from PIL import Image
 from ._web_browser import HOST, SIDES, PageFailed, PagePool, Tab
 
 _TICK_MS = 100
-"""The page's clock goes on by so much at once: a timer fires at most once in it."""
+"""Step of the page's clock, in which a timer fires at most once."""
 _WAIT_TICKS = 20
 _BEGIN = """
 seed => {
@@ -53,32 +52,32 @@ _ASKED = """
 
 @dataclass(frozen=True)
 class Action:
-    """What is done to a page: points in CSS pixels."""
+    """An action on a page, with points in CSS pixels."""
 
     verb: str
     point: tuple[float, float] | None = None
     to: tuple[float, float] | None = None
-    """Where a drag ends."""
+    """End of a drag."""
     text: str = ""
-    """What is typed, the key, the direction of a scroll, or the answer."""
+    """The typed text, the key, the direction of a scroll, or the answer."""
 
 
 @dataclass(frozen=True)
 class PageView:
-    """What a page shows."""
+    """A screenshot of a page and its state."""
 
     picture: Image.Image
     sha256: str
-    """Of the picture's pixels."""
+    """Hash of the pixels."""
     done: bool
     raw: float
-    """The page's own reward, without regard to time."""
+    """The page's own reward, without its discount for time."""
     dialog: str
-    """What a dialog said that was dismissed since the last look."""
+    """Text of a dialog dismissed since the last view."""
 
 
 class Page:
-    """A page of an episode. Its calls raise BrowserLost or PageFailed."""
+    """The page of an episode. Its calls raise BrowserLost or PageFailed."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int):
         self._pages, self._path, self._seed, self._ticks = pages, path, seed, max(1, settle_ms // _TICK_MS)
@@ -102,7 +101,7 @@ class Page:
         return self._pages.use(tab, begun)
 
     def act(self, action: Action) -> PageView:
-        """Does something to it, and returns what it shows once it has come to rest."""
+        """The view after an action, once the page has settled."""
         tab = self._used()
 
         async def acted() -> PageView:
@@ -112,7 +111,7 @@ class Page:
         return self._pages.use(tab, acted)
 
     def ask(self, script: str, given: Any = None) -> Any:
-        """Returns what a script of ours says of the page, for perfect actions."""
+        """The result of a script of ours on the page."""
         tab = self._used()
         return self._pages.use(tab, lambda: tab.page.evaluate(script, given))
 
@@ -182,7 +181,7 @@ async def _nothing(page: Any, action: Action) -> None:
 
 
 def _placed(point: tuple[float, float] | None) -> tuple[float, float]:
-    """Returns a point inside the page; without one, its middle."""
+    """A point inside the page; its centre by default."""
     x, y = point or (SIDES[0] / 2, SIDES[1] / 2)
     return min(max(x, 0.0), SIDES[0] - 1.0), min(max(y, 0.0), SIDES[1] - 1.0)
 

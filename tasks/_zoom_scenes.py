@@ -1,13 +1,12 @@
-"""Drawn scenes with a detail that is not seen until it is enlarged: a plate on each of a few shapes.
+"""Drawn scenes with a detail that is invisible until enlarged: a plate on each of a few shapes.
 
-A scene is a pure function of its arguments. It is painted at `size * DETAIL` pixels a side. What is shown first is an
-overview of side `size` with `1 / BLUR` of its detail, whose plates are blank: nothing of an answer is in it.
+A scene is a pure function of its arguments. It is painted at `size * DETAIL` pixels a side. The overview shown first
+has side `size`, `1 / BLUR` of that detail and blank plates, so it reveals nothing of the answer.
 
     full, row = scene(0, "train", 7, size=64, kind="digit")
     first = overview(scene(0, "train", 7, size=64, kind="digit", blank=True)[0])
     row["expression"], row["answer"]    # "red circle", "4"
-    row["boxes"]                        # its box in pixels of the overview
-"""
+    row["boxes"]                        # its box in pixels of the overview"""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from .digits import digit_arrays, digit_image, split_indices
 
 DETAIL, BLUR = 4, 4
 SIDES = (0.34, 0.4)
-"""Of a shape, as a share of the picture's side."""
+"""Side of a shape, as a share of the image's."""
 PLATE = 0.7
 """Side of a plate as a share of its shape's."""
 _BLANK = (48, 48, 48)
@@ -30,10 +29,9 @@ _BLANK = (48, 48, 48)
 
 def scene(seed: int, split: str, index: int, size: int, kind: str,
           clear: bool = False, blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
-    """Returns the picture at full detail, and its row: what is asked of one shape, and where that is.
+    """The image at full detail, and its row: the question about one shape, and where that is.
 
-    `clear`: one plate fills the picture, as a frame of a clip shows it. `blank`: nothing is on the plates.
-    """
+    `clear`: one plate fills the image, as in a frame of a clip. `blank`: the plates are empty."""
     rng = random.Random(f"zoom/{seed}/{split}/{index}")
     full = size * DETAIL
     image = Image.new("RGB", (full, full), tuple(rng.randint(236, 255) for _ in range(3)))
@@ -54,15 +52,14 @@ def scene(seed: int, split: str, index: int, size: int, kind: str,
 
 
 def overview(image: Image.Image) -> Image.Image:
-    """Returns a picture as it is shown first: each BLUR x BLUR of its pixels are their mean."""
+    """The image shown first: each BLUR x BLUR block of its pixels is averaged."""
     side = image.width // DETAIL
     return image.reduce(DETAIL * BLUR).resize((side, side), Image.Resampling.NEAREST)
 
 
 def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
-    """Returns the square around a box in pixels of the reduced picture, `size` a side; it lies inside the picture, and
-    is no smaller than a thirty-second of it.
-    """
+    """The square around a box in overview pixels, at `size` pixels a side; inside the image, and at least a
+    thirty-second of its side."""
     full = image.width
     x1, y1, x2, y2 = (v * DETAIL for v in box)
     side = min(full, max(x2 - x1, y2 - y1, full / 32))
@@ -72,7 +69,7 @@ def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
 
 
 def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
-    """Returns another answer for each shape, so that reading any plate is not enough."""
+    """A different answer for each shape, so that reading any plate is not enough."""
     if kind == "digit":
         return [str(n) for n in rng.sample(range(10), count)]
     if kind == "count":
@@ -88,7 +85,7 @@ def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], box: Bo
 
 
 def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: str, answer: str, blank: bool) -> None:
-    """Puts a plate in the middle of a shape, and on it what is to be read; `blank` draws the same random numbers."""
+    """Puts a plate with the detail in the middle of a shape; `blank` draws the same random numbers."""
     side = round(PLATE * (box[2] - box[0]))
     place = (box[0] + box[2] - side) // 2, (box[1] + box[3] - side) // 2
     plate = Image.new("RGB", (60, 60), "black")
@@ -107,7 +104,7 @@ def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: s
 
 
 def _handwritten(rng: random.Random, split: str, digit: int) -> Image.Image:
-    """Returns one of the task digits' pictures; held-out scenes have held-out ones."""
+    """An image of the task digits; held-out scenes have held-out ones."""
     arrays, labels = digit_arrays()
     own = [i for i in split_indices()[split.startswith("heldout")] if labels[i] == digit]
     return digit_image(arrays[rng.choice(own)])

@@ -1,10 +1,9 @@
 """Classification: name what the image shows, with or without thinking first.
 
-`task.recipe` chooses how to ask and what to pay. Rows: `image`, `label` (a name, or a list of names where several are
-right), and if wanted `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}),
+`task.recipe` chooses the prompt and the reward. Rows: `image`, `label` (a name, or a list of names if several are
+right), and optionally `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}),
 `question`, and `class_id` (the number of the class in its data set). `task.shots` trains on few samples of each class,
-`task.classes` on half of the classes.
-"""
+`task.classes` on half of the classes."""
 
 from __future__ import annotations
 
@@ -29,35 +28,35 @@ class Classification(RecipeTask):
 
     _recipes = recipes.RECIPES
     recipe: str = "plain"
-    """How to ask and what to pay: plain (as task.thinking says), cls_rl, cls_rl_no_thinking,
-    visual_rft_classification, rlcr (answers say how sure they are), or own module:function that returns a Recipe."""
+    """Prompt and reward: plain (see task.thinking), cls_rl, cls_rl_no_thinking, visual_rft_classification, rlcr
+    (answers with a confidence), or an own module:function that returns a Recipe."""
     thinking: Literal["thinking", "no_thinking", "both"] = "no_thinking"
-    """plain: without thinking the whole answer must be the label, exactly; with it, the <answer> tag must hold it; both
-    draws one template per visit."""
+    """plain: without thinking the whole answer must be exactly the label; with it, the <answer> tag must contain it;
+    both draws one template per visit."""
     question: str = "What does the image show?"
-    """Asked where the row has no `question`; the row's `labels` are added."""
+    """Asked if the row has no `question`; the row's `labels` are appended."""
     direct: str = "{question}\nPlease directly output the answer."
     """plain: template without thinking."""
     reasoned: str = ("{question}\nPlease output the thinking process in <think> </think> and final answer in "
                      "<answer> </answer> tags.")
-    """plain: template with thinking; a template that holds <think> is scored as thinking."""
+    """plain: template with thinking; a template that contains <think> is scored as thinking."""
     multi_score: Literal["jaccard", "f1", "exact"] = "jaccard"
-    """Accuracy where a row has several labels: shared names over all names, F1 of the two sets, or whether they are the
-    same."""
+    """Accuracy for rows with several labels: shared names over all names, F1 of the two sets, or whether they are
+    equal."""
     negation: Literal["read", "ignored"] = "read"
-    """visual_rft_classification: whether an answer that begins with a negation ("not a cat") names nothing, or, as in
-    Visual-RFT, what it holds."""
+    """visual_rft_classification: whether an answer that starts with a negation ("not a cat") names nothing, or, as in
+    Visual-RFT, what it contains."""
     shots: Count = 0
-    """Training samples of each class, such as 1, 2, 4, 8 or 16; 0 = all."""
+    """Training samples per class, such as 1, 2, 4, 8 or 16; 0 = all."""
     shots_seed: Count = 0
-    """Draws which samples these are; apart from data.seed and the training seed."""
+    """Seed of their selection, independent of data.seed and the training seed."""
     classes: Literal["all", "base", "new"] = "all"
-    """Classes that are trained on: all, or the first (base) or second half (new) of them in task.class_order (CoOp).
-    Held-out rows are of both halves then, and every row offers the names of its own. The classes are those of both
+    """Classes used for training: all, or the first (base) or second half (new) of them in task.class_order (CoOp).
+    Held-out rows then cover both halves, and every row offers the names of its own half. The classes are those of both
     files."""
     class_order: tuple[str, ...] = ()
-    """task.classes: all classes in the order in which the data set numbers them; without it they go by the rows'
-    `class_id`, or by name where rows have none."""
+    """task.classes: all classes in the order of the data set; by default they are ordered by the rows' `class_id`, or
+    by name if rows have none."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -72,7 +71,7 @@ class Classification(RecipeTask):
             self.thinking]
 
     def thinks(self, sample: Sample) -> bool:
-        """Returns whether this visit's template asks for thinking."""
+        """Whether this visit's template asks for thinking."""
         return "<think>" in (sample.prompt or self.templates[0])
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -104,9 +103,8 @@ class Classification(RecipeTask):
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
                samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Returns those of `samples` that `task.classes` and `task.shots` leave; `entries` has their ids and classes,
-        `names` are all classes, in the order that is halved. Samples are not made before they are asked for.
-        """
+        """The `samples` that `task.classes` and `task.shots` select; `entries` has their ids and classes, `names` are
+        all classes in the order to be halved. Samples are made on access only."""
         places = list(range(len(entries)))
         half_of: dict[str, str] = {}
         halves = recipes.halves(names) if self.classes != "all" else {}
@@ -128,7 +126,7 @@ class Classification(RecipeTask):
         return Drawn(len(places), make)
 
     def _offering(self, sample: Sample, half: str, names: Sequence[str]) -> Sample:
-        """Returns the sample with the names of its half to choose from."""
+        """The sample with the names of its half to choose from."""
         row = dict(sample.row)
         if row.get("question") == self.placeholders({**row, "question": None})["question"]:
             del row["question"]  # the task's own, with the names of both halves
@@ -139,14 +137,14 @@ class Classification(RecipeTask):
     # --- numbers of an evaluation -------------------------------------------------------------------------------------
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """rlcr: `confidence`, of the answers that say one."""
+        """rlcr: `confidence`, for answers that state one."""
         read = self.parse(sample, answer)
         sure = read.get("confidence") if isinstance(read, Mapping) else None
         return {} if sure is None else {"confidence": sure}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """With task.classes `accuracy/base`, `accuracy/new` and their harmonic mean `accuracy/h`; of answers that say
-        how sure they are `ece`, the expected calibration error over ten bins."""
+        """With task.classes `accuracy/base`, `accuracy/new` and their harmonic mean `accuracy/h`; for answers with a
+        confidence `ece`, the expected calibration error over ten bins."""
         paid = [(r, r["parts"]["accuracy"]) for r in records if r["parts"].get("accuracy") is not None]
         out: dict[str, float] = {}
         for half in ("base", "new"):

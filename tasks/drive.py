@@ -1,11 +1,10 @@
-"""Drive: a vehicle in traffic of highway-env, in closed loop, one decision a second.
+"""Drive: a vehicle in traffic of highway-env, in closed loop, one decision per second.
 
-Each turn shows the road from above. A decision is a pair of words, those of the task `driving` (`task.actions=meta`),
-or way-points in metres (`task.actions=waypoints`). The drive ends at the goal, with a collision, off the road, or when
-the time is up. `task.reward` names what is paid: `carl`, the route completion times soft penalties, where a hard
-infraction ends the episode (CaRL, 2504.17838); `shaped`, a sum of terms; or `contrast`, VLM-RL's (2412.15544), which
-needs the service `clip`.
-"""
+Each turn shows the road from above. A decision is a pair of words as in the task `driving` (`task.actions=meta`), or
+waypoints in metres (`task.actions=waypoints`). The drive ends at the goal, with a collision, off the road, or when time
+is up. `task.reward` selects the rewarded part: `carl`, route completion times soft penalties, where a hard infraction
+ends the episode (CaRL, 2504.17838); `shaped`, a sum of terms; or `contrast`, VLM-RL's (2412.15544), which needs the
+service `clip`."""
 
 from __future__ import annotations
 
@@ -36,27 +35,27 @@ PATHS = ("STRAIGHT", "LEFT_CHANGE", "RIGHT_CHANGE")
 PARTS = ("carl", "shaped", "contrast", "completion", "success", "collision", "off_road", "comfort", "speed", "centring",
          "format")
 _MEANS = ("comfort", "speed", "centring", "format")
-"""Parts of which an episode has the mean of its turns."""
+"""Parts averaged over the turns of an episode."""
 _ASK = {"meta": "What to do in the next second? Answer with the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the "
                 "path (STRAIGHT, LEFT_CHANGE or RIGHT_CHANGE) as SPEED, PATH.",
         "waypoints": "Where to drive in the next 1.5 seconds? Answer with [[x, y, t], ...]: metres, x ahead and y to "
                      "the left of where the vehicle is, and seconds."}
 _LANE = 2.0
-"""Metres from the middle of the lane at which VLM-RL's term of it is 0."""
+"""Metres from the lane centre at which VLM-RL's term of it is 0."""
 _DONE = 1 - 1e-9
 _TRIES = 100
-"""Scenes that are tried for one in which the expert arrives."""
+"""Scenes tried to find one in which the expert arrives."""
 
 
 class DriveEnvironment(Environment):
-    """One drive. A text that is no decision brakes the vehicle."""
+    """One drive. An unreadable decision brakes the vehicle."""
 
     def __init__(self, task: Drive, sample: Sample):
         self.task, self.sample = task, sample
         self.world: World | None = None
 
     def reset(self, seed: int) -> Observation:
-        """The sample alone decides the scene."""
+        """The scene depends on the sample alone."""
         from ._drive_world import World
 
         self.world = world = World(self.sample["scenario"], self.sample["scene"], self.task.seconds, self.task.traffic)
@@ -102,29 +101,29 @@ class Drive(Task):
     outcome = {"success": 1.0}
     needs = {"clip": ("contrast",)}
     reward: Literal["carl", "shaped", "contrast"] = "carl"
-    """The part that is paid: carl, shaped, contrast; task.rewards.<part> sets the weight of any part."""
+    """The rewarded part: carl, shaped, contrast; task.rewards.<part> sets the weight of any part."""
     actions: Literal["meta", "waypoints"] = "meta"
     """meta: words for speed and path; waypoints: [[x, y, t], ...] in the vehicle's frame."""
     scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1)] = ("highway", "merge", "intersection", "roundabout")
     """The roads, in turn."""
     seconds: Annotated[int, Field(ge=2, le=60)] = 10
-    """Decisions until time is up; the goal is as far as 65 % of the limit goes in it. episode.max_turns must not be
-    less."""
+    """Decisions until time is up; the goal is as far as 65 % of the limit reaches in that time. episode.max_turns must
+    not be less."""
     traffic: Annotated[float, Field(ge=0, le=1.4)] = 1.0
-    """How much of it: 0 = almost none."""
+    """Density of traffic: 0 = almost none."""
     solvable: bool = False
-    """Whether only scenes are drawn in which the expert arrives in time, which takes it a moment for each."""
+    """Whether to draw only scenes in which the expert arrives in time, which takes a moment for each."""
     width: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 128
-    """Of a picture in pixels; it is half as high."""
+    """Width of an image in pixels; its height is half of that."""
     count: Positive = 4096
-    """Scenes of a split."""
+    """Scenes per split."""
     goal_negative: str = "Two cars have collided with each other on the road"
-    """contrast: what a picture must not look like."""
+    """contrast: what an image must not look like."""
     goal_positive: str = "The road is clear with no car accidents"
     """contrast: what it should look like."""
     goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
-    """contrast: by how much the cosine with the negative text may exceed the other before the road counts as blocked.
-    """
+    """contrast: by how much the cosine with the negative text may exceed the other before the road counts as
+    blocked."""
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
@@ -139,8 +138,7 @@ class Drive(Task):
         return Drawn(self.count, lambda i: self._sample(split, i))
 
     def _sample(self, split: str, index: int) -> Sample:
-        """No scene of one split is one of another: its name has the split's. Raises DataError where none is solvable.
-        """
+        """The scene's name has its split, so no scene is in two splits. Raises DataError if none is solvable."""
         scenario, scene = self.scenarios[index % len(self.scenarios)], f"{self.seed}/{split}/{index}"
         row = {"scenario": scenario, "scene": scene, "category": scenario, "ask": _ASK[self.actions]}
         sample = Sample(id=f"{split}-{index:06d}", row=row)
@@ -161,8 +159,8 @@ class Drive(Task):
         return {part: value / count if part in _MEANS else value for part, value in sums.items()}
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """VLM-RL's reward of each second's picture: speed for how clear the road looks, times keeping to the lane; -1
-        where a collision or leaving the road ended the drive. The mean over the seconds that there are at most."""
+        """VLM-RL's reward of each second's image: speed for how clear the road looks, times lane keeping; -1 if a
+        collision or leaving the road ended the drive. Averaged over the maximum number of seconds."""
         clip = services.clip  # asked for first: where it is absent, no picture is read
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 
@@ -179,7 +177,7 @@ class Drive(Task):
         return paid / self.seconds
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns success and the share of collisions by scenario (`success/merge`, `collision/merge`)."""
+        """Success and share of collisions by scenario (`success/merge`, `collision/merge`)."""
         columns: dict[str, list[float]] = {}
         for record in records:
             for part in ("success", "collision"):
@@ -188,7 +186,7 @@ class Drive(Task):
         return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """Returns those of an expert that tries them out first; None where it does not arrive in time."""
+        """Those of an expert that tries them out first; None if it does not arrive in time."""
         from ._drive_expert import demonstration
 
         decisions = demonstration(sample["scenario"], sample["scene"], self.seconds, self.traffic,
@@ -197,7 +195,7 @@ class Drive(Task):
 
 
 def read_decision(text: str, actions: str) -> Decision | None:
-    """Returns what a text decides, or None: one word of speed and one of path in its answer, or way-points."""
+    """The decision in a text, or None: one word of speed and one of path in its answer, or waypoints."""
     from ._drive_world import Decision
 
     said = answer_text(text)
@@ -211,7 +209,7 @@ def read_decision(text: str, actions: str) -> Decision | None:
 
 
 def written(decision: Decision) -> str:
-    """Returns the text of a decision."""
+    """The text of a decision."""
     if decision.way is None:
         return f"{decision.speed}, {decision.path}"
     return f"[{', '.join(f'[{x:g}, {y:g}, {t:g}]' for x, y, t in decision.way)}]"

@@ -1,12 +1,11 @@
-"""Driving: the next action of a vehicle, or the way it takes.
+"""Driving: the next action of a vehicle, or its trajectory.
 
-`task.recipe` chooses how to ask and what to pay: words for speed and path (plan, alphadrive, alphadrive_released),
-way-points (trajectory), or pictures of where a plan leads to (clip_goal, clip_baseline). Rows: `image` or `images`
-(history first) and `plan` (`speed`, `path`); if wanted `speed_mps`, `navigation`, `cameras` and `frames` (a name and
-the seconds before now, <= 0, of each picture); `trajectory` [[x, y, t], ...] with `obstacles`, `drivable`, `ego_size`
-as in vlrl/rewards/driving.py; `to_pixels`, a 3x3 or 3x4 matrix from the ground to the first current picture;
-`outcomes`, a picture by plan.
-"""
+`task.recipe` chooses the prompt and the reward: words for speed and path (plan, alphadrive, alphadrive_released),
+waypoints (trajectory), or images of a plan's outcome (clip_goal, clip_baseline). Rows: `image` or `images` (history
+first) and `plan` (`speed`, `path`); optionally `speed_mps`, `navigation`, `cameras` and `frames` (name and seconds
+before now, <= 0, of each image); `trajectory` [[x, y, t], ...] with `obstacles`, `drivable`, `ego_size` as in
+vlrl/rewards/driving.py; `to_pixels`, a 3x3 or 3x4 matrix from the ground to the first current image; `outcomes`, an
+image per plan."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ RECIPES = {
 _Positive = Annotated[float, Field(gt=0, le=1000)]
 _KNOWN = ("alphadrive",)
 _BEND = 3.0
-"""Metres to the side from which a trajectory is not straight."""
+"""Lateral metres from which a trajectory is not straight."""
 
 
 class Driving(RecipeTask):
@@ -43,29 +42,29 @@ class Driving(RecipeTask):
 
     _recipes = RECIPES
     recipe: str = "plan"
-    """How to ask and what to pay: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or own
+    """Prompt and reward: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or an own
     module:function that returns a Recipe."""
     negation: Literal["read", "ignored"] = "read"
-    """Plans: whether a text that says what not to do ("do not STOP") gives no word, or, as in AlphaDrive, the words
-    that it holds."""
+    """Plans: whether a text that says what not to do ("do not STOP") has no word, or, as in AlphaDrive, the words it
+    contains."""
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is measured beside the task's: alphadrive, of plans (docs/evaluation.md).
-    """
+    """A benchmark whose authors' own scoring is reported in addition to the task's: alphadrive, for plans
+    (docs/evaluation.md)."""
     l2_scale: _Positive = 2.0
-    """trajectory: metres of mean distance at which the part `l2` has fallen to 1/e."""
+    """trajectory: mean distance in metres at which the part `l2` has fallen to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
-    """trajectory: length and width of the vehicle in metres, where the row has no ego_size."""
+    """trajectory: length and width of the vehicle in metres, if the row has no ego_size."""
     goal_negative: str = "Two cars have collided with each other on the road"
     """clip_goal: what an outcome must not look like; clip_baseline: the baseline text."""
     goal_positive: str = "The road is clear with no car accidents"
     """clip_goal, clip_baseline: what an outcome should look like."""
     goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
-    """clip_goal: by how much the cosine with the negative text may exceed the other before nothing is paid."""
+    """clip_goal: by how much the cosine with the negative text may exceed the other before the reward is 0."""
     goal_alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """clip_baseline: how far a picture is projected on the line between the two texts; above 0 needs
+    """clip_baseline: how far an image is projected on the line between the two texts; above 0 needs
     task.goal_texts_cosine."""
     goal_texts_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    """clip_baseline: the cosine of the two texts, as the same model gives it."""
+    """clip_baseline: the cosine of the two texts according to the same model."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -95,7 +94,7 @@ class Driving(RecipeTask):
                 "navigation": row.get("navigation") or "none", "times": ", ".join(times)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Of plans `speed_acc`, `path_acc`, `joint_acc`; of trajectories `l2@1s`, `l2@2s`, `l2@3s`, `collision_rate`,
+        """For plans `speed_acc`, `path_acc`, `joint_acc`; for trajectories `l2@1s`, `l2@2s`, `l2@3s`, `collision_rate`,
         `off_road_rate`."""
         given = self.parse(sample, answer)
         if self.used.read is recipes.read_way:
@@ -106,14 +105,14 @@ class Driving(RecipeTask):
         return own
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Of plans the F1 of every word and its mean over those of a head: `f1/STOP`, `speed_f1`, `path_f1`."""
+        """For plans the F1 of every word and its mean over those of a head: `f1/STOP`, `speed_f1`, `path_f1`."""
         if self.used.read is recipes.read_way:
             return {}
         theirs = recipes.alphadrive_summary(records) if self.benchmark else {}
         return recipes.plan_summary(records) | theirs
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """Returns the true and the answered path on the first current picture, where the row has `to_pixels`."""
+        """The true and the answered path on the first current image, if the row has `to_pixels`."""
         matrix, path = sample.get("to_pixels"), parsed if isinstance(parsed, list) else None
         if matrix is None:
             return []
@@ -123,7 +122,7 @@ class Driving(RecipeTask):
                 for role, line in lines.items() if len(line) > 1]
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Returns every action at once; a vehicle that stands, or drives on, where the truth moves or bends."""
+        """Every action at once; a vehicle that stands still, or drives straight on, where the truth moves or bends."""
         right = self.oracle(sample)
         if right is None:
             return {}
@@ -141,7 +140,7 @@ class Driving(RecipeTask):
 
 
 def _views(row: Mapping[str, Any]) -> str:
-    """Returns the pictures in words: "front camera, 1 s ago; front camera, now"."""
+    """The images in words: "front camera, 1 s ago; front camera, now"."""
     count, cameras, frames = _count(row), row.get("cameras"), row.get("frames")
     if not cameras and not frames:
         return "the view from the vehicle" if count < 2 else f"{count} views from the vehicle"
@@ -151,7 +150,7 @@ def _views(row: Mapping[str, Any]) -> str:
 
 
 def _current(row: Mapping[str, Any]) -> int:
-    """Returns the number of the first picture that shows the present."""
+    """The index of the first image of the present."""
     frames = row.get("frames") or [0.0]
     return frames.index(max(frames))
 
@@ -162,7 +161,7 @@ def _count(row: Mapping[str, Any]) -> int:
 
 
 def _scene_problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with the fields that a prompt shows, or None."""
+    """What is wrong with the fields that a prompt shows, or None."""
     speed, navigation, count = row.get("speed_mps"), row.get("navigation"), _count(row)
     if speed is not None and not is_number(speed):
         return f"speed_mps={str(speed)[:200]} must be a number of metres per second"
@@ -177,7 +176,7 @@ def _scene_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _road_problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with the fields that are measured in metres, or None."""
+    """What is wrong with the fields in metres, or None."""
     problem = trajectory_problem(row["trajectory"]) if row.get("trajectory") is not None else None
     if problem:
         return f"trajectory={str(row['trajectory'])[:200]}: {problem}"

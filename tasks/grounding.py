@@ -1,14 +1,13 @@
 """Grounding: find what an expression names and answer with its box; the reward is the soft IoU.
 
-`task.recipe` chooses how to ask and what to pay: one box (soft_iou, vlm_r1_rec, curr_reft_open, reasoning), all boxes
-of some categories (vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1), yes or no (curr_reft_binary), a
+`task.recipe` chooses the prompt and the reward: one box (soft_iou, vlm_r1_rec, curr_reft_open, reasoning), all boxes of
+some categories (vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1), yes or no (curr_reft_binary), a
 choice (curr_reft_choice), a count (counting) or points (pointing).
 
-`task.drawn=true` draws scenes of coloured shapes, so no file is needed; they can be made at any difficulty. Else the
-canonical rows of `data.train` and `data.heldout` are read. A recipe with one box refuses rows of several; an empty list
-means that the object is absent. A row with a `question` and boxes, but no `expression` and no `labels`, is asked in its
-own words, followed by how to answer.
-"""
+`task.drawn=true` draws scenes of coloured shapes at any difficulty, without a file. Otherwise the canonical rows of
+`data.train` and `data.heldout` are read. A recipe with one box refuses rows of several; an empty list means that the
+object is absent. A row with a `question` and boxes, but no `expression` and no `labels`, is asked in its own words,
+followed by the answer format."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,37 +41,37 @@ RECIPES = {
 
 
 class Grounding(RecipeTask):
-    """Referring expressions, detection, counting and pointing: see `task.recipe`. Parts of the default: `iou` in
-    [0, 1], `format` 0 or 1."""
+    """Referring expressions, detection, counting and pointing: see `task.recipe`. Parts of the default: `iou` in [0,
+    1], `format` 0 or 1."""
 
     _recipes = RECIPES
     recipe: str = "soft_iou"
-    """How to ask and what to pay: soft_iou, vlm_r1_rec, vlm_r1_ovd, vision_r1_griffon, visual_rft_detection,
-    perception_r1, curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or own
-    module:function that returns a Recipe."""
+    """Prompt and reward: soft_iou, vlm_r1_rec, vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1,
+    curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or an own module:function that
+    returns a Recipe."""
     drawn: bool = False
-    """Scenes drawn by code instead of rows from a file."""
+    """Generated scenes instead of rows from a file."""
     count: Positive = 4096
-    """Scenes of a drawn split."""
+    """Scenes per drawn split."""
     size: Annotated[int, Field(ge=32, le=4096)] = 128
     """Side of a drawn scene in pixels."""
     ovd_reward: Literal["row", "odLength", "od_ap", "od_ap50", "weighted_sum"] = "row"
-    """vlm_r1_ovd: what boxes earn: as the row's accu_reward_method says (odLength where it says none), or one for all.
-    """
+    """vlm_r1_ovd: the reward of boxes: by the row's accu_reward_method (default odLength), or one for all rows."""
     negation: Literal["read", "ignored"] = "read"
-    """curr_reft_choice, counting: whether an answer that begins with a negation ("not C") names nothing, or, as in
-    Curr-ReFT, what it holds."""
+    """curr_reft_choice, counting: whether an answer that starts with a negation ("not C") names nothing, or, as in
+    Curr-ReFT, what it contains."""
     progressive: bool = True
-    """vision_r1_griffon: the bars of quality rise at switch_step; false: no bars, as its code without a step."""
+    """vision_r1_griffon: the quality thresholds rise at switch_step; false: no thresholds, as its code without a
+    step."""
     switch_step: Positive = 1500
-    """vision_r1_griffon: the step from which the higher bars hold."""
+    """vision_r1_griffon: the step from which the higher thresholds apply."""
     label_case: Literal["ignored", "kept"] = "ignored"
-    """Recipes with all boxes: labels are compared whatever their case and spaces, or to the letter, as in VLM-R1."""
+    """Recipes with all boxes: labels are compared ignoring case and spaces, or exactly, as in VLM-R1."""
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is measured beside the task's: qwen_vl or vlm_r1 (RefCOCO) with recipes
-    of one box, visual_rft (COCO, LVIS) with recipes of all boxes (docs/evaluation.md)."""
+    """A benchmark whose authors' own scoring is reported in addition to the task's: qwen_vl or vlm_r1 (RefCOCO) with
+    recipes of one box, visual_rft (COCO, LVIS) with recipes of all boxes (docs/evaluation.md)."""
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """pointing: how far a point may lie from a point of the row, as a share of the image's longer side."""
+    """pointing: largest distance from a point of the row, as a share of the image's longer side."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -110,7 +109,7 @@ class Grounding(RecipeTask):
                 or (_several(row, self.recipe) if one else None) or self._unfilled(row))
 
     def _unfilled(self, row: Mapping[str, Any]) -> str | None:
-        """Returns which place of an own template the row cannot fill: a question in place of a name, or the reverse."""
+        """Which placeholder of an own template the row cannot fill, with the way out, or None."""
         if self.templates == (self.used.prompt,):
             return None
         known, asked = self.placeholders(row), {n for t in self.templates for n in re.findall(r"\{(\w+)\}", t)}
@@ -129,8 +128,7 @@ class Grounding(RecipeTask):
         return {**told, **asks, "how_many": words.count_question(row, name), "choices": words.choice_question(row)}
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
-        """Returns the row's hint, else the ninth of the image that the middle of the box lies in, for recipes with one
-        box."""
+        """The row's hint, else the ninth of the image with the box centre, for recipes with one box."""
         place = self.target(sample) if self.used.target is boxes.first_box else None
         if hint := super().guidance(sample, answers):
             return hint
@@ -141,7 +139,7 @@ class Grounding(RecipeTask):
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """Returns the row with a teacher's box, for recipes with one box."""
+        """The row with a teacher's box, for recipes with one box."""
         if self.used.target is not boxes.first_box or not parsed:
             return None
         return {**row, "boxes": [{"box": [float(v) for v in parsed], "label": boxes.name_of(row)}]}
@@ -159,7 +157,7 @@ class Grounding(RecipeTask):
         return {"acc@.5": float((parts.get("iou", parts.get("accuracy")) or 0.0) >= 0.5), **theirs}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """COCO's mAP of recipes that find all boxes, as the task reads them and as `benchmark` does."""
+        """COCO's mAP for recipes of all boxes, as the task reads them and as `benchmark` does."""
         if self.used.target is not boxes.truths:
             return {}
         return benchmarks.maps(records, lambda entries: boxes.labelled(self, entries),
@@ -185,12 +183,12 @@ def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
 
 
 def _asks_itself(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row says what to find by its own question alone."""
+    """Whether only the row's own question says what to find."""
     return bool(row.get("question")) and not row.get("expression") and not row.get("labels")
 
 
 def _several(row: Mapping[str, Any], recipe: str) -> str | None:
-    """Returns why a recipe of one box cannot pay a row, or None."""
+    """Why a recipe of one box cannot score a row, or None."""
     count, labels = len(row["boxes"]), row.get("labels") or ()
     ways = ("choose a recipe of all boxes (task.recipe=vlm_r1_ovd, vision_r1_griffon, visual_rft_detection or "
             "perception_r1), or give each box a row with its own expression")
@@ -204,7 +202,7 @@ def _several(row: Mapping[str, Any], recipe: str) -> str | None:
 
 
 def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
-    """Returns what is wrong with a grounding row, or None; `asks`: a question and its answer will do."""
+    """What is wrong with a grounding row, or None; `asks`: a question and its answer suffice."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"

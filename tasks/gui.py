@@ -1,10 +1,9 @@
 """Gui: find an element of a screenshot, or predict the next action on it.
 
-`task.recipe` chooses how to ask and what to pay: one element by box or point (element, click, gui_g1, gui_g2, se_gui),
-an action (ui_r1, gui_r1, infigui_r1, glm_v_androidworld), or agreement within the group where rows have no label
+`task.recipe` chooses the prompt and the reward: one element by box or point (element, click, gui_g1, gui_g2, se_gui),
+an action (ui_r1, gui_r1, infigui_r1, glm_v_androidworld), or agreement within the group for rows without labels
 (gui_rcpo, region_vote). Rows: `image`, `width`, `height`, `instruction`, and `box` (the target element) or `action`
-(`type`, and as it needs `point`, `text`, `direction`); `history`, `platform` and `element_type` if wanted.
-"""
+(`type`, and as it needs `point`, `text`, `direction`); optionally `history`, `platform` and `element_type`."""
 
 from __future__ import annotations
 
@@ -34,24 +33,25 @@ _BY = ("platform", "element_type", "category")
 
 
 class Gui(RecipeTask):
-    """Elements and actions of screenshots: see `task.recipe`. Parts of the default: `hit` 0 or 1 (the box's centre lies
+    """Elements and actions of screenshots: see `task.recipe`. Parts of the default: `hit` 0 or 1 (the box centre lies
     in the element), `iou` in [0, 1], `format` 0 or 1."""
 
     _recipes = RECIPES
     recipe: str = "element"
-    """How to ask and what to pay: element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1,
-    infigui_r1, glm_v_androidworld, or own module:function that returns a Recipe."""
+    """Prompt and reward: element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1, infigui_r1,
+    glm_v_androidworld, or an own module:function that returns a Recipe."""
     point_reach: Rate = 50.0
     """gui_rcpo, region_vote: pixels by which a point grows to each side before it votes."""
     word_rule: Literal["alike", "contained"] = "alike"
-    """gui_r1: when one typed word may stand for another that holds it: where half of their letters are shared (F1), or
-    always, one letter for any word that has it, as the paper pays."""
+    """gui_r1: when a typed word may stand for another that contains it: if half of their letters are shared (F1), or
+    always, even one letter for a long word, as in the paper."""
     iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """infigui_r1: the IoU from which a box earns everything."""
+    """infigui_r1: the IoU from which a box gets the full reward."""
 
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is measured beside the task's: screenspot, os_atlas (AndroidControl),
-    gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or own module:function (docs/evaluation.md)."""
+    """A benchmark whose authors' own scoring is reported in addition to the task's: screenspot, os_atlas
+    (AndroidControl), gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or an own module:function
+    (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -65,9 +65,8 @@ class Gui(RecipeTask):
         return {"history": history if isinstance(history, str) else "; ".join(map(str, history))}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns `click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action, and the
-        metrics of `benchmark`.
-        """
+        """`click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action, and the metrics of
+        `benchmark`."""
         given = self.parse(sample, answer)
         own = self._own(sample, given)
         if self._rule is None:
@@ -85,10 +84,9 @@ class Gui(RecipeTask):
         return actions.step_metrics(self, sample, given)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns each metric by platform, by kind of element and by category (ScreenSpot-Pro's group), e.g.
-        `click_acc/web` and `click_acc/icon`; by both, `click_acc/web/icon`; and the mean of these cells,
-        `click_acc/macro`, SeeClick's average on ScreenSpot (2401.10935).
-        """
+        """Each metric by platform, by kind of element and by category (ScreenSpot-Pro's group), e.g. `click_acc/web`
+        and `click_acc/icon`; by both, `click_acc/web/icon`; and the mean of these cells, `click_acc/macro`, SeeClick's
+        average on ScreenSpot (2401.10935)."""
         columns: dict[str, list[float]] = {}
         cells: dict[str, set[str]] = {}
         for record in records:
@@ -112,7 +110,7 @@ class Gui(RecipeTask):
 
 
 def _marks(place: Any, role: str) -> list[dict[str, Any]]:
-    """Returns the mark of a box, a point, or the place of an action; its type is the label."""
+    """The mark of a box, a point, or the position of an action, labelled with its type."""
     label = "element"
     if isinstance(place, dict):
         label = str(place.get("type", place.get("action_type", "")))[:100]
@@ -123,7 +121,7 @@ def _marks(place: Any, role: str) -> list[dict[str, Any]]:
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with a gui row, or None."""
+    """What is wrong with a gui row, or None."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the screenshot's {side} in pixels"

@@ -1,10 +1,9 @@
 """Preference: which of two responses to a question is better.
 
-`task.recipe` chooses how to ask and what to pay, `task.order` in which order the two responses stand. Both teach
-judges: one that writes which is better, by `vlrl sft` or RL, and with recipe=respond one that scores a response. Rows:
-`question`, `responses` (two texts), `answer` (1 or 2, the better one), and if wanted `image`, `images` or `video`, and
-`category`.
-"""
+`task.recipe` chooses the prompt and the reward, `task.order` the order of the two responses. Both train judges: one
+that writes which response is better, by `vlrl sft` or RL, and with recipe=respond one that scores a response. Rows:
+`question`, `responses` (two texts), `answer` (1 or 2, the better one), and optionally `image`, `images` or `video`, and
+`category`."""
 
 from __future__ import annotations
 
@@ -28,32 +27,29 @@ _INPUT = "[Question]: {question}\n\n[Response 1]: {first}\n\n[Response 2]: {seco
 
 @dataclass(frozen=True, kw_only=True)
 class PairRecipe(Recipe):
-    """A recipe that wants the number of the better response."""
+    """A recipe whose answer is the number of the better response."""
 
     find: Callable[[str], str]
-    """The part of what an answer says that gives the number; empty for none."""
+    """The part of an answer's text that gives the number; empty for none."""
     say: Callable[[str], str]
-    """A text in the right form that says this."""
+    """A text in the right format."""
 
 
 def tagged(text: str) -> str:
-    """Returns what the one <answer> after the thinking holds; empty for none, for several, and for thinking that never
-    ends.
-    """
+    """The content of the only <answer> after the thinking; empty for none, for several, and for thinking that never
+    ends."""
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     return extract_tag(rest, "answer") or "" if rest.count("<answer>") == 1 else ""
 
 
 def strict_format(text: str) -> float:
-    """Returns 1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once
-    (R1-Reward).
-    """
+    """1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once (R1-Reward)."""
     whole = text.startswith("<think>") and "</think><answer>" in text and text.endswith("</answer>")
     return think_answer_format(text) if whole else 0.0
 
 
 def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
-    """Returns 1 or 2; None for a text that gives no number, another one, or both."""
+    """1 or 2; None for a text with no number, another one, or both."""
     given = task.used.find(said(answer))
     match = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
     return int(match[1]) if match else None
@@ -73,8 +69,8 @@ def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[Answer], 
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """Of right answers 1 where a judge finds that the end of the thinking prefers the same response, -1 for the other
-    one, 0 where it cannot tell, None where it was asked in vain; 0 of wrong answers, which it could not make pay."""
+    """For right answers 1 if a judge finds that the end of the thinking prefers the same response, -1 for the other
+    one, 0 if it cannot tell, None if the judge failed; 0 for wrong answers, which the judge cannot make profitable."""
     judge = services.judge
     right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]
     replies = judge([_choice_question(answers[i]) for i in right]) if right else ()
@@ -118,11 +114,10 @@ class Preference(RecipeTask):
 
     _recipes = {"direct": DIRECT, "r1_reward": R1_REWARD, "respond": RESPOND}
     recipe: str = "direct"
-    """How to ask and what to pay: direct, r1_reward, respond (the question alone, of whose responses a reward model
-    learns), or own module:function that returns a Recipe."""
+    """Prompt and reward: direct, r1_reward, respond (the question alone, whose responses train a reward model), or an
+    own module:function that returns a Recipe."""
     order: Literal["as_is", "swapped", "both"] = "as_is"
-    """The order in which a row's responses are shown: as they stand, the other way round, or both, one after the other,
-    as two samples."""
+    """The order of a row's responses: as they are, swapped, or both, as two consecutive samples."""
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _problem(row)
@@ -141,23 +136,22 @@ class Preference(RecipeTask):
         return base if orders == (False,) else Drawn(len(base) * len(orders), make)
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """Returns the better response and the other one; None where the prompt shows both."""
+        """The better response and the other one; None if the prompt shows both."""
         better = _better(sample)
         other = sample["responses"][2 - sample["answer"]]
         return (better, other) if self.used is RESPOND else None
 
     def swapped(self, sample: Sample) -> Sample:
-        """Returns the sample with its responses the other way round; `pair` is the id of the row."""
+        """The sample with its responses swapped; `pair` is the id of the row."""
         name = f"{sample.id}-swapped"
         row = {**sample.row, "id": name, "pair": sample.id, "responses": sample["responses"][::-1],
                "answer": 3 - sample["answer"]}
         return replace(sample, id=name, row=self.filled(row))
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns `accuracy/<category>`; `position_bias`, the share of answers 1 less the share of rows where 1 is
-        right, in [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows where both
-        orders prefer the same response, and the right one.
-        """
+        """`accuracy/<category>`; `position_bias`, the share of answers 1 minus the share of rows where 1 is right, in
+        [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows for which both orders
+        prefer the same response, and the right one."""
         columns: dict[str, list[float]] = {}
         pairs: dict[str, list[tuple[int, float]]] = {}
         for record in records:
@@ -174,14 +168,14 @@ class Preference(RecipeTask):
         return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Returns answers that name both responses, or neither."""
+        """Answers that name both responses, or neither."""
         say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
         texts = ("1 2", "2 1", "1 and 2", "1 or 2", "12", "1/2", "both", "tie", "0", "3", "response")
         return {f"'{text}'": say(text) for text in texts}
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with a preference row, or None."""
+    """What is wrong with a preference row, or None."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={short(row.get('question'))} must be the text of the question"
     return responses_problem(row.get("responses"), row.get("answer"))

@@ -1,12 +1,11 @@
-"""Qa: a question about images, or about text alone, and one answer that a rule can check.
+"""Qa: a question about images, or about text alone, with one answer that a rule can check.
 
-`task.recipe` chooses how to ask and what to pay, `task.form` whether rows ask as they are, as yes or no, as a choice or
-openly. Rows: `question`, `answer` (a text or number, or a list of those that are right), `answer_type` (choice, number,
-count, yes_no, math, chart, ocr, regression, text), and as they need `options`, `tolerance`, `precision` (places after
-the point that count), `image` or `images`; an `<image>` in the question is where that image is shown. Answers of type
+`task.recipe` chooses the prompt and the reward, `task.form` whether rows are asked as they are, as yes or no, as a
+choice or openly. Rows: `question`, `answer` (a text or number, or a list of the right ones), `answer_type` (choice,
+number, count, yes_no, math, chart, ocr, regression, text), and as they need `options`, `tolerance`, `precision`
+(decimals that count), `image` or `images`; an `<image>` in the question is the position of that image. Answers of type
 math need math-verify. A right answer of digits that is neither a number nor a formula, such as a phone number, is
-compared as it is written, whatever its type.
-"""
+compared as written, whatever its type."""
 
 from __future__ import annotations
 
@@ -30,27 +29,27 @@ IMAGE = "<image>"
 
 
 class Qa(RecipeTask):
-    """Questions with one checkable answer: see `task.recipe`. Parts of the default: `accuracy` in [0, 1] (0 or 1 but
+    """Questions with one checkable answer: see `task.recipe`. Parts of the default: `accuracy` in [0, 1] (0 or 1 except
     for text, ocr and regression), `format` 0 or 1."""
 
     _recipes = recipes.RECIPES
     recipe: str = "direct"
-    """How to ask and what to pay: direct, thinking, easy_r1, vision_r1_ptst, apo_view_r1, mm_eureka, glm_v_rlcs,
-    kimi_k1_5, noisy_rollout, sari_structured, or own module:function that returns a Recipe."""
+    """Prompt and reward: direct, thinking, easy_r1, vision_r1_ptst, apo_view_r1, mm_eureka, glm_v_rlcs, kimi_k1_5,
+    noisy_rollout, sari_structured, or an own module:function that returns a Recipe."""
     form: Literal["own", "yes_no", "choice", "open"] = "own"
-    """How an item is asked: as its row does, whether a proposed answer is right, with options, or without."""
+    """How an item is asked: as in its row, as whether a proposed answer is right, with options, or without."""
     text_score: Literal["exact", "rouge", "edit"] = "rouge"
-    """What a text earns that is not equal to a right one: nothing, mean ROUGE F, or its edit similarity."""
+    """Score of a text that is not equal to a right one: 0, mean ROUGE F, or its edit similarity."""
     math_seconds: Rate = 5.0
-    """Seconds of CPU time that math-verify may take for one answer."""
+    """CPU seconds of math-verify per answer."""
     math_rule: Literal["worked_out", "math_verify"] = "worked_out"
-    """What an answer of type math must be: equal by math-verify with its arithmetic done (not 3*4+5 for 17, nor the
-    question's own expression, nor 3 = 2 for 2), or equal by math-verify alone, as published systems have it."""
+    """When an answer of type math is right: equal by math-verify with its arithmetic done (not 3*4+5 for 17, nor the
+    question's own expression, nor 3 = 2 for 2), or equal by math-verify alone, as in published systems."""
     negation: Literal["read", "ignored"] = "read"
-    """Whether a choice, number, count or expression after a negation ("not C") is none, unless a right answer or an
-    option begins so ("not enough data"), or counts, as in View-R1."""
+    """Whether a choice, number, count or expression after a negation ("not C") is ignored, unless a right answer or an
+    option starts so ("not enough data"), or counts, as in View-R1."""
     noise: Annotated[float, Field(ge=0, le=999)] = 500.0
-    """noisy_rollout: diffusion steps of noise at the start, of 1,000."""
+    """noisy_rollout: diffusion steps of noise at the start, out of 1,000."""
     noise_steps: Positive = 60
     """noisy_rollout: training steps over which the noise falls; as many as the run has."""
 
@@ -76,7 +75,7 @@ class Qa(RecipeTask):
                 "kind": kinds.kind_of(row).asks}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns `mathvista_acc` of rows as MathVista has them, with a `question_type`: right by its authors' rule."""
+        """`mathvista_acc` of MathVista's rows, which have a `question_type`: right by its authors' rule."""
         if sample.get("question_type") not in ("multi_choice", "free_form"):
             return {}
         options = sample.get("choice_texts") or kinds.options_of(sample.row)
@@ -85,7 +84,7 @@ class Qa(RecipeTask):
                                            None if places is None else int(places))}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns the accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
+        """The accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
         columns: dict[str, list[float]] = {}
         for record in records:
             sample, paid = record["sample"], record["parts"].get("accuracy")
@@ -94,7 +93,7 @@ class Qa(RecipeTask):
         return {name: sum(values) / len(values) for name, values in sorted(columns.items()) if values}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Returns answers that need no look at the picture, or that hold the right one among others."""
+        """Answers that need no look at the image, or that contain the right one among others."""
         right = kinds.spoken(sample)
         texts = {"several numbers": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10", "yes and no": "yes, no", "no and yes": "no, yes",
                  "the question": sample["question"][:1000], "gibberish": "qz wv kx jj"}

@@ -1,8 +1,7 @@
-"""Recall: colours are shown one after the other, a turn each, and named in order at the end.
+"""Recall: colours are shown one per turn, and named in order at the end.
 
-The smallest environment with pictures: all that is needed to answer was seen in earlier turns. A quarter of all
-sequences are held out, and none of these is trained on.
-"""
+The smallest environment with images: the answer depends only on earlier turns. A quarter of all sequences are held out
+and never trained on."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ from vlrl.types import Answer, Media, Observation, Parts, Sample, Step
 from ._scenes import COLOURS
 
 SIZE = 32
-"""Side of a picture in pixels."""
+"""Side of an image in pixels."""
 
 
 class ColourSequence(Environment):
-    """One colour a turn; the action that follows the last one is the answer."""
+    """One colour per turn; the action after the last one is the answer."""
 
     def __init__(self, colours: Sequence[str]):
         self.colours, self.turn = colours, 0
@@ -43,7 +42,7 @@ class ColourSequence(Environment):
         return Step(done=True, state="answered")
 
     def _next(self) -> Observation:
-        """Returns the next colour, each time in a slightly other shade."""
+        """The next colour, in a slightly different shade each time."""
         red, green, blue = (min(255, max(0, value + self.shades.randint(-30, 30)))
                             for value in COLOURS[self.colours[self.turn]])
         self.turn += 1
@@ -57,11 +56,11 @@ class Recall(Task):
     prompt = "Say next until {length} colours are shown. Then answer with their names in order."
     rewards = {"accuracy": 1.0, "format": 0.1}
     length: Annotated[int, Field(ge=2, le=64)] = 3
-    """How many colours are shown, each in a turn; episode.max_turns must not be less."""
+    """Number of colours, each shown in one turn; episode.max_turns must not be less."""
     shortest: Annotated[int, Field(ge=2, le=64)] | None = None
-    """Sequences of so many to `length` colours, as many of each; null = all have `length`."""
+    """Minimum length, so that all lengths up to `length` are equally frequent; null = always `length`."""
     count: Positive = 4096
-    """Sequences of a split."""
+    """Sequences per split."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

@@ -1,11 +1,10 @@
-"""Repair: the question of another task, whose verifier says what is wrong with an answer, and a further attempt.
+"""Repair: the question of another task, feedback of its verifier on a wrong answer, and another attempt.
 
-`task.base` names the task that asks and judges, `task.base_settings` its settings. An attempt that is not right is
-answered with the parts of its reward in words (right, partly right, wrong), and nothing of the target: self-debugging
-(2304.05128) with a verifier in place of a test. An attempt that is right ends the episode. The reward is that of the
-last attempt; `task.rewards.improvement` adds what the attempts gained, as SCoRe does (2409.12917, its bonus on the
-second attempt).
-"""
+`task.base` names the task that asks and scores, `task.base_settings` its settings. The feedback on a wrong attempt
+states its reward parts in words (right, partly right, wrong), and nothing about the target: self-debugging (2304.05128)
+with a verifier in place of a test. A right attempt ends the episode. The reward is that of the last attempt;
+`task.rewards.improvement` adds the gain over the attempts, as in SCoRe (2409.12917, its bonus on the second
+attempt)."""
 
 from __future__ import annotations
 
@@ -24,27 +23,27 @@ from vlrl.types import Answer, Observation, Parts, Sample, Step
 
 WORDS = ("wrong", "partly right", "right")
 _ASKING = ("prompt", "prompts", "system")
-"""Settings of every task that belong to the one that asks."""
+"""Settings of every task that are passed on to the base task."""
 
 
 @dataclass(frozen=True)
 class JudgedAttempt:
-    """An answer as the other task judges it."""
+    """An answer scored by the base task."""
 
     parts: Parts
     reward: float | None
-    """None where it cannot be scored."""
+    """None if it cannot be scored."""
     correct: bool | None
 
 
 def _attempt(action: str, step: int = 0) -> Answer:
-    """Returns an action as an answer to the other task."""
+    """An action as an answer to the base task."""
     opened: str = getattr(action, "opened", "")
     return parse_answer(action.removeprefix(opened), step=step, opened=opened)
 
 
 class RepairEnvironment(Environment):
-    """Judges one attempt a turn, until one is right or there are no more."""
+    """Scores one attempt per turn, until one is right or no attempts are left."""
 
     def __init__(self, task: Repair, sample: Sample):
         self.task, self.sample, self.count = task, sample, 0
@@ -63,20 +62,19 @@ class RepairEnvironment(Environment):
 
 
 class Repair(Task):
-    """Answer again after a verifier's message. Parts: `final` and `first`, the reward of the last and of the first
-    attempt by the other task; `improvement`, by how much the last is better; `solved`, whether it is correct, 0 or 1.
-    """
+    """Answer again after a verifier's feedback. Parts: `final` and `first`, the base task's reward of the last and of
+    the first attempt; `improvement`, their difference; `solved`, whether the last one is correct, 0 or 1."""
 
     rewards = {"final": 1.0, "improvement": 0.0, "first": 0.0, "solved": 0.0}
     outcome = {"solved": 1.0}
     base: str = "digits"
-    """The task that asks and judges: a name, path/file.py:Class or module:Class; one answer, scored by itself."""
+    """The task that asks and scores: a name, path/file.py:Class or module:Class; one answer, scored by itself."""
     base_settings: dict[str, Any] = {}
-    """Its settings, as {drawn: true}."""
+    """Its settings, such as {drawn: true}."""
     attempts: Annotated[int, Field(ge=2, le=8)] = 2
-    """Answers at most; episode.max_turns must not be less."""
+    """Maximum number of answers; episode.max_turns must not be less."""
     message: Literal["parts", "verdict"] = "parts"
-    """What is said of a wrong answer: parts, how right each part of the reward is; verdict, only that it is wrong."""
+    """Feedback on a wrong answer: parts, how right each reward part is; verdict, only that it is wrong."""
 
     def __init__(self, **settings: Any):
         asking = {name: settings.pop(name) for name in _ASKING if name in settings}
@@ -88,7 +86,7 @@ class Repair(Task):
 
     @property
     def other(self) -> Task:
-        """The task that asks and judges, with what the run sets on this one."""
+        """The base task, with the run's seed, data and coordinates."""
         self._other.seed, self._other.data, self._other.coordinates = self.seed, self.data, self.coordinates
         return self._other
 
@@ -120,7 +118,7 @@ class Repair(Task):
         return RepairEnvironment(self, sample)
 
     def judged(self, sample: Sample, answer: Answer) -> JudgedAttempt:
-        """Returns what the other task says of an answer."""
+        """The base task's score of an answer."""
         parts = {name: None if value is None else float(value)
                  for name, value in self.other.score(sample, answer).items()}
         known = {name: value for name, value in parts.items() if value is not None}
@@ -130,7 +128,7 @@ class Repair(Task):
         return JudgedAttempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
 
     def said(self, attempt: JudgedAttempt) -> str:
-        """Returns what the model is told of an attempt: of each paid part one of WORDS, and nothing of the target."""
+        """The feedback on an attempt: for each rewarded part one of WORDS, and nothing about the target."""
         if attempt.correct:
             return "That is right."
         if self.message == "verdict":
@@ -141,7 +139,7 @@ class Repair(Task):
         return f"That is not right. {'; '.join(levels)}. Answer again."
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """Judges all attempts again, by their text; an answer without turns is one attempt."""
+        """Scores all attempts again, by their text; an answer without turns is one attempt."""
         final = first = self.judged(sample, replace(answer, turns=()))
         if len(answer.turns) > 1:
             first = self.judged(sample, _attempt(answer.turns[0].action, answer.step))
@@ -169,14 +167,14 @@ class Repair(Task):
         return self.other.cheats(sample)
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns `attempts`, how many were made, and `repaired`, whether a further one was right."""
+        """`attempts`, the number of attempts, and `repaired`, whether a later one was right."""
         attempt_count = max(1, len(answer.turns))
         return {"attempts": float(attempt_count), "repaired": float(attempt_count > 1 and parts.get("solved") == 1)}
 
 
 def level(value: float, weight: float, best: float) -> str:
-    """Returns how right a part is, in words: at its best, at 0 or worse, or between. A part with a negative weight is
-    best at 0."""
+    """How right a part is, in words: at its best, at 0 or worse, or between. A part with a negative weight is best at
+    0."""
     if weight < 0:
         return WORDS[2] if value <= 0 else WORDS[0]
     return WORDS[2] if value >= best - 1e-6 else WORDS[0] if value <= 0 else WORDS[1]

@@ -1,9 +1,8 @@
 """Video: questions about a clip, when something happens in it, and where it is in each frame.
 
-`task.recipe` chooses how to ask and what to pay. Rows: `video` (or `image`, `images`), `question`, `answer_type`
-(choice, number, text, ocr, regression, span, track, span+choice) and what it needs: `answer`, `options`, `spans` or
-`tracks`. Times count in seconds from the start of the clip.
-"""
+`task.recipe` chooses the prompt and the reward. Rows: `video` (or `image`, `images`), `question`, `answer_type`
+(choice, number, text, ocr, regression, span, track, span+choice) and as it needs `answer`, `options`, `spans` or
+`tracks`. Times are in seconds from the start of the clip."""
 
 from __future__ import annotations
 
@@ -43,17 +42,17 @@ class Video(RecipeTask):
 
     _recipes = RECIPES
     recipe: str = "direct"
-    """How to ask and what to pay, or own module:function that returns a Recipe."""
+    """Prompt and reward, or an own module:function that returns a Recipe."""
     temporal_ratio: Rate = 0.8
-    """video_r1: `temporal` is paid where answers are right more than so many times as often as with shuffled frames."""
+    """video_r1: `temporal` is rewarded if the accuracy exceeds this times the accuracy with shuffled frames."""
     length_range: tuple[int, int] = (320, 512)
-    """video_r1: fewest and most tokens of a right answer that `length` pays."""
+    """video_r1: fewest and most tokens of a right answer that `length` rewards."""
     consistency_margin: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """grpo_care: how far below the mean likelihood of the best answers a consistent one may lie."""
+    """grpo_care: how far below the mean likelihood of the best answers a consistent one may be."""
 
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is measured beside the task's: video_mme, mvbench, time_r1 (Charades-STA,
-    ActivityNet), activitynet_qa, or own module:function (docs/evaluation.md)."""
+    """A benchmark whose authors' own scoring is reported in addition to the task's: video_mme, mvbench, time_r1
+    (Charades-STA, ActivityNet), activitynet_qa, or an own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -63,7 +62,7 @@ class Video(RecipeTask):
             raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """Returns the sample, its video before its images, as SEED-Bench-R1 shows the past before the present."""
+        """The sample, its video before its images, as SEED-Bench-R1 shows the past before the present."""
         sample = super().sample_from_row(times.with_spans(row), root)
         return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
 
@@ -74,9 +73,8 @@ class Video(RecipeTask):
         return {**typed.placeholders(self, row), **onethinker.placeholders(row)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with
-        tracks: `overlap`, `sr@0.5`, `ao` and `sr`; and the metrics of `benchmark`.
-        """
+        """Rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options also `gqa_acc`; rows with tracks:
+        `overlap`, `sr@0.5`, `ao` and `sr`; and the metrics of `benchmark`."""
         theirs = self._rule(self, sample, answer) if self._rule else {}
         return {**tracks.measures(self, sample, self.parse(sample, answer)), **theirs}
 
@@ -84,13 +82,12 @@ class Video(RecipeTask):
         return tracks.cheats(self, sample)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """Returns the track or the spans of the target and of the answer."""
+        """The track or the spans of the target and of the answer."""
         return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns `accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the
-        metrics of spans and tracks by category.
-        """
+        """`accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the metrics of
+        spans and tracks by category."""
         columns: dict[str, list[float]] = {}
         for record in records:
             accuracy = record["parts"].get("accuracy")
@@ -103,7 +100,7 @@ class Video(RecipeTask):
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with a video row under any recipe, or None."""
+    """What is wrong with a video row under any recipe, or None."""
     question, kind = row.get("question"), row.get("answer_type")
     if not isinstance(question, str) or not question.strip():
         return f"question={str(question)[:200]!r} must be a text"

@@ -1,13 +1,12 @@
-"""Web: act on pages in a real browser, by coordinates on the screenshot; MiniWoB++ is what comes with it.
+"""Web: act on pages in a real browser, by coordinates on the screenshot; MiniWoB++ is included.
 
-Each turn shows a screenshot of the page, and the action is one of its form (`task.form`): click, double_click, drag,
-scroll, type, key, wait, answer. The page says itself when the episode is over and whether it was right. Pages are those
-of the package miniwob (Farama Foundation, MIT; "World of Bits", Shi et al. 2017; "Reinforcement Learning on Web
+Each turn shows a screenshot of the page, and the action is one of its format (`task.form`): click, double_click, drag,
+scroll, type, key, wait, answer. The page itself tells when the episode is over and whether it was right. Pages are
+those of the package miniwob (Farama Foundation, MIT; "World of Bits", Shi et al. 2017; "Reinforcement Learning on Web
 Interfaces using Workflow-Guided Exploration", arXiv 1802.08802), or of an own folder, `task.html`.
 
 Rows of `data.train` (data.own_samples=false) ask for other goals on such pages: `vlrl data synthesize` finds them by
-exploring, and makes variations of those at which a model fails.
-"""
+exploring, and makes variations of those that a model fails."""
 
 from __future__ import annotations
 
@@ -39,13 +38,13 @@ from ._web_goals import MOST_GOALS, Goal, episode_goals, instruction, read_goals
 from ._web_oracle import ORACLES, perfect_actions
 
 _STEP = 28
-"""Pixels that divide the sides of a processed picture, where a model writes pixels of it (models/families.py)."""
+"""Pixels that divide the sides of a processed image, where a model writes pixels of it (models/families.py)."""
 
 
 class Web(Task):
-    """Do what a web page asks. Parts: `success` 1 where the page's own reward is above 0, `efficiency` the same times
-    `decay` for each turn beyond the fewest that succeed in the group, `format` the share of actions in the right form,
-    `page` the page's own reward in [-1, 1], which has no weight of its own."""
+    """Do what a web page asks. Parts: `success` 1 if the page's own reward is above 0, `efficiency` the same times
+    `decay` for each turn beyond the fewest that succeed in the group, `format` the share of actions in the right
+    format, `page` the page's own reward in [-1, 1], which has no weight by default."""
 
     prompt = "{instruction}"
     stage_fields = ("subgoals",)
@@ -53,30 +52,30 @@ class Web(Task):
     outcome = {"success": 0.5}
     pages: tuple[str, ...] = ("click-test", "click-test-2", "click-button", "click-link", "click-dialog", "click-tab",
                               "click-checkboxes", "click-option", "focus-text-2", "enter-text", "login-user")
-    """Names of pages that are trained on, without .html."""
+    """Names of training pages, without .html."""
     heldout_pages: tuple[str, ...] = ("click-dialog-2", "click-button-sequence", "enter-password")
-    """Pages that are never trained on; evaluations have them beside the others."""
+    """Pages that are never trained on; evaluations use them in addition to the others."""
     html: str = ""
     """Folder of own pages and all that they load; empty = those of the package miniwob."""
     form: str = "gui_r1"
-    """How actions are written: gui_r1, ui_tars, or call."""
+    """Action format: gui_r1, ui_tars, or call."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Of `efficiency`, for each further turn."""
+    """Factor of `efficiency` for each further turn."""
     scale: Annotated[int, Field(ge=1, le=4)] = 2
-    """Pixels of the screenshot for each of the page's 160 x 210."""
+    """Pixels of the screenshot per pixel of the page, which has 160 x 210."""
     count: Positive = 4096
-    """Samples of a split: a page and a seed each."""
+    """Samples per split: a page and a seed each."""
     settle_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
     """Milliseconds of the page's own clock that pass after each action."""
     page_s: Annotated[float, Field(gt=0, le=600)] = 20.0
-    """Seconds that a page may take for one action; then its episode ends with an error."""
+    """Seconds that a page may take for one action, after which its episode ends with an error."""
     open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
-    """Pages that one process of `environment.workers` holds open; those of further episodes are closed, and opened
-    again with their actions when it is their turn."""
+    """Pages that one process of `environment.workers` keeps open; those of further episodes are closed, and reopened
+    with their actions when it is their turn."""
     walk: Annotated[int, Field(ge=1, le=MOST_GOALS)] = 3
-    """Most sub-goals of a goal that `vlrl data synthesize` finds by exploring."""
+    """Maximum number of sub-goals that `vlrl data synthesize` finds by exploring."""
     browser: str = ""
-    """Program of Chromium; empty = the one on the path."""
+    """Chromium executable; empty = the one on the path."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -90,7 +89,7 @@ class Web(Task):
         return Drawn(self.count, lambda i: self._sample(split, i))
 
     def _check_pages(self) -> None:
-        """Raises ConfigError for pages that are not there, and for one on both sides."""
+        """Raises ConfigError for missing pages, and for one that is both trained on and held out."""
         root, folder = self._root()
         known = self._known()
         for name, pages in (("pages", self.pages), ("heldout_pages", self.heldout_pages)):
@@ -109,11 +108,11 @@ class Web(Task):
         return [path.stem for path in (root / folder).glob("*.html")]
 
     def path_of(self, page: str) -> str:
-        """Returns where a page lies below the folder that pages load from."""
+        """The path of a page below the folder that pages load from."""
         return f"{self._root()[1]}/{page}.html".removeprefix("./")
 
     def _root(self) -> tuple[Path, str]:
-        """Returns the folder that pages load from, and where in it they lie."""
+        """The folder that pages load from, and the folder of the pages within it."""
         if self.html:
             if not Path(self.html).is_dir():
                 raise ConfigError(f"task.html={self.html!r} is no folder; name one that holds .html files")
@@ -132,14 +131,14 @@ class Web(Task):
         return Sample(id=f"{split}-{index:06d}", row={"seed": seed, **self._shown(page)})
 
     def _shown(self, page: str) -> dict[str, Any]:
-        """Returns what every sample on a page has."""
+        """The fields of every sample on a page."""
         width, height = (side * self.scale for side in SIDES)
         return {"page": page, "path": self.path_of(page), "category": page, "instruction": self._form.prompt,
                 "width": width, "height": height, "scale": self.scale, "heldout_page": page in self.heldout_pages}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """Returns the sample of a goal that `vlrl data synthesize` found: `page`, `seed` and `goals` of the row. Raises
-        DataError for a page that is not there, and for a held-out one in a row that is not of split heldout."""
+        """The sample of a goal that `vlrl data synthesize` found: `page`, `seed` and `goals` of the row. Raises
+        DataError for a missing page, and for a held-out one in a row that is not of split heldout."""
         page, seed, known = row.get("page"), row.get("seed"), self._known()
         if page not in known:
             raise DataError(f"row {row.get('id')!r}: there is no page {page!r}.{did_you_mean(str(page), known)} "
@@ -182,7 +181,7 @@ class Web(Task):
         return {"success": success, "efficiency": success, "format": formed, "page": page}
 
     def _check_size(self, sample: Sample) -> None:
-        """Raises DataError where the model writes pixels of what it sees, and sees another size than was taken."""
+        """Raises DataError if the model writes pixels of what it sees, and sees another size than assumed."""
         known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
@@ -191,7 +190,7 @@ class Web(Task):
                             "episode.max_pixels as they are, or change task.scale")
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """MobGRPO's success * decay^(extra steps) (MobileGUI-RL, arXiv 2507.05720), where what is extra counts from the
+        """MobGRPO's success * decay^(extra steps) (MobileGUI-RL, arXiv 2507.05720), counting the steps beyond the
         fewest turns that succeed."""
         won = [sum(turn.parts.get("success", 0.0) for turn in answer.turns) for answer in answers]
         fewest = min((len(a.turns) for a, right in zip(answers, won, strict=True) if right), default=0)
@@ -199,12 +198,12 @@ class Web(Task):
                 for a, right in zip(answers, won, strict=True)]
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns `unread`, the share of actions that cannot be read, and `turns`."""
+        """`unread`, the share of unreadable actions, and `turns`."""
         read = [turn for turn in answer.turns if not turn.observation.startswith(UNREAD)]
         return {"unread": 1 - len(read) / max(1, len(answer.turns)), "turns": float(len(answer.turns))}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns success by page (`success/click-test`), and over pages that are and are not trained on."""
+        """Success by page (`success/click-test`), and over training pages and held-out pages."""
         columns: dict[str, list[float]] = {}
         for record in records:
             sample = record["sample"]
@@ -214,7 +213,7 @@ class Web(Task):
         return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """Plays the page in a browser of this process; None for a page whose way is not known."""
+        """Plays the page in a browser of this process; None for a page without a known solution."""
         if "goals" in sample.row:
             actions = [action for goal in episode_goals(sample) for action in goal.actions]
         elif self.html or sample["page"] not in ORACLES:
@@ -225,14 +224,14 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """Returns the sample with the size in which a model that writes pixels of the processed picture
-    (models/families.py) sees its screenshots."""
+    """The sample with the size in which a model that writes pixels of the processed image (models/families.py) sees its
+    screenshots."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 
 
 def _proposed(page: str, seed: int, goals: Sequence[Goal], generator: str) -> dict[str, Any]:
-    """Returns the row of a goal. Its id says what it holds, so that rows of several calls can be put together."""
+    """The row of a goal. Its id says what it holds, so that rows of several calls can be put together."""
     text = instruction([goal.check for goal in goals])
     return {"id": f"{page}-{seed}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}", "page": page,
             "seed": seed, "category": page, "instruction": text, "goals": [goal.row() for goal in goals],

@@ -1,10 +1,10 @@
-"""World: any environment from outside (`environment.name`), a seed a sample.
+"""World: any external environment (`environment.name`), one seed per sample.
 
     vlrl train tiny.yaml task=world environment.name=gym:FrozenLake-v1 environment.options.is_slippery=false
 
-Seeds of the splits are apart, so held-out worlds are never trained on. With files of rows (data.train, data.heldout)
-each row has an `instruction` and may have a `seed` and an `answer`: a right last action is then the success.
-"""
+The splits have disjoint seeds, so held-out worlds are never trained on. With files of rows (data.train, data.heldout)
+each row has an `instruction` and optionally a `seed` and an `answer`, in which case a right last action is the
+success."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ _APART = 2**30
 
 
 class World(Task):
-    """Act in an environment from outside. Parts: `return`, what it pays in all; `success` and `progress`, 0 to 1;
-    `illegal`, how many actions were none; `tool_success`, in how many turns all calls of a server's tools succeeded."""
+    """Act in an external environment. Parts: `return`, its total reward; `success` and `progress`, 0 to 1; `illegal`,
+    the number of invalid actions; `tool_success`, the number of turns in which all calls of a server's tools
+    succeeded."""
 
     prompt = "{instruction}"
     rewards = {"return": 1.0, "success": 0.0, "progress": 0.0, "illegal": 0.0, "tool_success": 0.0}
     outcome = {"success": 1.0}
     lives_outside: ClassVar[bool] = True
     instruction: str = "Act in this world, one action a turn. Answer with the action only."
-    """What the model is asked; a row may have its own."""
+    """Instruction for the model; a row may have its own."""
     count: Positive = 4096
-    """Seeds of a split."""
+    """Seeds per split."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         if split not in SPLITS:
@@ -52,7 +53,7 @@ class World(Task):
         return sample
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """Returns `success` by the row's `answer`, where it has one; all else was paid by turns."""
+        """`success` by the row's `answer`, if it has one; everything else was rewarded per turn."""
         parts: Parts = {} if answer.turns else dict.fromkeys(self.weights, 0.0)
         if "answer" in sample.row:
             parts["success"] = float(answer.final.strip() == str(sample["answer"]).strip())

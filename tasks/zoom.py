@@ -3,8 +3,7 @@
 In the picture that the question shows the plates are blank, so no model can read the answer there. The tool `zoom(box)`
 shows the square around a box in full detail; of a clip (`task.media=clip`), `frame(seconds)` shows one frame. The
 reward is for the right answer and its format; a call earns nothing of its own unless `task.rewards.tool` is set: then a
-right answer after a call that showed something earns it once, as in DeepEyes (arXiv 2505.14362).
-"""
+right answer after a call that showed something earns it once, as in DeepEyes (arXiv 2505.14362)."""
 
 from __future__ import annotations
 
@@ -34,29 +33,29 @@ _NAME = "|".join(COLOURS)
 _FORMS = {"digit": re.compile(r"\d", re.ASCII), "colours": re.compile(f"({_NAME}) ({_NAME}) ({_NAME})"),
           "count": re.compile("[1-6]")}
 _FRAMES = 6
-"""Of a clip, one a second."""
+"""Frames of a clip, one per second."""
 _WHOLE = 0.9
-"""A box of this share of the picture's side shows nothing new."""
+"""A box of this share of the image's side shows nothing new."""
 
 
 class Zoom(Task):
     """Read what a plate says that is too small to read. Parts: `accuracy` and `format`, each 0 or 1, and `tool`, a
-    right answer after a call, which has no weight of its own."""
+    right answer after a call, which has no weight by default."""
 
     prompt = "{question}"
     rewards = {"accuracy": 1.0, "format": 0.1, "tool": 0.0}
     answer: Literal["digit", "colours", "count"] = "digit"
-    """What is on the plates: a digit, three colours in a row, or up to six dots."""
+    """Content of the plates: a digit, three colours in a row, or up to six dots."""
     media: Literal["image", "clip"] = "image"
-    """image: a picture and zoom(box); clip: a clip of six seconds and frame(seconds)."""
+    """image: an image and zoom(box); clip: a clip of six seconds and frame(seconds)."""
     tool: bool = True
     """false: the same question without a tool, answered in one turn."""
     crops: Literal["chosen", "random"] = "chosen"
-    """random: a control, in which zoom shows a place that the box does not decide, and frame any second."""
+    """random: a control in which zoom shows a position unrelated to the box, and frame any second."""
     count: Positive = 4096
-    """Scenes of a split."""
+    """Scenes per split."""
     size: Annotated[int, Field(ge=64, le=512, multiple_of=64)] = 64
-    """Side in pixels of a picture as it is shown."""
+    """Side of the displayed image in pixels."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         if split not in SPLITS:
@@ -77,7 +76,7 @@ class Zoom(Task):
 
     def _drawn(self, split: str, index: int, second: int | None = None,
                blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
-        """Returns a scene in full detail and its row; with `second`, a frame of a clip; `blank`, nothing on plates."""
+        """A scene in full detail and its row; with `second`, a frame of a clip; `blank`, with empty plates."""
         name = split if second is None else f"{split}/{second}"
         return scenes.scene(self.seed, name, index, self.size, self.answer, clear=second is not None, blank=blank)
 
@@ -112,7 +111,7 @@ class Zoom(Task):
         return {"accuracy": float(right), "format": float(bool(legal)), "tool": float(right and looked)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns `called`, whether a tool showed something."""
+        """`called`, whether a tool showed something."""
         return {"called": float(any(turn.media for turn in answer.turns))}
 
     def oracle(self, sample: Sample) -> str:
@@ -122,7 +121,7 @@ class Zoom(Task):
         return [self.call(sample), self.oracle(sample)]
 
     def call(self, sample: Sample, box: Sequence[float] | None = None) -> str:
-        """Returns the tool call that shows a box in pixels of the picture, or, without one, what is asked about."""
+        """The tool call that shows a box in pixels of the image, by default that of the question."""
         if self.media == "clip":
             name, arguments = "frame", {"seconds": sample["second"]}
         else:
@@ -137,7 +136,7 @@ class Zoom(Task):
 
 
 def _checked(box: list[float]) -> list[float]:
-    """Returns a box as it is. Raises ValueError, whose text the model reads, where it is none."""
+    """The box. Raises ValueError, whose text the model reads, if it is invalid."""
     if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]) or not all(abs(v) < 1e6 for v in box):
         raise ValueError("the box must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2")
     return box
