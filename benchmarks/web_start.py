@@ -69,7 +69,7 @@ class Clicks(Task):
 
 def collect(folder: Path, count: int, part: int, parts: int) -> list[dict[str, Any]]:
     """Returns the rows of every `parts`-th of `count` first screenshots, whose pictures it writes."""
-    from vlrl.tasks._web_oracle import ORACLES, Hands  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+    from vlrl.tasks._web_oracle import ORACLES, PageDriver  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
     from vlrl.tasks._web_page import Page  # pyright: ignore[reportMissingImports]  # likewise
 
     task: Any = make_task(load(CONFIG))
@@ -79,7 +79,7 @@ def collect(folder: Path, count: int, part: int, parts: int) -> list[dict[str, A
         sample = task._sample("start", index)  # a split of its own: its seeds are in neither of the others
         page = Page(task._pages(), sample["path"], sample["seed"], task.settle_ms)
         try:
-            hands = Hands(page)
+            hands = PageDriver(page)
             picture = hands.look.picture
             ORACLES[sample["page"]](hands)
         finally:

@@ -30,6 +30,8 @@ from vlrl.rewards.text import (
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Record, Sample
 
+from ._shared import think_answer
+
 _LONGEST = 2000
 """Characters of an answer that may contain a class name among other words."""
 _MOST = 200
@@ -117,16 +119,9 @@ def _names(form: AnswerFormat, row: Record, given: str, label: str, heard: bool)
         negates(part) and not negates(name) and form.same(part, name, others) for part in parts) for name in own)
 
 
-def _jaccard(a: set[str], b: set[str]) -> float:
-    return len(a & b) / len(a | b)
-
-
-def _f1(a: set[str], b: set[str]) -> float:
-    return 2 * len(a & b) / (len(a) + len(b))
-
-
 SET_SCORES: dict[str, Callable[[set[str], set[str]], float]] = {
-    "jaccard": _jaccard, "f1": _f1, "exact": lambda a, b: float(a == b)}
+    "jaccard": lambda a, b: len(a & b) / len(a | b), "f1": lambda a, b: 2 * len(a & b) / (len(a) + len(b)),
+    "exact": lambda a, b: float(a == b)}
 """Scores of a set of named classes against the right set, by `task.multi_score`."""
 
 
@@ -213,17 +208,15 @@ def _score(task: Any, sample: Sample, answer: Answer) -> Parts:
     return {**parts, "format": form.format(sample.row, answer)} if form.format else parts
 
 
-def _oracle(task: Any, sample: Sample) -> str:
-    return form_of(task, sample).say(", ".join(labels_of(sample.row)))
-
-
 def _recipe(prompt: str, rewards: Mapping[str, float], *forms: AnswerFormat, **other: Any) -> ClassRecipe:
-    return ClassRecipe(prompt=prompt, rewards=rewards, forms=(forms[0], forms[-1]), oracle=_oracle,
-                       target=lambda _task, sample: sample["label"], **{"read": _read, "score": _score, **other})
+    return ClassRecipe(
+        prompt=prompt, rewards=rewards, forms=(forms[0], forms[-1]), target=lambda _task, sample: sample["label"],
+        oracle=lambda task, sample: form_of(task, sample).say(", ".join(labels_of(sample.row))),
+        **{"read": _read, "score": _score, **other})
 
 
 def _thought(text: str) -> str:
-    return f"<think>I look at the image.</think><answer>{text}</answer>"
+    return think_answer(text, "I look at the image.")
 
 
 DIRECT = AnswerFormat(find=said, same=_exactly, say=str, format=_plain)
@@ -254,21 +247,16 @@ VISUAL_RFT = _recipe(
 # --- RLCR: how sure the answer is -------------------------------------------------------------------------------------
 
 
-def _score_sure(task: Any, sample: Sample, answer: Answer) -> Parts:
-    parts = _score(task, sample, answer)
-    return {**parts, "brier": brier(read_confidence(answer.text), parts["accuracy"] or 0.0)}
-
-
-def _read_sure(task: Any, sample: Sample, answer: Answer) -> Any:
-    return {"label": _read(task, sample, answer), "confidence": read_confidence(answer.text)}
-
-
 RLCR = _recipe(
     "{question}\nThink in <think> </think> first, then give the answer in <answer> </answer>, and in <confidence> "
     "</confidence> how likely it is to be right, a number from 0 to 1.",
     {"accuracy": 1.0, "brier": -1.0, "format": 0.0},
     AnswerFormat(find=TAGGED.find, same=_cleaned, say=lambda text: f"{_thought(text)}<confidence>1</confidence>",
-         format=lambda _row, answer: confidence_format(answer.text)), read=_read_sure, score=_score_sure)
+         format=lambda _row, answer: confidence_format(answer.text)), 
+    read=lambda task, sample, answer: {"label": _read(task, sample, answer),
+                                       "confidence": read_confidence(answer.text)},
+    score=lambda task, sample, answer: {**(parts := _score(task, sample, answer)), "brier": brier(
+        read_confidence(answer.text), parts["accuracy"] or 0.0)})
 
 RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_thinking": CLS_RL_NO_THINKING,
                               "visual_rft_classification": VISUAL_RFT, "rlcr": RLCR}

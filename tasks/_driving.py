@@ -15,6 +15,8 @@ from vlrl.rewards.text import answer_text, think_answer_format
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Media, Parts, Sample
 
+from ._shared import think_answer
+
 Group = Callable[[Sequence[Sequence[str]]], list[float]]
 _WORDS = ("the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the path (STRAIGHT, LEFT_TURN, RIGHT_TURN, LEFT_CHANGE "
           "or RIGHT_CHANGE)")
@@ -66,11 +68,6 @@ def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str
 def _oracle_plan(task: Any, sample: Sample) -> str | None:
     plan = _true_plan(task, sample)
     return plan_text(plan) if plan else None
-
-
-def _oracle_thought(task: Any, sample: Sample) -> str | None:
-    answer = _oracle_plan(task, sample)
-    return answer and f"<think>I follow the route and watch the traffic.</think><answer>{answer}</answer>"
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
@@ -152,7 +149,9 @@ def _alphadrive(pay: Callable[[float, float, float], float], novelty: Group) -> 
                "the plan as SPEED, PATH in <answer> </answer>.",
         rewards={"speed": 1.0, "path": 1.0, "format": 1.0}, read=_read_plan,
         score=lambda _task, _sample, answer: {"format": think_answer_format(answer.text)}, target=_true_plan,
-        oracle=_oracle_thought, group=_heads(pay, novelty), problem=needs_plan, correct=_is_plan)
+        oracle=lambda task, sample: (answer := _oracle_plan(task, sample)) and think_answer(
+            answer, "I follow the route and watch the traffic."),
+        group=_heads(pay, novelty), problem=needs_plan, correct=_is_plan)
 
 
 # The paper (2503.07608, Algorithm 1): F1 * weight * diversity per head.
@@ -176,18 +175,9 @@ def read_way(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] |
     return rules.read_trajectory(answer_text(answer.text))
 
 
-def _true_way(_task: Any, sample: Sample) -> list[list[float]] | None:
-    return sample.get("trajectory")
-
-
 def written_way(points: Sequence[Sequence[float]]) -> str:
     """`[[x, y, t], ...]` with two decimals."""
     return f"[{', '.join(format_box([round(v, 2) for v in point]) for point in points)}]"
-
-
-def _oracle_way(_task: Any, sample: Sample) -> str | None:
-    points = sample.get("trajectory")
-    return written_way(points) if points else None
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
@@ -233,7 +223,9 @@ TRAJECTORY = Recipe(
     prompt=f"{_SCENE}Where will the vehicle be after {{times}} seconds? Answer with [[x, y, t], ...]: metres, x ahead "
            "and y to the left of where it is.",
     rewards={"l2": 1.0, "collision": -1.0, "off_road": -0.5, "format": 0.1}, read=read_way, score=_trajectory,
-    target=_true_way, oracle=_oracle_way, problem=needs_trajectory, outcome={"l2": 0.5})
+    target=lambda _task, sample: sample.get("trajectory"),
+    oracle=lambda _task, sample: written_way(sample["trajectory"]) if sample.get("trajectory") else None,
+    problem=needs_trajectory, outcome={"l2": 0.5})
 
 
 # --- pictures of outcomes ---------------------------------------------------------------------------------------------
@@ -245,16 +237,6 @@ def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
         return ("the row has no outcomes, and task.recipe judges pictures of what a plan leads to: "
                 "{\"KEEP, STRAIGHT\": \"keep.png\", ...}")
     return None
-
-
-def _outcome_goal(task: Any, cosines: Sequence[float]) -> float:
-    negative, positive = cosines
-    return contrast_goal(negative, positive, task.goal_span)
-
-
-def _outcome_baseline(task: Any, cosines: Sequence[float]) -> float:
-    baseline, goal = cosines
-    return goal_baseline(goal, baseline, task.goal_texts_cosine, task.goal_alpha)
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
@@ -286,5 +268,6 @@ def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
         needs=frozenset({"clip"}))
 
 
-CLIP_GOAL = _by_outcome(_outcome_goal)
-CLIP_BASELINE = _by_outcome(_outcome_baseline)
+CLIP_GOAL = _by_outcome(lambda task, cosines: contrast_goal(*cosines, task.goal_span))
+CLIP_BASELINE = _by_outcome(lambda task, cosines: goal_baseline(
+    cosines[1], cosines[0], task.goal_texts_cosine, task.goal_alpha))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -29,6 +30,8 @@ from vlrl.rewards.text import (
 )
 from vlrl.task.recipes import Box, Recipe, in_model_units, pixels, whole_units
 from vlrl.types import Answer, Parts, Sample
+
+from ._shared import think_answer
 
 _THINK = ("First output the thinking process in <think> </think> tags and then output the final answer in <answer> "
           "</answer> tags.")
@@ -62,8 +65,22 @@ def label_of(task: Any, text: Any) -> str:
     return str(text) if task.label_case == "kept" else " ".join(str(text).casefold().split())
 
 
-def _thinking(answer: str) -> str:
-    return f"<think>I look at the picture.</think><answer>{answer}</answer>"
+def _one_box_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, none: str = "None",
+                    **other: Any) -> Recipe:
+    """A recipe of the row's first box; `none` is the perfect answer if the object is absent."""
+    def oracle(task: Any, sample: Sample) -> str:
+        box = first_box(task, sample)
+        return write(task, sample, [box]) if box else think_answer(none)
+    return Recipe(prompt=prompt, asked=asked, read=read, score=score, write=write, target=first_box, **{
+        "rewards": {"accuracy": 1.0, "format": 1.0}, "oracle": oracle, **other})
+
+
+def _all_boxes_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, none: str = "",
+                      **other: Any) -> Recipe:
+    """A recipe of all boxes; `none` is the perfect answer if that of no boxes is empty."""
+    return Recipe(prompt=prompt, asked=asked, read=read, score=score, write=write, target=truths,
+                  oracle=lambda task, sample: write(task, sample, [t["box"] for t in truths(task, sample)]) or none,
+                  **{"rewards": {"accuracy": 1.0, "format": 1.0}, **other})
 
 
 def _one_box(task: Any, sample: Sample, boxes: Sequence[Box], whole: bool = True) -> str:
@@ -87,16 +104,12 @@ def _read_first(task: Any, sample: Sample, answer: Answer) -> list[float] | None
     return pixels(task, sample, parse_box(answer.final))
 
 
-def _oracle_box(task: Any, sample: Sample) -> str:
-    truth = first_box(task, sample)
-    return _one_box(task, sample, [truth], whole=False) if truth else "none"
-
-
-SOFT_IOU = Recipe(
-    prompt="Locate the {expression}. Answer with its box as [x1, y1, x2, y2].",
-    asked="{question} Answer with the box as [x1, y1, x2, y2].", rewards={"iou": 1.0, "format": 0.0},
-    read=_read_first, score=_soft_iou, target=first_box, oracle=_oracle_box,
-    write=lambda task, sample, boxes: _one_box(task, sample, boxes, whole=False))
+SOFT_IOU = _one_box_recipe(
+    "Locate the {expression}. Answer with its box as [x1, y1, x2, y2].",
+    "{question} Answer with the box as [x1, y1, x2, y2].", _read_first, _soft_iou,
+    lambda task, sample, boxes: _one_box(task, sample, boxes, whole=False), rewards={"iou": 1.0, "format": 0.0},
+    oracle=lambda task, sample: (
+        _one_box(task, sample, [truth], whole=False) if (truth := first_box(task, sample)) else "none"))
 
 
 def _read_rec(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
@@ -128,16 +141,13 @@ def _braced(task: Any, sample: Sample, text: str) -> bool:
 
 
 def _write_rec(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return _thinking(f'{{"bbox_2d": {_one_box(task, sample, boxes)}}}')
+    return think_answer(f'{{"bbox_2d": {_one_box(task, sample, boxes)}}}')
 
 
-VLM_R1_REC = Recipe(
-    prompt="Please provide the bounding box coordinate of the region this sentence describes: {expression}. "
-           f"{_THINK} Output the final answer in JSON format.",
-    asked=f"{{question}} {_THINK} Output the final answer in JSON format.",
-    rewards={"accuracy": 1.0, "format": 1.0}, read=_read_rec, score=_rec, target=first_box, write=_write_rec,
-    oracle=lambda task, sample: (_write_rec(task, sample, [truth]) if (truth := first_box(task, sample))
-                                 else _thinking("None")))
+VLM_R1_REC = _one_box_recipe(
+    "Please provide the bounding box coordinate of the region this sentence describes: {expression}. "
+    f"{_THINK} Output the final answer in JSON format.",
+    f"{{question}} {_THINK} Output the final answer in JSON format.", _read_rec, _rec, _write_rec)
 
 
 def _open(task: Any, sample: Sample, answer: Answer) -> Parts:
@@ -154,9 +164,7 @@ def _read_open(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
     return pixels(task, sample, parse_box(answer_text(answer.text)))
 
 
-CURR_REFT_OPEN = Recipe(
-    prompt=VLM_R1_REC.prompt, asked=VLM_R1_REC.asked, rewards={"accuracy": 1.0, "format": 1.0}, read=_read_open,
-    score=_open, target=first_box, oracle=VLM_R1_REC.oracle, write=_write_rec)
+CURR_REFT_OPEN = replace(VLM_R1_REC, read=_read_open, score=_open)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
@@ -173,13 +181,10 @@ def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]
     return _detections(task, sample, json_block(given) if given is not None else None)
 
 
-def _capped(detections: Sequence[Detection], wanted: Sequence[Detection]) -> float:
-    """COCO's mAP of the image, reduced if there are more boxes than objects."""
-    return average_precision(detections, wanted) * length_penalty(len(detections), len(wanted))
-
-
 OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] = {
-    "odLength": _capped, "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
+    "odLength": lambda detections, wanted: (
+        average_precision(detections, wanted) * length_penalty(len(detections), len(wanted))),
+    "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
     "od_ap50": lambda detections, wanted: average_precision(detections, wanted, (0.5,))}
 """VLM-R1's rewards of a list of boxes, by their name in `accu_reward_method` of its rows."""
 
@@ -223,21 +228,15 @@ def _named(task: Any, sample: Sample, boxes: Sequence[Box]) -> list[str]:
 
 
 def _write_ovd(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return _thinking(_as_json(task, sample, boxes, _named(task, sample, boxes)) if boxes else "None")
-
-
-def _all_boxes(task: Any, sample: Sample) -> list[Box]:
-    return [t["box"] for t in truths(task, sample)]
+    return think_answer(_as_json(task, sample, boxes, _named(task, sample, boxes)) if boxes else "None")
 
 
 _OVD_FORM = ("Output each detected target's bbox coordinates in JSON format, as ```json\n"
              '[{"bbox_2d": [x1, y1, x2, y2], "label": "target name"}]\n```. If there are no such targets in the image, '
              f"simply respond with None. {_THINK}")
-VLM_R1_OVD = Recipe(
-    prompt="Please carefully check the image and detect the following objects: [{categories}]. " + _OVD_FORM,
-    asked="{question} " + _OVD_FORM,
-    rewards={"accuracy": 1.0, "format": 1.0}, read=_read_ovd, score=_ovd, target=truths, write=_write_ovd,
-    problem=_ovd_problem, oracle=lambda task, sample: _write_ovd(task, sample, _all_boxes(task, sample)))
+VLM_R1_OVD = _all_boxes_recipe(
+    "Please carefully check the image and detect the following objects: [{categories}]. " + _OVD_FORM,
+    "{question} " + _OVD_FORM, _read_ovd, _ovd, _write_ovd, problem=_ovd_problem)
 
 
 def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
@@ -286,13 +285,11 @@ def _write_griffon(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
     return _as_json(task, sample, boxes, _named(task, sample, boxes))
 
 
-VISION_R1_GRIFFON = Recipe(
-    prompt="Locate every item from the category list in the image and output the coordinates in JSON format. The "
-           "category set includes {categories}.",
-    asked="{question} Output the coordinates in JSON format.",
-    rewards={"precision": 1.0, "recall": 1.0, "format": 1.0}, outcome={"precision": 0.5, "recall": 0.5},
-    read=_read_griffon, score=_griffon, target=truths, write=_write_griffon,
-    oracle=lambda task, sample: _write_griffon(task, sample, _all_boxes(task, sample)))
+VISION_R1_GRIFFON = _all_boxes_recipe(
+    "Locate every item from the category list in the image and output the coordinates in JSON format. The category "
+    "set includes {categories}.", "{question} Output the coordinates in JSON format.", _read_griffon, _griffon,
+    _write_griffon, rewards={"precision": 1.0, "recall": 1.0, "format": 1.0},
+    outcome={"precision": 0.5, "recall": 0.5})
 
 
 def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
@@ -320,10 +317,10 @@ def _visual_rft(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 def _write_positions(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
     entries = [f"{{'Position': {_one_box(task, sample, [box])}, 'Confidence': 1.0}}" for box in boxes]
-    return _thinking(f"[{', '.join(entries)}]" if boxes else "No Objects")
+    return think_answer(f"[{', '.join(entries)}]" if boxes else "No Objects")
 
 
-VISUAL_RFT_DETECTION = Recipe(
+VISUAL_RFT_DETECTION = _all_boxes_recipe(
     asked="{question} Provide the bounding boxes (between 0 and 1000, integer) and confidence (between 0 and 1, with "
           "two decimal places); where there is no such object, return 'No Objects'. Output the thinking process in "
           "<think> </think> and the final answer in <answer> </answer> tags, as [{'Position': [x1, y1, x2, y2], "
@@ -334,9 +331,8 @@ VISUAL_RFT_DETECTION = Recipe(
            "in <think> </think> and final answer in <answer> </answer> tags. The output answer format should be as "
            "follows:\n<think> ... </think> <answer>[{'Position': [x1, y1, x2, y2], 'Confidence': number}, ...]"
            "</answer>\nPlease strictly follow the format.",
-    rewards={"iou": 1.0, "confidence": 1.0, "format": 1.0},
-    read=_read_positions, score=_visual_rft, target=truths, write=_write_positions,
-    oracle=lambda task, sample: _write_positions(task, sample, _all_boxes(task, sample)))
+    rewards={"iou": 1.0, "confidence": 1.0, "format": 1.0}, read=_read_positions, score=_visual_rft,
+    write=_write_positions)
 
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
@@ -368,11 +364,9 @@ def _write_marked(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
     return ", ".join(f"<|box_start|>({a},{b}),({c},{d})<|box_end|>" for a, b, c, d in written)
 
 
-PERCEPTION_R1 = Recipe(
-    prompt="Output the bounding box of the {categories} in the image.", asked="{question}",
-    rewards={"accuracy": 1.0, "format": 1.0}, outcome={"accuracy": 0.25},  # squared IoU
-    read=_read_marked, score=_perception, target=truths, write=_write_marked,
-    oracle=lambda task, sample: _write_marked(task, sample, _all_boxes(task, sample)) or "none")
+PERCEPTION_R1 = _all_boxes_recipe(
+    "Output the bounding box of the {categories} in the image.", "{question}", _read_marked, _perception,
+    _write_marked, none="none", outcome={"accuracy": 0.25})  # squared IoU
 
 
 def _read_lisa(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
@@ -389,13 +383,7 @@ def _lisa(task: Any, sample: Sample, answer: Answer) -> Parts:
     return {"accuracy": score, "format": think_answer_format(answer.text)}
 
 
-def _write_lisa(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return _thinking(_one_box(task, sample, boxes))
-
-
-REASONING = Recipe(
-    prompt=f"{{expression}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].",
-    asked=f"{{question}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].",
-    rewards={"accuracy": 1.0, "format": 1.0}, read=_read_lisa, score=_lisa, target=first_box, write=_write_lisa,
-    oracle=lambda task, sample: (_write_lisa(task, sample, [truth]) if (truth := first_box(task, sample))
-                                 else _thinking("none")))
+REASONING = _one_box_recipe(
+    f"{{expression}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].",
+    f"{{question}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].", _read_lisa, _lisa,
+    lambda task, sample, boxes: think_answer(_one_box(task, sample, boxes)), none="none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlrl.rewards.boxes import format_box, is_number
@@ -15,13 +15,11 @@ from vlrl.rewards.text import answer_text, choice_letters, denies, number, retra
 from vlrl.task.recipes import Recipe, in_model_units, pixels
 from vlrl.types import Answer, Parts, Sample
 
+from ._shared import think_answer
+
 LETTERS = "ABCDE"
 _PARTS = {"accuracy": 1.0, "format": 1.0}
 _TAGS = ("Output the thinking process in <think> </think> and the final answer ({kind}) in <answer> </answer> tags.")
-
-
-def _thinking(answer: str) -> str:
-    return f"<think>I look at the picture.</think><answer>{answer}</answer>"
 
 
 def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
@@ -30,6 +28,14 @@ def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
     given = recipe.read(task, sample, answer)
     return {"accuracy": float(given is not None and given == recipe.target(task, sample)),
             "format": think_answer_format(answer.text)}
+
+
+def _unless_read(read: Callable[[str], Any], wanted: str) -> Callable[[Any, Mapping[str, Any]], str | None]:
+    """The problem of a row with an answer that `read` cannot read."""
+    def problem(_task: Any, row: Mapping[str, Any]) -> str | None:
+        unread = row.get("answer") is not None and read(str(row["answer"])) is None
+        return f"answer={str(row['answer'])[:80]!r} must be {wanted}" if unread else None
+    return problem
 
 
 # --- yes or no --------------------------------------------------------------------------------------------------------
@@ -42,12 +48,6 @@ def _is_there(_task: Any, sample: Sample) -> str:
     return "yes" if sample.get("boxes") else "no"
 
 
-def _yes_no_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
-    if row.get("answer") is not None and yes_no(str(row["answer"])) is None:
-        return f"answer={str(row['answer'])[:80]!r} must be yes or no"
-    return None
-
-
 def binary_question(row: Mapping[str, Any], name: str) -> str:
     return row.get("question") or f"Is there any {name} in the image?"
 
@@ -55,7 +55,8 @@ def binary_question(row: Mapping[str, Any], name: str) -> str:
 CURR_REFT_BINARY = Recipe(
     prompt="{question} Answer yes or no. " + _TAGS.format(kind="yes or no"), rewards=_PARTS,
     read=lambda _task, _sample, answer: yes_no(answer_text(answer.text)), score=_equal, target=_is_there,
-    oracle=lambda task, sample: _thinking(_is_there(task, sample)), problem=_yes_no_problem, asks=True)
+    oracle=lambda task, sample: think_answer(_is_there(task, sample)), asks=True,
+    problem=_unless_read(yes_no, "yes or no"))
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ CURR_REFT_CHOICE = Recipe(
     prompt="{choices}\n" + _TAGS.format(kind="the letters, in order"), rewards=_PARTS,
     read=lambda task, _sample, answer: choice_letters(_named(task, answer), LETTERS) or None,
     score=_equal, target=_right_letters, problem=_choice_problem, asks=True,
-    oracle=lambda task, sample: _thinking(_right_letters(task, sample)))
+    oracle=lambda task, sample: think_answer(_right_letters(task, sample)))
 
 
 # --- counting and pointing --------------------------------------------------------------------------------------------
@@ -114,25 +115,15 @@ def _count(_task: Any, sample: Sample) -> int:
     return len(sample.get("points") or sample["boxes"])
 
 
-def _count_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
-    if row.get("answer") is not None and number(str(row["answer"])) is None:
-        return f"answer={str(row['answer'])[:80]!r} must be a number"
-    return None
-
-
 def count_question(row: Mapping[str, Any], name: str) -> str:
     return row.get("question") or f"How many {name} are in the image?"
 
 
-def _read_number(task: Any, _sample: Sample, answer: Answer) -> float | None:
-    text = _named(task, answer)
-    return None if is_percent(text) else number(text)
-
-
 COUNTING = Recipe(
-    prompt="{how_many} " + _TAGS.format(kind="a number"), rewards=_PARTS, read=_read_number, score=_equal,
-    target=_count, asks=True, problem=_count_problem,
-    oracle=lambda task, sample: _thinking(str(_count(task, sample))))
+    prompt="{how_many} " + _TAGS.format(kind="a number"), rewards=_PARTS, score=_equal,
+    read=lambda task, _sample, answer: None if is_percent(text := _named(task, answer)) else number(text),
+    target=_count, asks=True, problem=_unless_read(number, "a number"),
+    oracle=lambda task, sample: think_answer(str(_count(task, sample))))
 
 
 def _places(_task: Any, sample: Sample) -> list[list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vlrl.rewards.boxes import box_format, centre, edge_similarity, format_box, iou, parse_box
@@ -35,13 +36,18 @@ def middle(place: Box) -> tuple[float, float]:
     return (place[0], place[1]) if len(place) == 2 else centre(place)
 
 
-def _write_box(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return ", ".join(format_box(in_model_units(task, sample, box)) for box in boxes)
+def _write_box(task: Any, sample: Sample, boxes: Sequence[Box], whole: bool = False) -> str:
+    return ", ".join(format_box(in_model_units(task, sample, box, whole)) for box in boxes)
 
 
 def _oracle_box(task: Any, sample: Sample) -> str | None:
     box = element(task, sample)
     return None if box is None else task.used.write(task, sample, [box])
+
+
+def _recipe(prompt: str, rewards: Mapping[str, float], read: Any, score: Any, write: Any, **other: Any) -> Recipe:
+    return Recipe(prompt=prompt, rewards=rewards, read=read, score=score, write=write, **{
+        "target": element, "oracle": _oracle_box, "problem": needs_box, **other})
 
 
 # --- plain ------------------------------------------------------------------------------------------------------------
@@ -62,16 +68,8 @@ def _element(task: Any, sample: Sample, answer: Answer) -> Parts:
     return {"hit": float(inside(middle(place), truth)), "iou": iou(place, truth), "format": box_format(answer.final)}
 
 
-ELEMENT = Recipe(
-    prompt="Locate the element: {instruction}. Answer with its box as [x1, y1, x2, y2].",
-    rewards={"hit": 1.0, "iou": 1.0, "format": 0.0}, read=_read_place, score=_element, target=element,
-    oracle=_oracle_box, write=_write_box, problem=needs_box)
-
-
-def _click(task: Any, sample: Sample, answer: Answer) -> Parts:
-    place, truth = _read_place(task, sample, answer), element(task, sample)
-    hit = place is not None and truth is not None and inside(middle(place), truth)
-    return {"hit": float(hit), "format": float(_POINT.fullmatch(answer.final.strip()) is not None)}
+ELEMENT = _recipe("Locate the element: {instruction}. Answer with its box as [x1, y1, x2, y2].",
+                  {"hit": 1.0, "iou": 1.0, "format": 0.0}, _read_place, _element, _write_box)
 
 
 def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
@@ -79,10 +77,10 @@ def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
     return format_box(in_model_units(task, sample, middle(boxes[0])))
 
 
-CLICK = Recipe(
-    prompt="Where to click: {instruction}. Answer with the point as [x, y].",
-    rewards={"hit": 1.0, "format": 0.1}, read=_read_place, score=_click, target=element, oracle=_oracle_box,
-    write=write_point, problem=needs_box)
+CLICK = _recipe("Where to click: {instruction}. Answer with the point as [x, y].", {"hit": 1.0, "format": 0.1},
+                _read_place, lambda task, sample, answer: {
+                    "hit": _element(task, sample, answer)["hit"],
+                    "format": float(_POINT.fullmatch(answer.final.strip()) is not None)}, write_point)
 
 
 # --- GUI-G1, GUI-G2, SE-GUI -------------------------------------------------------------------------------------------
@@ -108,10 +106,8 @@ def _write_g1(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
     return f"```json\n[{', '.join(entries)}]\n```"
 
 
-GUI_G1 = Recipe(
-    prompt="Grounding instruction is: {instruction}. Report the bbox coordinates in JSON format.",
-    rewards={"hit": 1.0, "iou": 0.25, "box": 0.125}, read=_read_g1, score=_g1, target=element, oracle=_oracle_box,
-    write=_write_g1, problem=needs_box)
+GUI_G1 = _recipe("Grounding instruction is: {instruction}. Report the bbox coordinates in JSON format.",
+                 {"hit": 1.0, "iou": 0.25, "box": 0.125}, _read_g1, _g1, _write_g1)
 
 
 def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
@@ -128,15 +124,9 @@ def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
             "format": framed}
 
 
-def _write_g2(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return ", ".join(format_box(in_model_units(task, sample, box, whole=True)) for box in boxes)
-
-
-GUI_G2 = Recipe(
-    prompt="Outline the position corresponding to the instruction: {instruction}. The output should be only "
-           "[x1,y1,x2,y2].",
-    rewards={"point": 1.0, "coverage": 1.0, "format": 1.0}, read=_read_g2, score=_g2, target=element,
-    oracle=_oracle_box, write=_write_g2, problem=needs_box)
+GUI_G2 = _recipe(
+    "Outline the position corresponding to the instruction: {instruction}. The output should be only [x1,y1,x2,y2].",
+    {"point": 1.0, "coverage": 1.0, "format": 1.0}, _read_g2, _g2, partial(_write_box, whole=True))
 
 
 def _read_tool_call(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
@@ -166,11 +156,10 @@ def _write_tool_call(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
             f"{write_point(task, sample, boxes)}}}}}</tool_call>")
 
 
-SE_GUI = Recipe(
-    prompt='Click on the element for this instruction: {instruction}. Answer with <tool_call>{"name": "computer_use", '
-           '"arguments": {"action": "left_click", "coordinate": [x, y]}}</tool_call>.',
-    rewards={"point": 1.0, "format": 1.0}, read=_read_tool_call, score=_se_gui, target=element, oracle=_oracle_box,
-    write=_write_tool_call, problem=needs_box, outcome={"point": 1.0})
+SE_GUI = _recipe(
+    'Click on the element for this instruction: {instruction}. Answer with <tool_call>{"name": "computer_use", '
+    '"arguments": {"action": "left_click", "coordinate": [x, y]}}</tool_call>.', {"point": 1.0, "format": 1.0},
+    _read_tool_call, _se_gui, _write_tool_call, outcome={"point": 1.0})
 
 
 # --- without labels ---------------------------------------------------------------------------------------------------
@@ -188,12 +177,6 @@ def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | Non
     return [float(v) for v in region] if region else None
 
 
-def _consensus(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
-    """GUI-RCPO: the mean vote over a region, as a share of the largest vote of the group."""
-    regions = [_read_region(task, sample, answer) for answer in answers]
-    return [{"consensus": value} for value in region_consistency(regions)]
-
-
 def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
     """GUI-RC as a reward: whether the centre of an answer lies in the region that most of the group agree on."""
     regions = [_read_region(task, sample, answer) for answer in answers]
@@ -203,11 +186,13 @@ def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) 
 
 def _unlabelled(part: str, group: Any) -> Recipe:
     """A recipe rewarded by agreement alone; labels are used for metrics only, so there is no perfect answer."""
-    return Recipe(
-        prompt="Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
-        rewards={part: 1.0}, read=_read_region, score=lambda _task, _sample, _answer: {}, target=element,
-        oracle=lambda _task, _sample: None, write=_write_box, group=group)
+    return _recipe(
+        "Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
+        {part: 1.0}, _read_region, lambda _task, _sample, _answer: {}, _write_box,
+        oracle=lambda _task, _sample: None, problem=None, group=group)
 
 
-GUI_RCPO = _unlabelled("consensus", _consensus)
+GUI_RCPO = _unlabelled("consensus", lambda task, sample, answers, _services: [
+    {"consensus": value}  # the mean vote over a region, as a share of the largest vote of the group
+    for value in region_consistency([_read_region(task, sample, answer) for answer in answers])])
 REGION_VOTE = _unlabelled("vote", _vote)

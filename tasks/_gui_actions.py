@@ -15,6 +15,7 @@ from vlrl.task.recipes import Box, Recipe, in_model_units, pixels, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 from ._gui import element, middle, write_point
+from ._shared import think_answer
 
 CLICKS = ("click", "tap", "left_click", "long_press")
 _GUI_R1_TEXTS = ("type", "input_text", "select", "scroll")
@@ -117,7 +118,7 @@ def _oracle_list(point_key: str) -> Any:
 
 
 def _tagged(answer: str) -> str:
-    return f"<think>I look at the screen.</think><answer>{answer}</answer>"
+    return think_answer(answer, "I look at the screen.")
 
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:

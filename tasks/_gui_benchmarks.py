@@ -57,11 +57,6 @@ def _screenspot(task: Any, sample: Sample, answer: Answer, _given: Any) -> dict[
     return {"screenspot_acc": float(point is not None and inside(point, _shares(sample, box)))}
 
 
-def _os_atlas(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict[str, float]:
-    right = _placed(sample, _right(task, sample)) or {}
-    return _named("os_atlas", steps.os_atlas_step(right, _placed(sample, given))) if sample.get("action") else {}
-
-
 def _gui_r1(task: Any, sample: Sample, answer: Answer, _given: Any) -> dict[str, float]:
     """A box counts by its upper left corner, as in the original."""
     if not sample.get("action"):
@@ -125,7 +120,11 @@ def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
     return None
 
 
-RULES: Mapping[str, Rule] = {"screenspot": _screenspot, "os_atlas": _os_atlas, "gui_r1": _gui_r1,
+RULES: Mapping[str, Rule] = {"screenspot": _screenspot,
+                             "os_atlas": lambda task, sample, _answer, given: _named("os_atlas", steps.os_atlas_step(
+                                 _placed(sample, _right(task, sample)) or {}, _placed(sample, given)))
+                             if sample.get("action") else {},
+                             "gui_r1": _gui_r1,
                              "gui_odyssey": _gui_odyssey, "gui_act": _gui_act}
 
 

@@ -16,6 +16,7 @@ from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample, Variant
 
 from . import _qa_kinds as kinds
+from ._shared import think_answer
 
 _TAGS = "Output the thinking process in <think> </think> and the final answer ({kind}) in <answer> </answer> tags."
 _LONGEST_LINE = 200
@@ -61,27 +62,17 @@ def _score(task: Any, sample: Sample, answer: Answer) -> Parts:
             "format": task.used.form(answer.text if task.used.thinks else said(answer))}
 
 
-def _target(_task: Any, sample: Sample) -> Any:
-    right = kinds.target(sample.row)
-    return right[0] if len(right) == 1 else right
-
-
 def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str], float] = think_answer_format,
             find: Callable[[Answer], str] = lambda answer: answer.final,
-            say: Callable[[str], str] = lambda text: f"<think>I look at the picture.</think><answer>{text}</answer>",
+            say: Callable[[str], str] = think_answer,
             **other: Any) -> QaRecipe:
     """A recipe of the parts `accuracy` and `format`; by default thinking and answer are in tags."""
     return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
-                    target=_target, oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
+                    target=lambda _task, sample: right[0] if len(right := kinds.target(sample.row)) == 1 else right,
+                    oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
 
 
 # --- plain, R1-V, Vision-R1, MM-Eureka, View-R1 -----------------------------------------------------------------------
-
-
-def _one_line(text: str) -> float:
-    """1 for one short line without a tag."""
-    text = text.strip()
-    return float(0 < len(text) <= _LONGEST_LINE and "\n" not in text and "<" not in text)
 
 
 _IN_DOLLARS = ("You should first think about the reasoning process in the mind and then provide the user with the "
@@ -90,7 +81,8 @@ _IN_DOLLARS = ("You should first think about the reasoning process in the mind a
                "</answer>, which means your output should start with <think> and end with </answer>.\n"
                "Question:\n{asked}")
 
-DIRECT = _recipe("{asked}\nAnswer with {kind} only.", {"accuracy": 1.0, "format": 0.1}, form=_one_line, thinks=False,
+DIRECT = _recipe("{asked}\nAnswer with {kind} only.", {"accuracy": 1.0, "format": 0.1}, thinks=False,
+                 form=lambda text: float(0 < len(text.strip()) <= _LONGEST_LINE and not {"\n", "<"} & {*text.strip()}),
                  say=lambda text: " ".join(text.splitlines()))
 THINKING = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0})
 VISION_R1 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0}, combine="product")
@@ -176,7 +168,7 @@ GLM_V = _recipe(
     "{asked}\nThink in <think> </think> first, then write the final answer ({kind}) in <answer> </answer>, itself "
     f"between {_BOX[0]} and {_BOX[1]}.", {"accuracy": 1.0, "judge": 0.0, "format": 0.0},
     form=lambda text: float(glm_answer(text) is not None), find=lambda answer: glm_answer(answer.text) or "",
-    say=lambda text: f"<think>I look at the picture.</think><answer>{_BOX[0]}{text}{_BOX[1]}</answer>",
+    say=lambda text: think_answer(f"{_BOX[0]}{text}{_BOX[1]}"),
     group=_judged, needs=frozenset({"judge"}), combine="max:accuracy,judge")
 
 
@@ -194,13 +186,10 @@ def length_rewards(lengths: Sequence[int], right: Sequence[bool]) -> list[float]
     return [v if ok else min(0.0, v) for v, ok in zip(shorter, right, strict=True)]
 
 
-def _lengths(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
-    right = [_safely(task, sample, answer) >= 0.5 for answer in answers]
-    return [{"length": v} for v in length_rewards([answer.n_tokens for answer in answers], right)]
-
-
 KIMI_K1_5 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 0.0, "length": [[99, 0.0], [100, 1.0]]},
-                    group=_lengths)
+                    group=lambda task, sample, answers, _services: [
+        {"length": value} for value in length_rewards([answer.n_tokens for answer in answers], [
+            _safely(task, sample, answer) >= 0.5 for answer in answers])])
 
 
 # --- NoisyRollout: half of a group sees a noisy picture ---------------------------------------------------------------
@@ -250,7 +239,7 @@ SARI = _recipe(
     "{asked}\nThink in <think> </think>, in four parts: <planning> what to look for </planning> <caption> what there "
     "is to see </caption> <reasoning> step by step </reasoning> <summary> in short </summary>. Then give the final "
     "answer ({kind}) in <answer> </answer>.", {"accuracy": 1.0, "format": 1.0}, form=structured_format,
-    say=lambda text: f"<think>{_STRUCTURE}</think><answer>{text}</answer>")
+    say=lambda text: think_answer(text, _STRUCTURE))
 
 RECIPES: dict[str, Recipe] = {
     "direct": DIRECT, "thinking": THINKING, "easy_r1": EASY_R1, "vision_r1_ptst": VISION_R1, "apo_view_r1": MM_EUREKA,

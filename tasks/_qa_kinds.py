@@ -67,7 +67,9 @@ def read(text: str, row: Record, heard: bool = True) -> Any:
     if heard and kind.names and kind.takes_back(text, row):
         return None
     value = kind.read(text, row)
-    if value is None and any(same_label(text, right) for right in _unreadable(row)):
+    several = right_answers(row)  # some may be unreadable: "thirty-six" beside "36"
+    if value is None and len(several) > 1 and any(
+            same_label(text, right) and kind.read(right, row) is None for right in several):
         return next(iter(target(row)), None)
     return value
 
@@ -94,12 +96,6 @@ def target(row: Record) -> list[Any]:
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
         return [] if None in letters else [",".join(sorted({*map(str, letters)}))]
     return [value for text in right_answers(row) if (value := kind_of(row).read(text, row)) is not None]
-
-
-def _unreadable(row: Record) -> list[str]:
-    """The unreadable right answers of a row that has others: "thirty-six" beside "36"."""
-    several = right_answers(row)
-    return [text for text in several if kind_of(row).read(text, row) is None] if len(several) > 1 else []
 
 
 def score(task: Any, row: Record, given: Any) -> float:
@@ -169,11 +165,8 @@ def _denies_option(text: str, row: Record) -> bool:
 
 def _words(text: str) -> str:
     """Lower-case words and numbers, surrounded by spaces; single characters for scripts without spaces."""
-    return f" {' '.join(w for token in _TOKEN.findall(western(text).casefold()) for w in _spaced(token))} "
-
-
-def _spaced(token: str) -> list[str]:
-    return [token] if token.isascii() else words(token)
+    tokens = _TOKEN.findall(western(text).casefold())
+    return f" {' '.join(w for token in tokens for w in ([token] if token.isascii() else words(token)))} "
 
 
 def _option_problem(row: Record) -> str | None:
@@ -222,11 +215,6 @@ def _math(task: Any, given: str, right: str, row: Record) -> float:
     return float(math.equal(given, right, task.math_seconds, worked_out))
 
 
-def _chart(_task: Any, given: str, right: str, row: Record) -> float:
-    units, share = tolerance(row)
-    return float(chart.chart_equal(given, right, share or chart.CLOSE, units))
-
-
 def _free_text(task: Any, given: str, right: str, _row: Record) -> float:
     if same_label(given, right) or is_exact(right):
         return float(same_label(given, right) or same_code(given, right))
@@ -249,7 +237,9 @@ KINDS: dict[str, AnswerKind] = {
     "count": AnswerKind("a whole number", lambda text, _row: chart.count(text), _equal),
     "yes_no": AnswerKind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),
     "math": AnswerKind("one mathematical expression", lambda text, _row: math.expression(text), _math),
-    "chart": AnswerKind("the value or the label that the chart shows", _whole_text, _chart, names=False),
+    "chart": AnswerKind("the value or the label that the chart shows", _whole_text,
+                        lambda _task, given, right, row: float(chart.chart_equal(
+                            given, right, tolerance(row)[1] or chart.CLOSE, tolerance(row)[0])), names=False),
     "ocr": AnswerKind("the text as it is written", _whole_text, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
                 names=False),
     "regression": AnswerKind("a number", _number, lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
@@ -292,12 +282,10 @@ def _answer_problem(task: Any, row: Record) -> str | None:
         among = f" of {', '.join(options_of(row))[:200]}" if kind == "choice" and row.get("options") else ""
         return (f"answer={' or '.join(right_answers(row))[:_SHORT]!r} cannot be read as {kind_of(row).asks}{among}, so "
                 "no answer could be right")
-    return _precision_problem(row.get("precision"))
-
-
-def _precision_problem(given: Any) -> str | None:
-    known = given is None or (is_number(given) and given == int(given) and 0 <= given <= 15)
-    return None if known else f"precision={given!r} must be a whole number of places, 0 to 15"
+    places = row.get("precision")
+    if places is not None and not (is_number(places) and places == int(places) and 0 <= places <= 15):
+        return f"precision={places!r} must be a whole number of places, 0 to 15"
+    return None
 
 
 def _readable(task: Any, value: str) -> bool:

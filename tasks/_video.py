@@ -20,6 +20,7 @@ from vlrl.types import Answer, Parts, Sample, Variant
 
 from . import _video_time as times
 from . import _video_tracks as tracks
+from ._shared import think_answer
 
 TYPED = tuple(STRICT)
 """Answer types scored here: choice, number, ocr, text, regression."""
@@ -49,23 +50,17 @@ def options_of(row: Mapping[str, Any]) -> list[str]:
     return bare_options(row.get("options") or (row.get("labels") if kind_of(row) == "choice" else None) or ())
 
 
-def _choices(row: Mapping[str, Any]) -> str:
-    """The options on lines of their own, each with its letter; "" if the row has none or its question contains them."""
-    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options_of(row), strict=False)]
-    return "".join(f"\n{line}" for line in ("Options:", *lines)) if any(i not in row["question"] for i in lines) else ""
-
-
-def _labels(row: Mapping[str, Any]) -> str:
-    """The names that a text is to be chosen from; "" if the row has none or its question contains them."""
-    names = (row.get("labels") or []) if row["answer_type"] == "text" else []
-    return f" Choose from: {', '.join(names)}." if any(name not in row["question"] for name in names) else ""
-
-
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: `choices` and `to_name` to choose from, `plainly` (the full prompt of the plain recipe),
-    `by_type` (the end of Video-R1's prompt), `attribute` of a face, and those of tracks.placeholders."""
+    """Texts for templates: `choices` and `to_name` to choose from (unless the question has them), `plainly` (the full
+    prompt of the plain recipe), `by_type` (the end of Video-R1's prompt), `attribute` of a face, and those of
+    tracks.placeholders."""
+    options = [f"{letter}. {option}" for letter, option in zip(LETTERS, options_of(row), strict=False)]
+    names = (row.get("labels") or []) if row["answer_type"] == "text" else []
     values = tracks.placeholders(task, row) | {
-        "choices": _choices(row), "to_name": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
+        "choices": "".join(f"\n{line}" for line in ("Options:", *options)
+                           ) if any(line not in row["question"] for line in options) else "",
+        "to_name": f" Choose from: {', '.join(names)}." if any(name not in row["question"] for name in names) else "",
+        "by_type": BY_TYPE.get(kind_of(row), ""),
         "attribute": str(row.get("attribute") or row.get("category") or "its attributes and expression")}
     return values | {"plainly": fill(plain(row).prompt, {**row, **values})}
 
@@ -93,21 +88,12 @@ def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
 # --- what recipes share -----------------------------------------------------------------------------------------------
 
 
-def _tagged(answer: Answer) -> str:
-    return (answer_tag(answer.text) or "").strip()
-
-
-def _read_tagged(_task: Any, _sample: Sample, answer: Answer) -> str | None:
-    return _tagged(answer)[:_SHOWN] or None
-
-
 def _target(_task: Any, sample: Sample) -> str:
     return truth(sample)
 
 
-def _think(_task: Any, sample: Sample) -> str:
-    """A perfect answer, whose thinking does not reveal it."""
-    return f"<think>I look at each part in turn.</think><answer>{truth(sample)}</answer>"
+def _tagged(answer: Answer) -> str:
+    return (answer_tag(answer.text) or "").strip()
 
 
 def strict(_task: Any, sample: Sample, answer: Answer) -> float:
@@ -126,26 +112,17 @@ def free_tagged(_task: Any, sample: Sample, answer: Answer) -> float:
     return free(sample, _tagged(answer))
 
 
-def _scored(accuracy: Accuracy) -> Callable[[Any, Sample, Answer], Parts]:
-    return lambda task, sample, answer: {"accuracy": accuracy(task, sample, answer),
-                                         "format": think_answer_format(answer.text)}
-
-
 def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
     """A recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
     given: dict[str, Any] = {"rewards": {"accuracy": 1.0, "format": 1.0}, "problem": typed_problem, **more}
-    return Recipe(prompt=prompt, read=_read_tagged, score=_scored(accuracy), target=_target, oracle=_think, **given)
+    return Recipe(
+        prompt=prompt, read=lambda _task, _sample, answer: _tagged(answer)[:_SHOWN] or None, target=_target,
+        score=lambda task, sample, answer: {"accuracy": accuracy(task, sample, answer),
+                                            "format": think_answer_format(answer.text)},
+        oracle=lambda _task, sample: think_answer(truth(sample), "I look at each part in turn."), **given)
 
 
 # --- plain ------------------------------------------------------------------------------------------------------------
-
-
-def _read_line(_task: Any, _sample: Sample, answer: Answer) -> str | None:
-    return answer.final[:_SHOWN] or None
-
-
-def _line(_task: Any, sample: Sample, answer: Answer) -> Parts:
-    return {"accuracy": free(sample, answer.final), "format": float(bool(answer.final) and "\n" not in answer.final)}
 
 
 def _span(task: Any, sample: Sample, answer: Answer) -> Parts:
@@ -166,17 +143,17 @@ def _read_track(task: Any, sample: Sample, answer: Answer) -> Any:
     return tracks.VIDEOCHAT_R1_TRACK.read(task, sample, _tagged_like(answer))
 
 
-def _say_track(task: Any, sample: Sample, track: Any) -> str:
-    return answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, track)) or ""
-
-
 _LINE = times.TimeRecipe(
-    prompt="{question}{choices}{to_name}\nAnswer directly.", rewards={}, read=_read_line, score=_line, target=_target,
+    prompt="{question}{choices}{to_name}\nAnswer directly.", rewards={}, 
+    read=lambda _task, _sample, answer: answer.final[:_SHOWN] or None, target=_target,
+    score=lambda _task, sample, answer: {"accuracy": free(sample, answer.final),
+                                         "format": float(bool(answer.final) and "\n" not in answer.final)},
     say=lambda _task, _sample, value: value, oracle=times.say_oracle, problem=typed_problem)
 PLAIN = {
     "span": replace(times.SPAN, prompt='{when}\nAnswer "start to end" in seconds.', score=_span),
     "track": replace(
-        tracks.VIDEOCHAT_R1_TRACK, read=_read_track, score=_track, say=_say_track,
+        tracks.VIDEOCHAT_R1_TRACK, read=_read_track, score=_track, 
+        say=lambda task, sample, track: answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, track)) or "",
         prompt="Where is {object} in each of {count} frames?\nAnswer [[x1, y1, x2, y2], ...].")}
 """The prompt, reading and scoring of answer types whose plain answer is not a line of text."""
 

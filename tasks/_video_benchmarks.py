@@ -13,6 +13,8 @@ from vlrl.rewards.answers import mvbench, option_letter, video_mme
 from vlrl.rewards.spans import hull_iou, time_r1_span
 from vlrl.types import Answer, Sample
 
+from ._shared import means
+
 Rule = Callable[[Any, Sample, Answer], dict[str, float]]
 _QA_TYPES = ("motion", "spatial", "temporal", "yes_no", "color", "object", "location", "number", "other")
 _FREE = 3
@@ -39,35 +41,22 @@ def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     return {"time_r1_miou": overlap, **{f"time_r1_r1@{t}": float(overlap >= t) for t in (0.3, 0.5, 0.7)}}
 
 
-def _activitynet_qa(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """ActivityNet-QA (1906.02467, eval.py): exact match."""
-    right = sample.get("answer")
-    return {"activitynet_qa_acc": float(answer.final == right)} if isinstance(right, str) else {}
-
-
 RULES: Mapping[str, Rule] = {"mvbench": _letters("mvbench", mvbench), "video_mme": _letters("video_mme", video_mme),
-                             "time_r1": _time_r1, "activitynet_qa": _activitynet_qa}
+                             "time_r1": _time_r1, # ActivityNet-QA (1906.02467, eval.py): exact match
+                             "activitynet_qa": lambda _task, sample, answer: {"activitynet_qa_acc": float(
+                                 answer.final == sample["answer"])} if isinstance(sample.get("answer"), str) else {}}
 
 
 def summaries(records: Sequence[Mapping[str, Any]], benchmark: str) -> dict[str, float]:
     """The mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`; for ActivityNet-QA also by its types
     0 to 8 and over the free questions."""
     names = sorted({name for record in records for name in record["metrics"] if name.startswith(f"{benchmark}_")})
-    columns: dict[str, list[float]] = {}
-    for record in records:
-        row = record["sample"]
-        for name in names:
-            if name not in record["metrics"]:
-                continue
-            kinds = [str(row["category"])] if row.get("category") else []
-            if name == "activitynet_qa_acc":
-                kinds += _qa_types(row.get("type"))
-            for kind in kinds:
-                columns.setdefault(f"{name}/{kind}", []).append(record["metrics"][name])
-    return {name: sum(values) / len(values) for name, values in columns.items()}
+    return means((f"{name}/{kind}", record["metrics"][name]) for record in records for name in names
+                 if name in record["metrics"] for kind in _kinds(record["sample"], name))
 
 
-def _qa_types(number: Any) -> list[str]:
-    if type(number) is not int or not 0 <= number < len(_QA_TYPES):
-        return []
-    return [_QA_TYPES[number], *(["free"] if number >= _FREE else [])]
+def _kinds(row: Mapping[str, Any], metric: str) -> list[str]:
+    kinds, number = [str(row["category"])] if row.get("category") else [], row.get("type")
+    if metric == "activitynet_qa_acc" and type(number) is int and 0 <= number < len(_QA_TYPES):
+        kinds += [_QA_TYPES[number], *(["free"] if number >= _FREE else [])]
+    return kinds

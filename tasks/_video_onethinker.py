@@ -37,10 +37,6 @@ def _kind(row: Mapping[str, Any]) -> str:
     return str(row.get("answer_type", ""))
 
 
-def _needs_type(task: Any, row: Mapping[str, Any]) -> str | None:
-    return {"span": needs_one_span, "track": needs_track}.get(_kind(row), typed.typed_problem)(task, row)
-
-
 def placeholders(row: Mapping[str, Any]) -> dict[str, str]:
     """`as_type`: the answer format of the row's type."""
     seconds = ", ".join(frame_names(Sample(id="", row=row)))
@@ -126,4 +122,5 @@ ONETHINKER = TimeRecipe(
            "</answer> tags. {as_type}",
     rewards={"accuracy": 0.9, "format": 0.1, "structure": 1.0}, best_parts={"structure": 0.5},
     read=_read_one, score=_one, target=_one_target,
-    oracle=say_oracle, say=_say_one, problem=_needs_type)
+    oracle=say_oracle, say=_say_one, problem=lambda task, row: {
+        "span": needs_one_span, "track": needs_track}.get(_kind(row), typed.typed_problem)(task, row))

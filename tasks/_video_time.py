@@ -32,6 +32,8 @@ from vlrl.rewards.text import answer_tag, clean_label, extract_tag, said, think_
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
+from ._shared import think_answer
+
 Spans = Sequence[Sequence[float]]
 _LETTERS = "ABCDEFG"
 
@@ -53,7 +55,7 @@ def say_oracle(task: Any, sample: Sample) -> str:
 
 
 def thinking(answer: str) -> str:
-    return f"<think>I watch the video.</think><answer>{answer}</answer>"
+    return think_answer(answer, "I watch the video.")
 
 
 def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,13 +100,10 @@ def _span(task: Any, sample: Sample, answer: Answer) -> Parts:
             "format": float(only_spans(answer.final, len(truth)))}
 
 
-def _say_spans(_task: Any, _sample: Sample, spans: Spans) -> str:
-    return ", ".join(map(format_span, spans))
-
-
 SPAN = TimeRecipe(
     prompt='{when} Answer "start to end" in seconds.', rewards={"iou": 1.0, "format": 0.1}, read=_read_first,
-    score=_span, target=spans_of, oracle=say_oracle, say=_say_spans, problem=needs_spans)
+    score=_span, target=spans_of, oracle=say_oracle, 
+    say=lambda _task, _sample, spans: ", ".join(map(format_span, spans)), problem=needs_spans)
 
 
 # --- Time-R1 and VideoChat-R1 -----------------------------------------------------------------------------------------
@@ -157,12 +156,9 @@ def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
 def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_services: Any) -> list[Parts]:
     """Difference of an answer from the others of its group: the mean of 1 - ROUGE-L."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
-    apart = [[1 - _rouge_l(a, b) for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
+    apart = [[1 - (2 * LCSseq.similarity(a, b) / (len(a) + len(b)) if a and b else 0.0)
+              for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
     return [{"diversity": sum(distances) / len(distances) if distances else 0.0} for distances in apart]
-
-
-def _rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
-    return 2 * LCSseq.similarity(a, b) / (len(a) + len(b)) if a and b else 0.0
 
 
 def _say_at_length(_task: Any, _sample: Sample, spans: Spans) -> str:
@@ -178,16 +174,12 @@ TIME_R1_REASONING = TimeRecipe(
     group=_diversity, oracle=say_oracle, say=_say_at_length, problem=_needs_one_span_and_duration)
 
 
-def _videochat_span(task: Any, sample: Sample, answer: Answer) -> Parts:
-    spans = _read_last(task, sample, answer)
-    return {"iou": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0,
-            "format": think_answer_format(answer.text)}
-
-
 VIDEOCHAT_R1_SPAN = TimeRecipe(
     prompt=f"{_PINPOINT}specific timestamps (xx.xx) or time ranges (xx.xx to xx.xx) in <timestep> </timestep> tags.\n\n"
            f"{_IN_SECONDS}",
-    rewards={"iou": 1.0, "format": 1.0}, read=_read_last, score=_videochat_span, target=spans_of, oracle=say_oracle,
+    rewards={"iou": 1.0, "format": 1.0}, read=_read_last, score=lambda _task, sample, answer: {
+        "iou": temporal_iou(spans[0], sample["spans"][0]) if (spans := _read_last(_task, sample, answer)) else 0.0,
+        "format": think_answer_format(answer.text)}, target=spans_of, oracle=say_oracle,
     say=_say_last, problem=needs_one_span)
 
 
@@ -279,17 +271,13 @@ def _temporal_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
     return {"accuracy": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0, "format": float(framed)}
 
 
-def _say_start_end(_task: Any, _sample: Sample, spans: Spans) -> str:
-    start, end = map(format_time, spans[0])
-    return thinking(f'{{"start_time": "{start}", "end_time": "{end}"}}')
-
-
 TEMPORAL_R1 = TimeRecipe(
     prompt='Find when this happens in the video: "{event}". First output the thinking process in <think> </think> tags '
            "and then output the final answer in <answer> </answer> tags. Output the final answer in JSON format, with "
            'both times in seconds: {"start_time": "12.54", "end_time": "17.83"}.',
     rewards={"accuracy": 0.5, "format": 0.5}, read=_read_start_end, score=_temporal_r1, target=spans_of,
-    oracle=say_oracle, say=_say_start_end, problem=needs_one_span)
+    oracle=say_oracle, problem=needs_one_span, say=lambda _task, _sample, spans: thinking(
+        '{{"start_time": "{}", "end_time": "{}"}}'.format(*map(format_time, spans[0]))))
 
 
 # --- rows, metrics, cheats --------------------------------------------------------------------------------------------

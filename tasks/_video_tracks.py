@@ -18,6 +18,7 @@ from vlrl.task.recipes import in_model_units, pixels
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video_time as times
+from ._shared import means
 
 _MOST_FRAMES = 1000
 _COUNTS = {8: "eight"}
@@ -125,17 +126,12 @@ _BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overla
 def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of each of these metrics by category, e.g. `miou/indoor`; for tracks also `ao` and `sr` over all frames,
     `ao/frames` and `sr/frames`, which GOT-10k's toolkit reports for a whole set (1810.11981)."""
-    columns: dict[str, list[float]] = {}
-    for record in records:
-        category = record["sample"].get("category")
-        for name in _BY_CATEGORY if category else ():
-            if name in record["metrics"]:
-                columns.setdefault(f"{name}/{category}", []).append(record["metrics"][name])
-    means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+    by_category = means((f"{name}/{category}", r["metrics"][name]) for r in records
+                        if (category := r["sample"].get("category")) for name in _BY_CATEGORY if name in r["metrics"])
     followed = [(sum(box is not None for box in r["target"]["boxes"][1:]), r["metrics"]) for r in records
                 if "ao" in r["metrics"]]
     frames = sum(count for count, _ in followed)
-    return means | {f"{name}/frames": sum(count * metrics[name] for count, metrics in followed) / frames
+    return by_category | {f"{name}/frames": sum(count * metrics[name] for count, metrics in followed) / frames
                     for name in ("ao", "sr") if frames}
 
 

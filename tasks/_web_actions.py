@@ -69,7 +69,8 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
     name = _SAME.get(name, name)
     if name not in VERBS:
         raise UnreadableAction(f"there is no action {verb[:40]!r}; known are {', '.join(VERBS)}")
-    placed = [_css(task, sample, point) for point in points]
+    scale = sample["scale"]
+    placed = [place and (place[0] / scale, place[1] / scale) for place in (pixels(task, sample, p) for p in points)]
     first, second = (*placed, None, None)[:2]
     if name in POINTED and first is None:
         raise UnreadableAction(f"{name} needs a point")
@@ -84,12 +85,6 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
     if name == "type" and not 0 < len(text) <= _MOST_TYPED:
         raise UnreadableAction(f"type needs a text of at most {_MOST_TYPED} characters")
     return Action(name, first, second, text)
-
-
-def _css(task: Any, sample: Sample, point: Sequence[float] | None) -> tuple[float, float] | None:
-    """A point as the model wrote it in CSS pixels."""
-    place = pixels(task, sample, point)
-    return (place[0] / sample["scale"], place[1] / sample["scale"]) if place else None
 
 
 def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
@@ -153,14 +148,11 @@ def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
     match = _CALL.fullmatch(text.rpartition("Action:")[2])
     if "Action:" not in text or match is None:
         raise UnreadableAction("there is no line `Action: name(...)`")
-    given = {name: _unescaped(one or other) for name, one, other in _ARGUMENT.findall(match[2])}
+    given = {name: _ESCAPE.sub(lambda escape: _CONTROLS.get(escape[1], escape[1]), one or other)
+             for name, one, other in _ARGUMENT.findall(match[2])}
     points = [_place(given, *names) for names in (("start_box", "start_point", "point"), ("end_box", "end_point"))]
     words = next((given[k] for k in ("content", "key", "direction") if k in given), "")
     return _checked(task, sample, match[1], points, words)
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda match: _CONTROLS.get(match[1], match[1]), text)
 
 
 def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
@@ -215,14 +207,12 @@ def _read_call(task: Any, sample: Sample, text: str) -> Action:
     return _checked(task, sample, match[1], [numbers[i:i + 2] or None for i in (0, 2)], words)
 
 
-def _write_call(task: Any, sample: Sample, action: Action) -> str:
-    values = [v for point in (action.point, action.to) if point for v in _written(task, sample, point)]
-    return f"{action.verb}({', '.join(map(json.dumps, [*values, *([action.text] if action.text else [])]))})"
-
-
 _PLAIN = ActionFormat(
     prompt="Do the task on the web page with one action a turn: click(x, y), double_click(x, y), drag(x1, y1, x2, y2), "
            "scroll(x, y, \"down\"), type(\"text\"), key(\"Enter\"), wait(), answer(\"text\").",
-    read=_read_call, strict=lambda text: said(text) == said(text).strip(), write=_write_call)
+    read=_read_call, strict=lambda text: said(text) == said(text).strip(),
+    write=lambda task, sample, action: "{}({})".format(action.verb, ", ".join(map(json.dumps, [
+        *(v for point in (action.point, action.to) if point for v in _written(task, sample, point)),
+        *([action.text] if action.text else [])]))))
 
 FORMS: Mapping[str, ActionFormat] = {"gui_r1": _GUI_R1, "ui_tars": _UI_TARS, "call": _PLAIN}

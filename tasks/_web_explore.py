@@ -9,7 +9,7 @@ A walk clicks or types, and each resulting change of the page becomes a sub-goal
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,39 +141,28 @@ def _changed(one: Element, actions: Sequence[Action], before: PageState, after: 
 
 # --- variations -------------------------------------------------------------------------------------------------------
 
-Variation = Callable[[list[StepPattern], int, random.Random], tuple[list[StepPattern], int]]
-"""(the plan of a goal, its page's seed, rng) -> those of another goal."""
-
-
 def new_seed(rng: random.Random) -> int:
     """A seed of page content for training: an even one."""
     return 2 * rng.getrandbits(30)
 
 
-def _other_seed(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
-    return [StepPattern(one.kind, one.role) for one in plan], new_seed(rng)
+VARIATIONS = {"seed": 0, "element": 0, "fewer": -1, "more": 1}
+"""What is varied: the content of the page, one of the elements (for a field the text), the number of sub-goals; and by
+how much that number changes."""
 
 
-def _other_element(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
+def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
+    """The plan and page seed of a variation of a goal."""
+    if way == "seed":
+        return [StepPattern(one.kind, one.role) for one in plan], new_seed(rng)
+    if way == "more":
+        place = rng.randint(0, len(plan))
+        return [*plan[:place], ANY, *plan[place:]], seed
     place = rng.randrange(len(plan))
     old = plan[place]
-    other = StepPattern(old.kind, old.role, old.name if old.kind == "typed" else "", old.value or old.name)
-    return [*plan[:place], other, *plan[place + 1:]], seed
-
-
-def _fewer(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
-    place = rng.randrange(len(plan))
-    return [*plan[:place], *plan[place + 1:]], seed
-
-
-def _more(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
-    place = rng.randint(0, len(plan))
-    return [*plan[:place], ANY, *plan[place:]], seed
-
-
-VARIATIONS: Mapping[str, Variation] = {"seed": _other_seed, "element": _other_element, "fewer": _fewer, "more": _more}
-"""Name -> what is varied: the content of the page, one of the elements (for a field the text), the number of
-sub-goals."""
+    other = [] if way == "fewer" else [
+        StepPattern(old.kind, old.role, old.name if old.kind == "typed" else "", old.value or old.name)]
+    return [*plan[:place], *other, *plan[place + 1:]], seed
 
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
@@ -186,9 +175,9 @@ def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str,
     own = read_goals(parent)
     plan = [StepPattern(check.kind, check.role, check.name, "", check.value) for check in (goal.check for goal in own)]
     for name in rng.sample(sorted(VARIATIONS), len(VARIATIONS)):
-        if len(plan) + {"fewer": -1, "more": 1}.get(name, 0) not in range(1, MOST_GOALS + 1):
+        if len(plan) + VARIATIONS[name] not in range(1, MOST_GOALS + 1):
             continue
-        other, at = VARIATIONS[name](plan, seed, rng)
+        other, at = _varied(name, plan, seed, rng)
         goals = explore(task, page, at, other, rng)
         if goals and (at, [goal.check for goal in goals]) != (seed, [goal.check for goal in own]):
             return name, at, goals

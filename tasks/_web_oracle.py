@@ -67,8 +67,23 @@ class PageDriver:
         return re.findall('"([^"]*)"', self.page.instruction)
 
 
-def _button(driver: PageDriver) -> None:
-    driver.click("#area button", driver.quoted()[0])
+def _clicks(*selectors: str) -> Callable[[PageDriver], None]:
+    def play(driver: PageDriver) -> None:
+        for selector in selectors:
+            driver.click(selector)
+    return play
+
+
+def _submitted(play: Callable[[PageDriver], Any]) -> Callable[[PageDriver], None]:
+    """`play`, then a click on Submit."""
+    def both(driver: PageDriver) -> None:
+        play(driver)
+        driver.click("#subbtn")
+    return both
+
+
+def _numbers(driver: PageDriver) -> list[int]:
+    return [int(number) for number in re.findall(r"-?\d+", driver.page.instruction)]
 
 
 def _link(driver: PageDriver) -> None:
@@ -84,43 +99,20 @@ def _dialog_2(driver: PageDriver) -> None:
         driver.click(".ui-dialog-buttonset button", name)
 
 
-def _tab(driver: PageDriver) -> None:
-    number = re.findall(r"#(\d)", driver.page.instruction)[0]
-    driver.click("#area ul a", f"Tab #{number}")
-
-
 def _choices(driver: PageDriver) -> None:
-    """click-checkboxes and click-option: the named ones, then Submit."""
     named = driver.page.instruction.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
     for number, label in enumerate(driver.page.ask(_LABELS)):
         if label in named:
             driver.click("#area label input", number=number)
-    driver.click("#subbtn")
 
 
-def _widget(driver: PageDriver) -> None:
-    driver.click(f"#area [data-type={driver.quoted()[0]}]")
-
-
-def _focus_2(driver: PageDriver) -> None:
-    driver.click("#area input", number=int(re.findall(r"\d", driver.page.instruction)[0]) - 1)
-
-
-def _enter_text(driver: PageDriver) -> None:
-    driver.write("#tt", driver.quoted()[0])
-    driver.click("#subbtn")
-
-
-def _password(driver: PageDriver) -> None:
-    for field in ("#password", "#verify"):
-        driver.write(field, driver.quoted()[0])
-    driver.click("#subbtn")
-
-
-def _login(driver: PageDriver) -> None:
-    for field, text in zip(("#username", "#password"), driver.quoted(), strict=True):
-        driver.write(field, text)
-    driver.click("#subbtn")
+def _fields(*fields: str) -> Callable[[PageDriver], None]:
+    """Writes the quoted texts into the fields, the last one into all that are left."""
+    def play(driver: PageDriver) -> None:
+        texts = driver.quoted()
+        for number, field in enumerate(fields):
+            driver.write(field, texts[min(number, len(texts) - 1)])
+    return _submitted(play)
 
 
 def _one_of_two(driver: PageDriver) -> None:
@@ -137,21 +129,6 @@ def _sequence(driver: PageDriver) -> None:
     driver.click("#subbtn2")
 
 
-def _collapsible(driver: PageDriver) -> None:
-    driver.click("#area h3")
-    driver.click("#subbtn")
-
-
-def _grid(driver: PageDriver) -> None:
-    x, y = re.findall(r"-?\d", driver.page.instruction)
-    driver.click(f"circle[id='({x},{y})']")
-
-
-def _drag_box(driver: PageDriver) -> None:
-    driver.do("drag", driver.at("#draggableSmall"), to=driver.at("#draggableLarge"))
-    driver.click("#subbtn")
-
-
 def _scroll(driver: PageDriver) -> None:
     direction = "down" if "bottom" in driver.page.instruction else "up"
     for _ in range(20):
@@ -160,32 +137,32 @@ def _scroll(driver: PageDriver) -> None:
         if driver.page.ask("() => document.querySelector('#text-area').scrollTop") == before:
             driver.actions.pop()  # it was at its end before
             break
-    driver.click("#subbtn")
 
 
 def _spinner(driver: PageDriver) -> None:
-    wanted = int(re.findall(r"-?\d+", driver.page.instruction)[0])
+    wanted = _numbers(driver)[0]
     for _ in range(abs(wanted)):
         driver.click(f".ui-spinner-{'up' if wanted > 0 else 'down'}")
-    driver.click("#subbtn")
-
-
-def _color(driver: PageDriver) -> None:
-    name = driver.page.instruction.removeprefix("Click on the ").removesuffix(" colored box.")
-    driver.click(f"#area [data-color='{name}']")
-
-
-def _one(selector: str) -> Callable[[PageDriver], None]:
-    return lambda driver: driver.click(selector)
 
 
 ORACLES: Mapping[str, Callable[[PageDriver], None]] = {
-    "click-test": _one("#subbtn"), "click-test-2": _one_of_two, "click-button": _button, "click-link": _link,
-    "click-dialog": _one(".ui-dialog-titlebar button"), "click-dialog-2": _dialog_2, "click-tab": _tab,
-    "click-checkboxes": _choices, "click-option": _choices, "click-widget": _widget, "click-color": _color,
-    "click-button-sequence": _sequence, "click-collapsible": _collapsible, "grid-coordinate": _grid,
-    "focus-text": _one("#tt"), "focus-text-2": _focus_2, "enter-text": _enter_text, "enter-password": _password,
-    "login-user": _login, "drag-box": _drag_box, "scroll-text-2": _scroll, "use-spinner": _spinner,
+    "click-test": _clicks("#subbtn"), "click-test-2": _one_of_two,
+    "click-button": lambda driver: driver.click("#area button", driver.quoted()[0]), "click-link": _link,
+    "click-dialog": _clicks(".ui-dialog-titlebar button"), "click-dialog-2": _dialog_2,
+    "click-tab": lambda driver: driver.click("#area ul a", f"Tab #{_numbers(driver)[0]}"),
+    "click-checkboxes": _submitted(_choices), "click-option": _submitted(_choices),
+    "click-widget": lambda driver: driver.click(f"#area [data-type={driver.quoted()[0]}]"), 
+    "click-color": lambda driver: driver.click("#area [data-color='{}']".format(
+        driver.page.instruction.removeprefix("Click on the ").removesuffix(" colored box."))),
+    "click-button-sequence": _sequence, "click-collapsible": _clicks("#area h3", "#subbtn"),
+    "grid-coordinate": lambda driver: driver.click("circle[id='({},{})']".format(*_numbers(driver))),
+    "focus-text": _clicks("#tt"),
+    "focus-text-2": lambda driver: driver.click("#area input", number=_numbers(driver)[0] - 1),
+    "enter-text": _fields("#tt"), "enter-password": _fields("#password", "#verify"),
+    "login-user": _fields("#username", "#password"),
+    "drag-box": _submitted(lambda driver: driver.do(
+        "drag", driver.at("#draggableSmall"), to=driver.at("#draggableLarge"))),
+    "scroll-text-2": _submitted(_scroll), "use-spinner": _submitted(_spinner),
 }
 
 

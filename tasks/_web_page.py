@@ -148,22 +148,6 @@ _SCROLL = 100
 _DIRECTIONS = {"up": (0, -_SCROLL), "down": (0, _SCROLL), "left": (-_SCROLL, 0), "right": (_SCROLL, 0)}
 
 
-async def _click(page: Any, action: Action) -> None:
-    await page.mouse.click(*_placed(action.point))
-
-
-async def _double_click(page: Any, action: Action) -> None:
-    await page.mouse.dblclick(*_placed(action.point))
-
-
-async def _type(page: Any, action: Action) -> None:
-    await page.keyboard.type(action.text)
-
-
-async def _key(page: Any, action: Action) -> None:
-    await page.keyboard.press(action.text)
-
-
 async def _scroll(page: Any, action: Action) -> None:
     await page.mouse.move(*_placed(action.point))
     await page.mouse.wheel(*_DIRECTIONS[action.text])
@@ -187,8 +171,11 @@ def _placed(point: tuple[float, float] | None) -> tuple[float, float]:
 
 
 VERBS: Mapping[str, Callable[[Any, Action], Awaitable[None]]] = {
-    "click": _click, "double_click": _double_click, "type": _type, "key": _key, "scroll": _scroll, "drag": _drag,
-    "wait": _nothing, "answer": _nothing,
+    "click": lambda page, action: page.mouse.click(*_placed(action.point)),
+    "double_click": lambda page, action: page.mouse.dblclick(*_placed(action.point)),
+    "type": lambda page, action: page.keyboard.type(action.text),
+    "key": lambda page, action: page.keyboard.press(action.text),
+    "scroll": _scroll, "drag": _drag, "wait": _nothing, "answer": _nothing,
 }
 POINTED = ("click", "double_click", "drag")
 """Verbs that need a point."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.config.base import Positive
-from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.contrast import contrast_goal, linear_falloff, vlm_rl_reward
@@ -25,6 +24,8 @@ from vlrl.rewards.text import answer_text
 from vlrl.task import Task
 from vlrl.task.environment import Environment
 from vlrl.types import Answer, Media, Observation, Parts, Sample, Step
+
+from ._shared import drawn, means
 
 if TYPE_CHECKING:
     from ._drive_world import Decision, DrivenSecond, World
@@ -130,12 +131,10 @@ class Drive(Task):
         return {part: float(part == settings.get("reward", cls.reward)) for part in PARTS}
 
     def samples(self, split: str) -> Sequence[Sample]:
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}: task 'drive' has {' and '.join(SPLITS)}")
         if importlib.util.find_spec("highway_env") is None:
             raise ConfigError("task.name=drive: the traffic is simulated by highway-env, which is not installed: "
                               "pip install 'vlrl[driving]'")
-        return Drawn(self.count, lambda i: self._sample(split, i))
+        return drawn(self, split, self._sample)
 
     def _sample(self, split: str, index: int) -> Sample:
         """The scene's name has its split, so no scene is in two splits. Raises DataError if none is solvable."""
@@ -178,12 +177,8 @@ class Drive(Task):
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Success and share of collisions by scenario (`success/merge`, `collision/merge`)."""
-        columns: dict[str, list[float]] = {}
-        for record in records:
-            for part in ("success", "collision"):
-                value = record["parts"].get(part) or 0.0
-                columns.setdefault(f"{part}/{record['sample']['scenario']}", []).append(value)
-        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+        return means((f"{part}/{record['sample']['scenario']}", record["parts"].get(part) or 0.0)
+                     for record in records for part in ("success", "collision"))
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
         """Those of an expert that tries them out first; None if it does not arrive in time."""

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.config.base import Positive
-from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.task.recipes import RecipeTask
@@ -28,6 +27,7 @@ from . import _grounding as boxes
 from . import _grounding_benchmarks as benchmarks
 from . import _grounding_words as words
 from ._scenes import KNOBS, generated_scene, scene
+from ._shared import drawn
 
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
 
@@ -85,12 +85,7 @@ class Grounding(RecipeTask):
     def samples(self, split: str) -> Sequence[Sample]:
         if not self.drawn:
             return super().samples(split)
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}: task 'grounding' draws {' and '.join(SPLITS)}")
-        return Drawn(self.count, lambda index: self._draw(split, index))
-
-    def _draw(self, split: str, index: int) -> Sample:
-        return self._sample(*scene(self.seed, split, index, self.size))
+        return drawn(self, split, lambda split, index: self._sample(*scene(self.seed, split, index, self.size)))
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
         return self._sample(*generated_scene(self.seed, index, knobs, self.size))

@@ -22,6 +22,7 @@ from vlrl.types import Answer, Parts, Sample
 from . import _gui as elements
 from . import _gui_actions as actions
 from . import _gui_benchmarks as benchmarks
+from ._shared import means
 
 RECIPES = {
     "element": elements.ELEMENT, "click": elements.CLICK, "gui_g1": elements.GUI_G1, "gui_g2": elements.GUI_G2,
@@ -29,7 +30,6 @@ RECIPES = {
     "ui_r1": actions.UI_R1, "gui_r1": actions.GUI_R1, "infigui_r1": actions.INFIGUI_R1,
     "glm_v_androidworld": actions.GLM_V_ANDROIDWORLD,
 }
-_BY = ("platform", "element_type", "category")
 
 
 class Gui(RecipeTask):
@@ -87,20 +87,18 @@ class Gui(RecipeTask):
         """Each metric by platform, by kind of element and by category (ScreenSpot-Pro's group), e.g. `click_acc/web`
         and `click_acc/icon`; by both, `click_acc/web/icon`; and the mean of these cells, `click_acc/macro`, SeeClick's
         average on ScreenSpot (2401.10935)."""
-        columns: dict[str, list[float]] = {}
+        values: list[tuple[str, float]] = []
         cells: dict[str, set[str]] = {}
         for record in records:
             row = record["sample"]
-            kinds = {str(v) for v in (row.get(key) for key in _BY) if v}
+            kinds = {str(row[key]) for key in ("platform", "element_type", "category") if row.get(key)}
             cell = (row.get("category") or row.get("platform"), row.get("element_type"))
-            both = "/".join(map(str, cell)) if all(cell) else ""
+            both = {"/".join(map(str, cell))} if all(cell) else set()
             for metric, value in record["metrics"].items():
-                for kind in (*kinds, *([both] if both else [])):
-                    columns.setdefault(f"{metric}/{kind}", []).append(value)
-                if both:
-                    cells.setdefault(metric, set()).add(f"{metric}/{both}")
-        means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
-        return means | {f"{metric}/macro": sum(means[name] for name in names) / len(names)
+                values += [(f"{metric}/{kind}", value) for kind in kinds | both]
+                cells.setdefault(metric, set()).update(f"{metric}/{kind}" for kind in both)
+        found = means(values)
+        return found | {f"{metric}/macro": sum(found[name] for name in names) / len(names)
                         for metric, names in cells.items() if len(names) > 1} | benchmarks.episodes(records)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:

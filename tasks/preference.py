@@ -19,6 +19,8 @@ from vlrl.rewards.text import clean_label, extract_tag, said, think_answer_forma
 from vlrl.task.recipes import Recipe, RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
+from ._shared import means
+
 _CHOICE = re.compile(r"(?:response )?([12])")
 _VERDICT = re.compile(r"(?<![\d.])-?[01]\.0(?!\d)")
 _LINES, _LONGEST = 3, 2000
@@ -152,20 +154,20 @@ class Preference(RecipeTask):
         """`accuracy/<category>`; `position_bias`, the share of answers 1 minus the share of rows where 1 is right, in
         [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows for which both orders
         prefer the same response, and the right one."""
-        columns: dict[str, list[float]] = {}
+        values: list[tuple[str, float]] = []
         pairs: dict[str, list[tuple[int, float]]] = {}
         for record in records:
             row, choice, paid = record["sample"], record["parsed"], record["parts"].get("accuracy") or 0.0
             if row.get("category"):
-                columns.setdefault(f"accuracy/{row['category']}", []).append(paid)
+                values.append((f"accuracy/{row['category']}", paid))
             if choice in (1, 2):
-                columns.setdefault("position_bias", []).append(float(choice == 1) - float(row["answer"] == 1))
+                values.append(("position_bias", float(choice == 1) - float(row["answer"] == 1)))
             first_choice = 0 if choice not in (1, 2) else 3 - choice if row.get("pair") else choice
             pairs.setdefault(str(row.get("pair") or row.get("id")), []).append((first_choice, paid))
         for first, second in (pair for pair in pairs.values() if len(pair) == 2):
-            columns.setdefault("pairs/agreement", []).append(float(first[0] == second[0] != 0))
-            columns.setdefault("pairs/accuracy", []).append(min(first[1], second[1]))
-        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+            values += [("pairs/agreement", float(first[0] == second[0] != 0)),
+                       ("pairs/accuracy", min(first[1], second[1]))]
+        return means(values)
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
         """Answers that name both responses, or neither."""

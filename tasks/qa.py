@@ -24,6 +24,7 @@ from vlrl.types import Answer, Parts, Sample
 from . import _qa as recipes
 from . import _qa_kinds as kinds
 from ._qa_forms import FORMS
+from ._shared import accuracy_by
 
 IMAGE = "<image>"
 
@@ -85,12 +86,7 @@ class Qa(RecipeTask):
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
-        columns: dict[str, list[float]] = {}
-        for record in records:
-            sample, paid = record["sample"], record["parts"].get("accuracy")
-            for name in {str(v) for v in (sample.get("answer_type"), sample.get("category")) if v}:
-                columns.setdefault(f"accuracy/{name}", []).extend([] if paid is None else [paid])
-        return {name: sum(values) / len(values) for name, values in sorted(columns.items()) if values}
+        return accuracy_by(records, ("answer_type", "category"))
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
         """Answers that need no look at the image, or that contain the right one among others."""

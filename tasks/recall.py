@@ -13,7 +13,6 @@ from PIL import Image
 from pydantic import Field
 
 from vlrl.config.base import Positive
-from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import said
 from vlrl.task import Task
@@ -21,6 +20,7 @@ from vlrl.task.environment import Environment
 from vlrl.types import Answer, Media, Observation, Parts, Sample, Step
 
 from ._scenes import COLOURS
+from ._shared import drawn
 
 SIZE = 32
 """Side of an image in pixels."""
@@ -69,9 +69,7 @@ class Recall(Task):
                               "have the same length: lower it, or leave it out")
 
     def samples(self, split: str) -> Sequence[Sample]:
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}: task 'recall' has {' and '.join(SPLITS)}")
-        return Drawn(self.count, lambda i: self._sample(split, i))
+        return drawn(self, split, self._sample)
 
     def _sample(self, split: str, index: int) -> Sample:
         rng = random.Random(f"recall/{self.seed}/{split}/{index}")

@@ -25,6 +25,7 @@ from . import _video_benchmarks as benchmarks
 from . import _video_onethinker as onethinker
 from . import _video_time as times
 from . import _video_tracks as tracks
+from ._shared import accuracy_by
 
 RECIPES = {
     "direct": typed.DIRECT, "video_r1": typed.VIDEO_R1, "grpo_care": typed.GRPO_CARE,
@@ -33,7 +34,6 @@ RECIPES = {
     "videochat_r1_span": times.VIDEOCHAT_R1_SPAN, "videochat_r1_gqa": times.VIDEOCHAT_R1_GQA,
     "videochat_r1_track": tracks.VIDEOCHAT_R1_TRACK, "onethinker": onethinker.ONETHINKER,
 }
-_BY = ("answer_type", "category", "attribute")
 
 
 class Video(RecipeTask):
@@ -88,15 +88,8 @@ class Video(RecipeTask):
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """`accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the metrics of
         spans and tracks by category."""
-        columns: dict[str, list[float]] = {}
-        for record in records:
-            accuracy = record["parts"].get("accuracy")
-            if accuracy is not None:
-                for kind in {str(v) for v in (record["sample"].get(key) for key in _BY) if v}:
-                    columns.setdefault(f"accuracy/{kind}", []).append(accuracy)
-        means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
         theirs = benchmarks.summaries(records, self.benchmark.rpartition(":")[2]) if self.benchmark else {}
-        return means | tracks.summaries(records) | theirs
+        return accuracy_by(records, ("answer_type", "category", "attribute")) | tracks.summaries(records) | theirs
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:

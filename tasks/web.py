@@ -22,7 +22,6 @@ from pydantic import Field
 
 from vlrl.config.base import Positive
 from vlrl.config.registry import resolve
-from vlrl.data import SPLITS, Drawn
 from vlrl.data.coordinates import Convention
 from vlrl.environments.chromium import chromium_program
 from vlrl.errors import ConfigError, DataError, did_you_mean
@@ -30,6 +29,7 @@ from vlrl.task import Task
 from vlrl.task.environment import Environment
 from vlrl.types import Answer, Parts, Sample
 
+from ._shared import drawn, means
 from ._web_actions import FORMS
 from ._web_browser import SIDES, BrowserSettings, PageFailed, shared
 from ._web_environment import UNREAD, WebEnvironment
@@ -82,11 +82,9 @@ class Web(Task):
         self._form: Any = resolve("task.form", self.form, FORMS)
 
     def samples(self, split: str) -> Sequence[Sample]:
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}: task 'web' has {' and '.join(SPLITS)}")
         chromium_program(self.browser)
         self._check_pages()
-        return Drawn(self.count, lambda i: self._sample(split, i))
+        return drawn(self, split, self._sample)
 
     def _check_pages(self) -> None:
         """Raises ConfigError for missing pages, and for one that is both trained on and held out."""
@@ -204,13 +202,9 @@ class Web(Task):
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Success by page (`success/click-test`), and over training pages and held-out pages."""
-        columns: dict[str, list[float]] = {}
-        for record in records:
-            sample = record["sample"]
-            kind = "heldout_pages" if sample["heldout_page"] else "trained_pages"
-            for name in (sample["page"], kind):
-                columns.setdefault(f"success/{name}", []).append(record["parts"].get("success") or 0.0)
-        return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+        return means((f"success/{name}", record["parts"].get("success") or 0.0)
+                     for record in records for sample in [record["sample"]] for name in (
+                         sample["page"], "heldout_pages" if sample["heldout_page"] else "trained_pages"))
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
         """Plays the page in a browser of this process; None for a page without a known solution."""

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vlrl.config.base import Positive
-from vlrl.data import SPLITS, Drawn
-from vlrl.errors import ConfigError, DataError
+from vlrl.errors import DataError
 from vlrl.task import Task
 from vlrl.types import Answer, Parts, Sample
+
+from ._shared import drawn
 
 _APART = 2**30
 """The first seed of the held-out split; those of training are below."""
@@ -37,12 +38,10 @@ class World(Task):
     """Seeds per split."""
 
     def samples(self, split: str) -> Sequence[Sample]:
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}: task 'world' has {' and '.join(SPLITS)}")
-        if self.data is not None and getattr(self.data, split):
+        if self.data is not None and getattr(self.data, split, None):
             return super().samples(split)
         start = _APART if split.endswith("heldout") else 0
-        return Drawn(self.count, lambda i: Sample(id=f"{split}-{i:06d}", row={
+        return drawn(self, split, lambda split, i: Sample(id=f"{split}-{i:06d}", row={
             "instruction": self.instruction, "seed": start + (self.seed * self.count + i) % _APART}))
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:

@@ -17,14 +17,13 @@ from PIL import Image
 from pydantic import Field
 
 from vlrl.config.base import Positive
-from vlrl.data import SPLITS, Drawn
-from vlrl.errors import ConfigError
 from vlrl.rewards.text import said
 from vlrl.task import Task
 from vlrl.types import Answer, Media, Parts, Sample
 
 from . import _zoom_scenes as scenes
 from ._scenes import COLOURS
+from ._shared import drawn
 
 ASKED = {"digit": "Which digit is this? Answer with the digit only.",
          "colours": "Which three colours are these? Answer with their names only.",
@@ -58,9 +57,7 @@ class Zoom(Task):
     """Side of the displayed image in pixels."""
 
     def samples(self, split: str) -> Sequence[Sample]:
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r}: task 'zoom' has {' and '.join(SPLITS)}")
-        return Drawn(self.count, lambda i: self._sample(split, i))
+        return drawn(self, split, self._sample)
 
     def _sample(self, split: str, index: int) -> Sample:
         if self.media == "image":

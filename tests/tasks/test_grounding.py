@@ -117,7 +117,7 @@ def test_drawn_scenes_differ_by_split_and_seed():
     boxes = [[row["boxes"] for row in split] for split in rows]
     assert boxes[0] != boxes[1] and boxes[0] != boxes[2]
     for split in ("valid", "", "heldout-2"):
-        with pytest.raises(ConfigError, match=rf"split '{split}': task 'grounding' draws train and heldout"):
+        with pytest.raises(ConfigError, match=rf"split '{split}': task 'grounding' has train and heldout"):
             task.samples(split)
 
 

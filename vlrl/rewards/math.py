@@ -132,11 +132,15 @@ def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: b
 
 def readable(gold: str, seconds: float = SECONDS) -> bool:
     """Whether math-verify can parse a right answer. Errors as in `equal`."""
-    return bool(_NUMBER.fullmatch(gold)) or verified(None, gold, seconds)
+    return bool(_NUMBER.fullmatch(gold)) or _verdict(gold, None, seconds)
 
 
-def verified(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """The verdict of math-verify, or, without an answer, whether it can parse the gold one. Errors as in `equal`."""
+def verified(answer: str, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
+    """The verdict of math-verify on two expressions. Errors as in `equal`."""
+    return _verdict(gold, answer, seconds, worked_out)
+
+
+def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = True) -> bool:
     verdict = _remembered(gold, answer, seconds, worked_out)
     if isinstance(verdict, str):
         raise VerifierError(verdict)

@@ -1,0 +1,38 @@
+"""What several tasks share: samples made by code, means by category, and perfect answers with thinking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from vlrl.data import SPLITS, Drawn
+from vlrl.errors import ConfigError
+from vlrl.types import Sample
+
+
+def drawn(task: Any, split: str, make: Callable[[str, int], Sample]) -> Sequence[Sample]:
+    """`task.count` samples made by `make(split, index)` on access. Raises ConfigError for an unknown split."""
+    if split not in SPLITS:
+        raise ConfigError(f"split {split!r}: task '{type(task).name}' has {' and '.join(SPLITS)}")
+    return Drawn(task.count, lambda index: make(split, index))
+
+
+def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The mean of the values of each name, sorted by name."""
+    columns: dict[str, list[float]] = {}
+    for name, value in values:
+        columns.setdefault(name, []).append(value)
+    return {name: sum(column) / len(column) for name, column in sorted(columns.items())}
+
+
+def accuracy_by(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> dict[str, float]:
+    """The mean of the part `accuracy` by each value of these fields of the rows, e.g. `accuracy/math`."""
+    paid = ((record["sample"], value) for record in records
+            if (value := record["parts"].get("accuracy")) is not None)
+    return means((f"accuracy/{name}", value) for row, value in paid
+                 for name in {str(row[field]) for field in fields if row.get(field)})
+
+
+def think_answer(answer: str, thought: str = "I look at the picture.") -> str:
+    """`<think>...</think><answer>...</answer>`, as a perfect answer."""
+    return f"<think>{thought}</think><answer>{answer}</answer>"
