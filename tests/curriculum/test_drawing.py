@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vlrl.curriculum.base import Prompts
-from vlrl.curriculum.drawing import _BLOCK, _reached, weighted
+from vlrl.curriculum.drawing import _BLOCK, _found, weighted
 from vlrl.curriculum.plain import Uniform
 from vlrl.curriculum.streams import stream
 
@@ -27,7 +27,7 @@ def test_a_place_is_where_the_running_sum_exceeds_the_number(size):
     weights = some(size)
     below = np.cumsum(np.add.reduceat(weights, np.arange(0, size, _BLOCK)))
     reach = stream(3).random(2000) * weights.sum()
-    assert _reached(weights, below, reach).tolist() == np.searchsorted(np.cumsum(weights), reach, side="right").tolist()
+    assert _found(weights, below, reach).tolist() == np.searchsorted(np.cumsum(weights), reach, side="right").tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

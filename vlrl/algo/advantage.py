@@ -1,10 +1,8 @@
-"""Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or a list of [T] for one a token.
+"""Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or a list of [T] for one per token.
 
-R rollouts in groups; n scorable answers of a group. Unscorable rollouts (NaN) are in no statistic and have advantage 0.
-Where a formula centres rewards on their group, a group of equal rewards has exactly 0 (before reinforce_pp_baseline
-whitens). What needs nothing but the
-groups of its own process says "local".
-"""
+R rollouts in groups; n scorable completions of a group. Unscorable rollouts (NaN) are in no statistic and have
+advantage 0. Where a formula centres rewards on their group, a group of equal rewards has exactly 0 (before
+reinforce_pp_baseline whitens). A function that needs only the groups of its own process requires "local"."""
 
 from __future__ import annotations
 
@@ -17,19 +15,17 @@ from vlrl.config.base import NonNegative
 
 @requires("local")
 def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """Returns (R - mean) / (std + eps), mean and std of the group, Bessel's correction.
+    """(R - mean) / (std + eps), mean and std of the group, Bessel's correction.
 
-    DeepSeekMath (arXiv 2402.03300) section 4.1.2; eps as in TRL.
-    """
-    return nan_to_zero(centred(s) / (grouped.std(s.rewards, s.group) + eps))
+    DeepSeekMath (arXiv 2402.03300) section 4.1.2; eps as in TRL."""
+    return nan_to_zero(grouped.normalized(s.rewards, s.group, eps))
 
 
 @requires("local")
 def dr_grpo(s: Scores) -> torch.Tensor:
     """R - mean, no division by the standard deviation: easy and hard prompts keep their weight.
 
-    Understanding R1-Zero-like training (Dr. GRPO, arXiv 2503.20783); goes with algo.aggregation=constant.
-    """
+    Understanding R1-Zero-like training (Dr. GRPO, arXiv 2503.20783); goes with algo.aggregation=constant."""
     return nan_to_zero(centred(s))
 
 
@@ -37,8 +33,7 @@ def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.T
     """R - mean of the other answers of the group = n / (n - 1) * (R - mean).
 
     normalize: then (A - mean) / (std + eps) over the whole step. Back to Basics (RLOO, arXiv 2402.14740); TRL's takes
-    algo.kl_in=reward.
-    """
+    algo.kl_in=reward."""
     n = grouped.count(s.rewards, s.group)
     values = centred(s) * (n / (n - 1))
     if normalize:
@@ -52,10 +47,10 @@ def centred(s: Scores) -> torch.Tensor:
 
 
 def std(values: torch.Tensor) -> torch.Tensor:
-    """Of all known values, with Bessel's correction."""
+    """Standard deviation of all known values, with Bessel's correction."""
     return values[~values.isnan()].std() if (~values.isnan()).sum() > 1 else values.new_tensor(torch.nan)
 
 
 def nan_to_zero(values: torch.Tensor) -> torch.Tensor:
-    """Unscorable ones, and those without a statistic, have 0."""
+    """Replaces NaN (unscorable, or no statistic) by 0."""
     return torch.where(values.isnan(), 0.0, values)

@@ -1,4 +1,4 @@
-"""All that `algo.*` chooses, bound to its options, with what of it changes from step to step."""
+"""The functions and coefficients of `algo.*`, bound to their options, and their state."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from vlrl.models.policy import Policy
 
 
 class Algorithm:
-    """From rewards to a loss. One for a run: advantage, KL coefficient, entropy and reference may carry a state.
+    """From rewards to a loss. One per run: advantage, KL coefficient, entropy and reference may have state.
 
-    Raises ConfigError naming the setting when a name or an option is unknown or has a value that it cannot have.
-    """
+    Raises ConfigError naming the setting when a name or an option is unknown or has an invalid value."""
 
     def __init__(self, config: Config):
         algo = config.algo
@@ -45,9 +44,9 @@ class Algorithm:
         self.old_statistics = statistics(self.objective.requires, "old_stat:")
         """At the weights that sampled."""
         self.nonfinite = 0
-        """Steps in a row of which an optimizer step was left out for NaN or infinity."""
+        """Consecutive steps with a skipped optimizer step (NaN or infinity)."""
         self.methods: tuple[Method, ...] = methods_of(self)
-        """Those that the config asks for, in the order of config/sections.py."""
+        """The active methods, in the order of config/sections.py."""
 
     @property
     def requires(self) -> frozenset[str]:
@@ -59,7 +58,7 @@ class Algorithm:
 
     @property
     def scores_pairs(self) -> bool:
-        """Whether a head learns to score answers from pairs of them, in place of the policy term."""
+        """Whether a reward head learns from pairs of answers, in place of the policy term."""
         return "pairs" in self.objective.requires
 
     @property
@@ -68,16 +67,16 @@ class Algorithm:
 
     @property
     def moves_reference(self) -> bool:
-        """Whether the reference is not the model the run began with for good."""
+        """Whether the reference ever differs from the model that the run began with."""
         return self.reference.function.moves
 
     def share(self, step: int) -> float:
-        """Returns the weight of the objective in a step."""
+        """The weight of the objective in a step."""
         return math.prod(method.share(step) for method in self.methods)
 
     @property
     def temperature(self) -> float:
-        """At which the step samples and trains."""
+        """Temperature of sampling and training in this step."""
         base = self.config.rollout.temperature
         return self._entropy.temperature(base) if hasattr(self._entropy, "temperature") else base
 
@@ -91,7 +90,7 @@ class Algorithm:
 
     def after_step(self, policy: Policy, optimizer: torch.optim.Optimizer, stats: dict[str, float],
                    done: int) -> dict[str, float]:
-        """Moves what follows the run, from the metrics of a step (over all processes); returns metrics of it."""
+        """Updates coefficients and reference from the metrics of a step (over all processes); returns metrics."""
         tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature
@@ -114,7 +113,7 @@ class Algorithm:
                 **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
-        """Returns what a resumed run needs, the weights of a reference that moves included."""
+        """State for a checkpoint, with the weights of a moving reference."""
         states = {**{place: f.state_dict() for place, f in self._functions.items()},
                   **{key: m.state_dict() for key, m in methods_by_state_key(self.methods, "algorithm").items()},
                   "kl_coef": self.kl.state_dict(),
@@ -124,7 +123,6 @@ class Algorithm:
         return {k: v for k, v in states.items() if v}
 
     def load_state_dict(self, state: dict[str, Any], policy: Policy) -> None:
-        """Takes what `state_dict` gave."""
         for place, bound in self._functions.items():
             bound.load_state_dict(state.get(place, {}))
         for key, method in methods_by_state_key(self.methods, "algorithm").items():
@@ -139,14 +137,14 @@ class Algorithm:
 
 
 def _check_given(advantage: Bound, config: Config) -> None:
-    """Raises ConfigError for an advantage that requires what only a method gives, where that is off."""
+    """Raises ConfigError for an advantage that requires the data of a method which is off."""
     for what in sorted(advantage.requires & GIVEN.keys()):
         if problem := GIVEN[what](config, advantage.name):
             raise ConfigError(problem)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:
-    """Raises ConfigError where the advantage does not look at a reward that other settings change."""
+    """Raises ConfigError where the advantage does not read a reward that other settings change."""
     if "parts" not in advantage.requires:
         return
     if shaping:

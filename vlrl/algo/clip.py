@@ -10,16 +10,15 @@ from pydantic import Field
 from vlrl.algo.inputs import LossInputs, Metrics
 
 ClipRange = Annotated[float, Field(ge=0)]
-"""How far a ratio (or its log, or a probability) may go to one side."""
+"""Distance of a clip bound from 1 (of a log-ratio or probability: from 0)."""
 AboveOne = Annotated[float, Field(gt=1)]
 
 
 def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta: float | None = None,
               dual_clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Returns -min(r A, clip(r, 1 - low, 1 + high) A) per token, with the metrics of `clip_metrics`.
+    """-min(r A, clip(r, 1 - low, 1 + high) A) per token, with the metrics of `clip_metrics`.
 
-    ratio [N] -> [N]. `delta` caps the ratio of the branch that is not clipped, `dual_clip` = c bounds the loss of a
-    negative advantage by -c A.
+    ratio [N] -> [N]. `delta` caps the unclipped ratio, `dual_clip` = c bounds the loss of a negative advantage by -c A.
     """
     a = x.advantages
     free = ratio if delta is None else ratio.clamp(max=delta)
@@ -34,5 +33,5 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
 
 
 def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
-    """Of each token whether a bound takes hold of it, and its ratio: what the store keeps and clip_frac counts."""
+    """Per token, whether a bound applies, and the ratio: stored, and counted in clip_frac."""
     return {"clipped": inert, "ratio": ratio.detach()}

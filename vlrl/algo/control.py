@@ -1,4 +1,4 @@
-"""Coefficients that move with what a run measures; their state is in the checkpoint."""
+"""The KL coefficient, whose state is in the checkpoint."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import Any
 
 
 class KLCoefficient:
-    """The weight of the KL: `algo.kl_coef`, steered to a target where one is set.
+    """The weight of the KL: `algo.kl_coef`, adapted towards a target where one is set.
 
     After each step: coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * answers / horizon). Fine-Tuning Language
-    Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per answer.
-    """
+    Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per answer."""
 
     def __init__(self, start: float, target: float | None = None, horizon: int = 10_000):
         self.value, self.target, self.horizon = start, target, horizon
 
     def observe(self, kl: float, answers: float) -> None:
-        """Takes the mean KL per token of a step's `answers`, over all processes."""
+        """Updates the coefficient with the mean KL per token of a step with so many completions, over all processes."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
             self.value *= 1 + error * answers / self.horizon

@@ -1,8 +1,9 @@
-"""Weights against a sampler that computes otherwise than the trainer: `(LossInputs, options) -> ([N], metrics)`.
+"""Weights that correct for a sampler whose probabilities differ from the trainer's: `(LossInputs, options) -> ([N],
+metrics)`.
 
-They come from D = log p(trainer at the weights that sampled) - log p(engine) of the trained tokens, carry no gradient,
-and multiply the policy term after its clip, not the KL. A bound that is null does not exist. D is kept within +-20; a
-token trained under another prompt than the sampled one, or whose log-probability the engine does not know, has D = 0.
+They are computed from D = log p(trainer at the weights that sampled) - log p(engine) of the trained tokens, carry no
+gradient, and multiply the policy term after its clip, not the KL. A null bound is no bound. D is clamped to +-20; it is
+0 for tokens trained under another prompt than the sampled one, or whose log-probability the engine does not know.
 
 Metrics: `correction/weight` the mean weight, `correction/outside` the share of tokens whose weight was out of bounds.
 """
@@ -10,14 +11,14 @@ Metrics: `correction/weight` the mean weight, `correction/outside` the share of 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 
 from vlrl.algo.inputs import LossInputs, Metrics
+from vlrl.config.base import NonNegative
 
-_Bound = Annotated[float, Field(ge=0)] | None
+_Bound = NonNegative | None
 
 
 def token_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
@@ -48,10 +49,9 @@ def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) ->
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """Returns 0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
+    """0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
 
-    `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1.
-    """
+    `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1."""
     mean = _geometric(x)
     return _masked(x, mean, {"token": x.sampler_gap, "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
 

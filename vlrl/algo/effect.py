@@ -1,11 +1,10 @@
-"""What a function says of its effect, beside what it requires: a setting that changes nothing is named with the reason.
+"""How a function declares that it has no effect; such settings are reported with the reason.
 
-    @reads("outcome", alone={})           asks which answers are right, and reads no reward (a policy term: advantage)
-    @idle("alpha is 0", alpha=0)          changes nothing with these options
-    @acts(rule)                           changes nothing where rule(use) says why
+    @reads("outcome", alone={})           reads which answers are correct instead of the reward (or advantage)
+    @idle("alpha is 0", alpha=0)          has no effect with these options
+    @idle_when(rule)                      has no effect where rule(use) returns a reason
 
-Of functions that a user brings nothing is known. training/inert.py asks.
-"""
+Nothing is known of a user's own functions. training/inert.py evaluates the declarations."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class Inert:
     value: Any
     reason: str
     usual: bool = False
-    """Whether it is a default, or meant so: the dry run names it, the start of a run does not."""
+    """Whether it is a default, or intended: reported by dry runs only."""
 
     def __str__(self) -> str:
         value = f"{self.value:g}" if isinstance(self.value, float) else short(self.value)
@@ -38,7 +37,7 @@ class Inert:
 
 @dataclass(frozen=True, eq=False)
 class FunctionUse:
-    """A function as a setting of a run names it."""
+    """A function that a setting of a run names."""
 
     config: Config
     task: Task | None
@@ -48,12 +47,12 @@ class FunctionUse:
 
     @property
     def own(self) -> bool:
-        """Whether a user brings it."""
+        """Whether it is the user's own."""
         return ":" in self.named.name
 
     @cached_property
     def function(self) -> Any:
-        """None where a user brings it, and for a name that others refuse."""
+        """None for a user's own function and for an unknown name, which is reported elsewhere."""
         return self.table.get(self.named.name)
 
     @cached_property
@@ -64,22 +63,22 @@ class FunctionUse:
 
     @property
     def by_reward(self) -> bool:
-        """Whether a function that asks which answers are right is to judge by their reward."""
+        """Whether its notion of correct is a reward above a threshold."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property
     def one_turn(self) -> str:
-        """Why every answer has one turn; "" where a task has an environment, or nothing is known of it."""
+        """Why every completion has a single turn; "" where the task has an environment, or is unknown."""
         if self.task is None or has_environment(self.task):
             return ""
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
 
     def reads(self, what: str) -> bool:
-        """Whether it may read something."""
+        """Whether it may read `what`."""
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """Why it reads which answers are right and not `what`; "" where it may read that."""
+        """Why it reads the outcomes and not `what`; "" where it may read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
             return ""
@@ -89,17 +88,16 @@ class FunctionUse:
 
     @property
     def idle(self) -> str:
-        """Why it changes nothing; "" where it may."""
+        """Why it has no effect; "" where it may have one."""
         return next(filter(None, (rule(self) for rule in getattr(self.function, "idle_when", ()))), "")
 
 
 def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
-    """Says what a function reads that most do not: "outcome" = which answers are right, "reward" (of a batch), "sign" =
+    """Declares unusual inputs of a function: "outcome" = whether answers are correct, "reward" (of a batch), "sign" =
     that of the advantage (of a weight).
 
-    alone: options with which the outcome takes the place of the reward, of a policy term that of the advantage; {} =
-    with any, but `correct` that makes it a question of the reward.
-    """
+    alone: options with which the outcome replaces the reward, for a policy term the advantage; {} = with any options
+    except `correct`, which makes it depend on the reward."""
     def mark(function: Any) -> Any:
         function.reads, function.alone = frozenset(what), alone
         return function
@@ -107,7 +105,7 @@ def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any],
 
 
 def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
-    """Says when a function changes nothing: the reason, or ""."""
+    """Declares a rule that returns why the function has no effect, or ""."""
     def mark(function: Any) -> Any:
         function.idle_when = (*getattr(function, "idle_when", ()), rule)
         return function
@@ -115,12 +113,12 @@ def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
 
 
 def idle(why: str, **options: Any) -> Callable[[Any], Any]:
-    """Says that a function changes nothing with these values of its options."""
+    """Declares that a function has no effect with these values of its options."""
     return idle_when(lambda use: why if all(use.values.get(key) == value for key, value in options.items()) else "")
 
 
 def short(value: Any) -> Any:
-    """A value as a config says it, without the options of a name."""
+    """A value as written in a config, without the options of a name."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

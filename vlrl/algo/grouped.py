@@ -1,4 +1,5 @@
-"""Statistics of rewards, [R] -> [R], of each rollout's group or of all. NaN = unscorable, which is in none of them."""
+"""Statistics of rewards [R] over each rollout's group, or over all rollouts: [R] -> [R]. NaN = unscorable, excluded
+from all."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from vlrl.algo.inputs import Scores, requires
 
 
 def total(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over each rollout's group."""
+    """The sum over each rollout's group."""
     filled = torch.where(values.isnan(), 0.0, values)
     return filled.new_zeros(_count(group)).index_add(0, group, filled)[group]
 
 
 def count(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Returns how many values each rollout's group has, as floats."""
+    """Number of values of each rollout's group, as floats."""
     return total(torch.where(values.isnan(), torch.nan, 1.0).to(values.dtype), group)
 
 
@@ -41,23 +42,28 @@ def largest(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
 
 
 def all_equal(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Returns [R] bool: the group has no two different values, so it carries no preference. Exact."""
+    """[R] bool: all values of the group are equal (exactly), so it carries no preference."""
     return smallest(values, group) >= largest(values, group)
 
 
 def centred(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Value - mean of the group; exactly 0 in a settled group, NaN where the value is."""
+    """Value - group mean; exactly 0 where the group's values are all equal, NaN where the value is."""
     away = values - mean(values, group)
     return torch.where(all_equal(values, group) & ~values.isnan(), 0.0, away)
 
 
-def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
-    """Returns [R] bool: which rollouts are correct; one that is unscorable is not.
+def normalized(values: torch.Tensor, group: torch.Tensor, eps: float, normalize: bool = True) -> torch.Tensor:
+    """Value - group mean; `normalize`: divided by the group's std + eps."""
+    away = centred(values, group)
+    return away / (std(values, group) + eps) if normalize else away
 
-    By what the tasks say (Scores.outcome). With `part` or `above` given: the raw reward part of that name, or the
-    reward, is above that value, or above `without`, which also stands in where no outcome is known. Raises ValueError
-    when no rollout has the part.
-    """
+
+def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
+    """[R] bool: which rollouts are correct; False for unscorable ones.
+
+    By the task's word (Scores.outcome). With `part` or `above` given: where the raw reward part of that name, or the
+    reward, exceeds `above`, by default `without`, which also applies where no outcome is known. Raises ValueError when
+    no rollout has the part."""
     if part and part not in s.parts:
         raise ValueError(f"there is no reward part '{part}'; there are: {', '.join(s.parts)}")
     if not part and above is None and s.outcome is not None:
@@ -71,10 +77,9 @@ def _count(group: torch.Tensor) -> int:
 
 
 def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns (x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
+    """(x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
 
-    Exactly 0 where all that count are equal. NaN among those that do not count stay NaN.
-    """
+    Exactly 0 where all counted values are equal. Uncounted NaN values stay NaN."""
     counted = values[weights > 0]
     total = weights.sum()
     if not len(counted) or total <= 1 or bool((counted == counted[0]).all()):
@@ -87,5 +92,5 @@ def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.T
 
 @requires("local")
 def every_rollout(s: Scores) -> torch.Tensor:
-    """Returns every rollout."""
+    """Every rollout."""
     return torch.ones_like(s.rewards, dtype=torch.bool)

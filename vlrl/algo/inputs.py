@@ -1,7 +1,6 @@
-"""What the functions of the objective see: `Scores` before the advantage, `LossInputs` before the loss.
+"""Inputs of the objective's functions: `Scores` for advantages, `LossInputs` for the loss.
 
-Both are flat: R rollouts, N answer tokens, never [B, L], so packed and padded batches give the same value.
-"""
+Both are flat: R rollouts, N completion tokens, never [B, L], so packed and padded batches give the same value."""
 
 from __future__ import annotations
 
@@ -20,19 +19,19 @@ Metrics = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ActionCredit:
-    """What the functions see of one action of an episode."""
+    """One action of an episode, as advantages see it."""
 
     start: int
     end: int
-    """Its tokens."""
+    """Its tokens are start..end."""
     reward: float = 0.0
-    """The weighted sum of its reward parts; 0 where task.combine has turns count for nothing."""
+    """The weighted sum of its reward parts; 0 where task.combine pays nothing for turns."""
     anchor: str | None = ""
-    """The state that it was taken in, equal texts for equal states; None = not told."""
+    """The state in which it was taken, equal texts for equal states; None = unknown."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Its raw reward parts."""
     plan: tuple[int, int] = (0, 0)
-    """Its tokens inside <plan>, tags included, for functions that require "plans"; empty = none."""
+    """Its tokens inside <plan>, tags included, for functions that require "plans"; an empty span = none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +41,18 @@ class Scores:
     rewards: torch.Tensor
     """[R] float64; NaN = unscorable."""
     group: torch.Tensor
-    """[R] int64 number of the group, 0, 1, ...; the rollouts of a group stand side by side."""
+    """[R] int64 group number 0, 1, ...; the rollouts of a group are adjacent."""
     lengths: torch.Tensor
-    """[R] float64, tokens that the model wrote of each answer: all of it, in however many steps."""
+    """[R] float64, generated tokens of each completion, also of one generated over several steps."""
     task: torch.Tensor
-    """[R] int64, place in task_names."""
+    """[R] int64, index in task_names."""
     task_names: Sequence[str] = ()
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[R] raw reward parts by name; NaN = unscorable, or a part that the rollout's task does not have."""
     part_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[R] weight of each part in the reward of the rollout."""
     outcome: torch.Tensor | None = None
-    """[R] bool: correct, as the task says (Task.correct); None = nothing but rewards is known."""
+    """[R] bool: correct, as the task says (Task.correct); None = only rewards are known."""
     greedy: torch.Tensor | None = None
     """[R] reward of the greedy answer to the rollout's prompt, for functions that require "greedy"."""
     truncated: torch.Tensor | None = None
@@ -61,46 +60,45 @@ class Scores:
     tokens: Sequence[np.ndarray] = ()
     """[R, T] token ids, for functions that require "tokens"."""
     masks: Sequence[np.ndarray] = ()
-    """[R, T] bool, the trained tokens, likewise, or for functions that require "turns", or what a method keeps."""
+    """[R, T] bool, the trained tokens, for functions that require "tokens", "turns" or data of a method."""
     turns: Sequence[Sequence[ActionCredit]] = ()
     """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
-    """[R] of each step of an answer its tokens, start and end, and its value (types.StepValues), for functions that
-    require "steps"; none of an answer without."""
+    """[R] the steps of each completion as (start token, end token, value) (types.StepValues), for functions that
+    require "steps"; empty where a completion has none."""
     extra: Sequence[Mapping[str, Any]] = ()
-    """[R] what a method keeps of each answer (Completion.extra), for functions that require a name of
+    """[R] a method's data of each completion (Completion.extra), for functions that require a name of
     config.sections.GIVEN."""
     texts: Sequence[str] = ()
-    """[R] the answers, for functions that require "texts"."""
+    """[R] the completions, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
     """[R, T] log p(sampler) - log p(reference) for functions that require "token_kl", where algo.kl_in=reward; else
-    empty. From the rewards of all other functions its sum over the trained tokens of an answer is taken off before."""
+    empty. For all other functions its sum over a completion's trained tokens is already subtracted from the reward."""
     kl_coef: float = 0.0
     """Weight of the KL in the reward."""
     per_token: Sequence[Mapping[str, np.ndarray]] = ()
-    """[R] of each answer, what a method keeps of its tokens, as arrays [T] by name (Rollout.per_token)."""
+    """[R] a method's arrays [T] of each completion by name (Rollout.per_token)."""
     gamma: float = 1.0
-    """Discount, which a method may set (Method.scores) ..."""
+    """Discount, set by a method (Method.scores) ..."""
     lam: float = 1.0
     """... and lambda."""
     max_length: int = 0
     """rollout.max_new_tokens."""
     step: int = 0
     seed: int = 0
-    """For functions that draw at random: the same on a resumed run."""
+    """Key of random draws, with `step`: the same on a resumed run."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
     """Flat tokens of one micro-batch, or (without gradient) of a whole optimizer step on this process.
 
-    N answer tokens, R rollouts of the optimizer step on this process.
-    """
+    N answer tokens, R rollouts of the optimizer step on this process."""
 
     logprobs: torch.Tensor
     """[N] current policy, with gradient."""
     old_logprobs: torch.Tensor
-    """[N] trainer at the weights that sampled."""
+    """[N] of the trainer, at the weights that sampled."""
     advantages: torch.Tensor
     """[N] each token's advantage."""
     mask: torch.Tensor
@@ -108,7 +106,7 @@ class LossInputs:
     weights: torch.Tensor
     """[N] the sample's weight."""
     rollout_id: torch.Tensor
-    """[N] number of the rollout, 0..R-1; the tokens of a rollout stand side by side."""
+    """[N] number of the rollout, 0..R-1; the tokens of a rollout are adjacent."""
     lengths: torch.Tensor
     """[R] trained tokens of each rollout."""
     total_tokens: float
@@ -118,8 +116,8 @@ class LossInputs:
     max_length: int
     """rollout.max_new_tokens."""
     sampler_logprobs: torch.Tensor | None = None
-    """[N] of the engine that sampled, NaN where it does not know them; those of the trainer where a token was trained
-    under another prompt."""
+    """[N] of the engine that sampled, NaN where unknown; those of the trainer where a token is trained under another
+    prompt."""
     reference_logprobs: torch.Tensor | None = None
     """[N], for functions that require "reference"."""
     entropy: torch.Tensor | None = None
@@ -127,52 +125,52 @@ class LossInputs:
     tokens: torch.Tensor | None = None
     """[N] token ids."""
     turns: torch.Tensor | None = None
-    """[N] place of each token's action in its episode, -1 between actions, for functions that require "turns"."""
+    """[N] index of each token's action in its episode, -1 between actions, for functions that require "turns"."""
     texts: Sequence[str] = ()
     """[N] text of each token, for functions that require "texts"."""
     rewards: torch.Tensor | None = None
     """[R]; NaN = unscorable."""
     outcome: torch.Tensor | None = None
-    """[R] bool: correct, as the task says (Task.correct); None = nothing but rewards is known."""
+    """[R] bool: correct, as the task says (Task.correct); None = only rewards are known."""
     group: torch.Tensor | None = None
     """[R] number of each rollout's group on this process. A group never spans optimizer steps or processes."""
     difficulty: torch.Tensor | None = None
-    """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = the row does not say."""
+    """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = unknown."""
     variants: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[R] bool: answers of a variant that were not sampled under this prompt, for functions that require
+    """[R] bool: completions of a variant, trained under another prompt than the sampled one, for functions that require
     "variant:<name>"."""
     identity: torch.Tensor | None = None
-    """[R] int64, a number that tells rollouts apart and is the same on whatever process, in whatever order."""
+    """[R] int64, a number that identifies the rollout on any process and in any order."""
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N, ...] statistics of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same at the weights that sampled ("old_stat:<name>"); {} where those are the current ones."""
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N] what Rollout.per_token holds by the names that the loss of a head reads (heads.Head.reads); NaN = nothing."""
+    """[N] values of Rollout.per_token by the names that a head's loss reads (heads.Head.reads); NaN = none."""
     known: Mapping[str, float] = field(default_factory=dict)
-    """Trained tokens of the optimizer step of which it holds something, by the same names, over all processes."""
+    """Trained tokens of the optimizer step with such a value, by the same names, over all processes."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N] or numbers: what the function's own `prepare` made of the whole optimizer step; values of rollouts are spread
-    over their tokens."""
+    """[N] or numbers: the result of the function's own `prepare` for the whole optimizer step; values of rollouts are
+    spread over their tokens."""
     step: int = 0
-    """For functions that draw at random: the same on a resumed run."""
+    """Key of random draws, with `seed`: the same on a resumed run."""
     seed: int = 0
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns [N] -> [R] sums over the trained tokens of each rollout; with gradient."""
+        """[R] sums of [N] values over the trained tokens of each rollout; with gradient."""
         values = values * self.mask
         return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
 
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns [N] -> [R] means over the trained tokens of each rollout; 0 where there is none."""
+        """[R] means of [N] values over the trained tokens of each rollout; 0 where there is none."""
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns [R] -> [N], the value of each token's rollout."""
+        """[N]: the value [R] of each token's rollout."""
         return values[self.rollout_id]
 
     def group_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns [R] -> [R], the sum over each rollout's group."""
+        """[R]: the sum of values [R] over each rollout's group."""
         assert self.group is not None
         _, group = torch.unique(self.group, return_inverse=True)
         return torch.zeros_like(values).index_add(0, group, values)[group]
@@ -191,35 +189,33 @@ class LossInputs:
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float | None = None) -> torch.Tensor:
-        """Returns [R] bool: which rollouts are correct, as the task says, or where `above` is given by a reward above
-        that; an unscorable rollout is not.
-        """
+        """[R] bool: whether each rollout is correct: as the task says, or with `above` where the reward exceeds it.
+        False for unscorable ones."""
         assert self.rewards is not None
         if above is None and self.outcome is not None:
             return self.outcome & ~self.rewards.isnan()
         return self.rewards > (0.5 if above is None else above)  # NaN is above nothing
 
     def wrong(self, above: float | None = None) -> torch.Tensor:
-        """Returns [R] bool: the scorable rollouts that are not correct."""
+        """[R] bool: the scorable rollouts that are not correct."""
         assert self.rewards is not None
         return ~self.correct(above) & ~self.rewards.isnan()
 
 
 def gather_values(values: torch.Tensor) -> torch.Tensor:
-    """Returns [n] of this process -> those of all processes, in rank order. Called on all of them, equally often."""
+    """Concatenates [n] values of all processes in rank order. A collective: called on all of them, equally often."""
     return torch.cat([torch.as_tensor(part) for part in comm.gather(values.detach().cpu())]).to(values.device)
 
 
 def requires(*what: str) -> Callable[[Any], Any]:
-    """Says what a function needs beyond the rewards or log-probabilities that are there; braces hold its options.
+    """Declares what a function needs beyond rewards or log-probabilities; braces are filled with its options.
 
     "reference", "entropy", "stat:<name>", "old_stat:<name>", "variant:<name>"; before the loss "greedy", "tokens",
-    "texts", "token_kl", "turns", "plans" = the plan of each turn, "steps" = values of steps, a name of
-    config.sections.GIVEN = what a method keeps, "parts" = reads the reward parts instead of the reward, "local" = the
+    "texts", "token_kl", "turns", "plans" = the plan of each turn, "steps" = step values, a name of
+    config.sections.GIVEN = data of a method, "parts" = it reads the reward parts instead of the reward, "local" = the
     groups of its own process suffice; "step" = its `prepare` needs the current log-probabilities (and entropy,
-    statistics) of the whole optimizer step, which costs a pass without gradient before it. A `prepare` without "step"
-    gets zeros for them and costs nothing.
-    """
+    statistics) of the whole optimizer step, which costs a pass without gradient. A `prepare` without "step" gets zeros
+    for them and costs nothing."""
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)
         return function
@@ -228,12 +224,12 @@ def requires(*what: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What an advantage that a head learns from (models/heads.py) makes of R rollouts."""
+    """Per-token advantages with targets for a value head (models/heads.py), for R rollouts."""
 
     advantages: Sequence[torch.Tensor]
     """[R, T]; 0 on tokens that are not trained."""
     targets: Sequence[torch.Tensor]
-    """[R, T] what the head is trained towards; NaN where it is not."""
+    """[R, T] training targets of the head; NaN = not trained."""
 
     def __len__(self) -> int:
         return len(self.advantages)

@@ -3,20 +3,17 @@
 In the loss they are added after weights and correction. Nothing but an exponential is clamped: exp(d) goes on along its
 tangent from d = `clamp` on, so that the gradient of a token is at most e^clamp and a token that has collapsed is still
 pulled back. J. Schulman, Approximating KL Divergence (2020) has k1, k2 and k3; which of them has a useful gradient as a
-loss is in A Comedy of Estimators (arXiv 2506.09477) and in docs/objectives.md.
-"""
+loss is in A Comedy of Estimators (arXiv 2506.09477) and in docs/objectives.md."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 
 from vlrl.algo.inputs import LossInputs
 from vlrl.algo.named import Bound, parameters
-
-_AboveZero = Annotated[float, Field(gt=0)]
+from vlrl.config.base import Rate
 
 
 def k1(x: LossInputs) -> torch.Tensor:
@@ -29,20 +26,18 @@ def k2(x: LossInputs) -> torch.Tensor:
     return _distance(x) ** 2 / 2
 
 
-def k3(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = None) -> torch.Tensor:
+def k3(x: LossInputs, clamp: Rate = 20.0, limit: Rate | None = None) -> torch.Tensor:
     """exp(d) - d - 1, at most `limit`: unbiased and never negative; GRPO (arXiv 2402.03300) eq. 4. -> [N].
 
-    limit=10 is verl's and EasyR1's; above it a token has no gradient.
-    """
+    limit=10 is verl's and EasyR1's; above it a token has no gradient."""
     d = _distance(x)
     value = _exp(d, clamp) - d - 1
     return value if limit is None else value.clamp(max=limit)
 
 
-def k3_bounded(x: LossInputs, clamp: _AboveZero = 3.0) -> torch.Tensor:
+def k3_bounded(x: LossInputs, clamp: Rate = 3.0) -> torch.Tensor:
     """k3 with a low `clamp`: the same up to d = 3, and then no token outweighs the others of an optimizer step. With
-    `clamp` 20 one at d = 12 has the gradient of 160,000. -> [N].
-    """
+    `clamp` 20 one at d = 12 has the gradient of 160,000. -> [N]."""
     return k3(x, clamp)
 
 
@@ -51,35 +46,33 @@ def k1_plus(x: LossInputs) -> torch.Tensor:
     return _straight_through(k1(x), k2(x))
 
 
-def k3_plus(x: LossInputs, clamp: _AboveZero = 20.0, limit: _AboveZero | None = None) -> torch.Tensor:
+def k3_plus(x: LossInputs, clamp: Rate = 20.0, limit: Rate | None = None) -> torch.Tensor:
     """The value of k3 with the gradient of k2 (straight-through), as in verl. -> [N]."""
     return _straight_through(k3(x, clamp, limit), k2(x))
 
 
-def k3_unbiased(x: LossInputs, clamp: _AboveZero = 20.0, level: Literal["token", "sequence"] = "token") -> torch.Tensor:
+def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequence"] = "token") -> torch.Tensor:
     """r * k3, r = the ratio to the weights that begin the update, not clipped: for answers of these weights it is
     unbiased at every optimizer step, and so is its gradient. -> [N].
 
     Not for answers of older weights or another sampler: algo.correction does not multiply the KL.
 
-    `level` of the ratio: of each token, or exp(mean_t log-ratio) of its rollout. DeepSeek-V3.2 (arXiv 2512.02556).
-    """
+    `level` of the ratio: of each token, or exp(mean_t log-ratio) of its rollout. DeepSeek-V3.2 (arXiv 2512.02556)."""
     log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
     return log_r.exp() * k3(x, clamp)
 
 
-def k3_score(x: LossInputs, clamp: _AboveZero = 20.0, from_sampler: bool = False) -> torch.Tensor:
+def k3_score(x: LossInputs, clamp: Rate = 20.0, from_sampler: bool = False) -> torch.Tensor:
     """w * k3, w = exp(logp - sg(logp)) = 1: adds the gradient that sampling has, which k3 alone lacks. -> [N].
 
     `from_sampler`: w = exp(logp - the engine's logp), the ratio to the old weights where the engine does not know it.
-    Arxiv 2506.09477 section 4; the default of NeMo-RL.
-    """
+    Arxiv 2506.09477 section 4; the default of NeMo-RL."""
     log_w = x.log_ratio + x.sampler_gap if from_sampler else x.logprobs - x.logprobs.detach()
     return log_w.clamp(-20, 20).exp() * k3(x, clamp)
 
 
 def clamped(kl: Bound, x: LossInputs) -> torch.Tensor | None:
-    """Tokens whose exponential is clamped, or whose value is at its limit, as bool [N]; None without such an option."""
+    """[N] bool: tokens whose exponential is clamped or whose value is at its limit; None without such an option."""
     options = {**{name: default for name, (_, default) in parameters(kl.function).items()}, **kl.options}
     if "clamp" not in options:
         return None

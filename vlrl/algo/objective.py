@@ -3,9 +3,8 @@
     loss = aggregate(term * weights * correction + kl_coef * kl * kl_weights) + token mean of the entropy term
 
 Every share is divided by counts of the whole optimizer step, so its gradient does not depend on micro-batches,
-accumulation, packing or processes. What needs more than one rollout (a quantile, a sum over a group) is made of the
-whole step first: `prepare`.
-"""
+accumulation, packing or processes. A function that needs more than one rollout (a quantile, a sum over a group)
+computes that for the whole step first: `prepare`."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from vlrl.config.registry import Table
 from vlrl.errors import ConfigError
 
 Prepared = dict[str, Mapping[str, torch.Tensor]]
-"""What each function made of the whole optimizer step, by its place in `Objective.functions`."""
+"""What each function prepared for the whole optimizer step, by its key in `Objective.functions`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,7 @@ class Objective:
 
     @property
     def functions(self) -> dict[str, Bound]:
-        """By place."""
+        """The functions in use by key: "loss", "weights.0", ..."""
         many = {**{f"weights.{i}": w for i, w in enumerate(self.weights)},
                 **{f"kl_weights.{i}": w for i, w in enumerate(self.kl_weights)}}
         one = {"loss": self.term, "aggregation": self.aggregation, "correction": self.correction, "kl": self.kl,
@@ -70,25 +69,24 @@ class Objective:
 
     @property
     def requires(self) -> frozenset[str]:
-        """Of all functions; "reference" with a KL."""
+        """What all functions require; "reference" with a KL."""
         own = frozenset[str]().union(*(f.requires for f in self.functions.values()))
         return own | ({"reference"} if self.kl else set())
 
     @property
     def prepares(self) -> bool:
-        """Whether a function makes something of the whole optimizer step."""
+        """Whether a function prepares something for the whole optimizer step."""
         return any(f.prepare for f in self.functions.values())
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """Returns what the functions make of a whole optimizer step, without gradient; on every process at the same
-        time.
-        """
+        """Runs the functions' `prepare` on a whole optimizer step, without gradient. Called on every process at the
+        same time."""
         with torch.no_grad():
             return {place: function(x) for place, f in self.functions.items() if (function := f.prepare)}
 
     def __call__(self, x: LossInputs, kl_coef: float = 0.0) -> tuple[torch.Tensor, Metrics]:
-        """This process's share of the loss (summing over micro-batches and processes gives the whole), and metrics:
-        sums over the trained tokens, and what the term says of each token ("clipped", "ratio") as [N]."""
+        """This process's share of the loss (the sum over micro-batches and processes is the loss), and metrics: sums
+        over the trained tokens, and per token [N] "clipped" and "ratio" of the policy term."""
         per_token, metrics = self.term(_of(x, "loss"))
         factors = [w(_of(x, f"weights.{i}")) for i, w in enumerate(self.weights)]
         if self.correction:
@@ -114,7 +112,7 @@ class Objective:
 
 
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
-    """Returns `bind` for a setting that may be "none"."""
+    """Binds a setting that may be "none"."""
     if named.name != "none":
         return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():
@@ -123,8 +121,8 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
 
 
 def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
-    """Raises ConfigError where algo.clip_low or algo.clip_high would do nothing: the loss has no such option, or says
-    something else by its own."""
+    """Raises ConfigError where algo.clip_low or algo.clip_high would have no effect: the loss has no such option, or
+    sets the same option to another value."""
     name, given = algo.loss.name, algo.loss.options
     for clip, value in clips.items():
         if clip not in options_of("algo.loss", name, TERMS):
@@ -138,7 +136,7 @@ def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
 
 
 def _refuse_empty(correction: Bound | None) -> None:
-    """Raises ConfigError where no weight is within the bounds."""
+    """Raises ConfigError where no weight can be within the bounds."""
     if correction is not None and not inspect.isclass(correction.function):
         known = {k: default for k, (_, default) in parameters(correction.function).items()} | {**correction.options}
         low, high = known.get("low"), known.get("high")
@@ -148,5 +146,5 @@ def _refuse_empty(correction: Bound | None) -> None:
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:
-    """Returns what a function sees: of what was prepared, its own."""
+    """The inputs of the function at a key: of `prepared` only its own part."""
     return replace(x, prepared=x.prepared.get(place, {})) if x.prepared else x

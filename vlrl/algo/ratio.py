@@ -1,7 +1,6 @@
 """Policy terms that act through the ratio p / p(old), and which of their options have no effect.
 
-A batch of rollouts with one optimizer step has a ratio of 1.
-"""
+A batch of rollouts with one optimizer step has a ratio of 1."""
 
 from __future__ import annotations
 
@@ -15,33 +14,33 @@ from vlrl.config.algo import CLIPS
 from vlrl.monitoring.mismatch import samples_as_it_trains
 
 LARGEST_LOG = 20.0
-"""Log-ratios are kept within it; see LossInputs.log_ratio."""
+"""Log-ratios are clamped to it; see LossInputs.log_ratio."""
 MOST = math.exp(LARGEST_LOG)
 _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip": MOST, "cap": MOST, "pre_clip": MOST,
              "delta_low": 1.0, "delta_high": 1.0}
-"""Option -> from which value on no ratio reaches it."""
+"""Option -> the value from which on no ratio can reach it."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How a policy term acts through p / p(old)."""
+    """How a policy term depends on p / p(old)."""
 
     options: tuple[str, ...]
-    """Those that act through the ratio alone."""
+    """Options that act through the ratio alone."""
     alone: bool
-    """Whether at a ratio of 1 its gradient is `like` that of reinforce."""
+    """Whether its gradient at a ratio of 1 is `like` that of reinforce."""
     like: str
     farthest: Mapping[str, float]
-    """Option -> from which on no ratio reaches it, where that is not as usual."""
+    """Option -> the value from which on no ratio can reach it, where it differs from the usual one."""
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-    """Given options -> options that another one comes before, and which."""
+    """Given options -> options that another one overrides, and which."""
 
 
 def acts_through_ratio(
         *options: str, alone: bool = True, like: str = "that", farthest: Mapping[str, float] | None = None,
         hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda given: iter(())
 ) -> Callable[[Any], Any]:
-    """Says that a policy term acts through the ratio; see Ratio."""
+    """Declares that a policy term acts through the ratio; see Ratio."""
     def mark(function: Any) -> Any:
         function.ratio = Ratio(options, alone, like, farthest or {}, hidden)
         return function
@@ -49,8 +48,8 @@ def acts_through_ratio(
 
 
 def inert(use: FunctionUse) -> Iterator[Inert]:
-    """What acts through p / p(old) alone where a batch of rollouts has one optimizer step, and bounds of the policy
-    term that no ratio reaches, or another bound comes before."""
+    """Options that act through p / p(old) alone while a batch of rollouts has one optimizer step, and bounds of the
+    policy term that no ratio reaches or another bound overrides."""
     config, options = use.config, use.named.options
     said: Ratio | None = getattr(use.function, "ratio", None)
     if said is None:

@@ -1,42 +1,39 @@
 """The reference policy of the KL and of the service reference_logprobs: frozen, following slowly, or reset.
 
-A policy without adapter keeps a copy of the model it began with; under LoRA the frozen reference is the disabled
-adapter, and one that moves is a second set of adapter weights. `after_step` changes the reference's weights in place.
-"""
+Without an adapter it is a copy of the initial model; with LoRA the frozen reference is the base model with the adapter
+disabled, and a moving one is a second set of adapter weights. `after_step` changes the reference's weights in place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
-_Steps = Annotated[int, Field(ge=0)]
+from vlrl.config.base import Beta, Count, Positive, Rate
 
 
 class Frozen:
-    """The model the run began with."""
+    """The model that the run began with."""
 
     moves = False
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],
                    optimizer: torch.optim.Optimizer, kl: float, done: int) -> bool:
         """Called with the trained weights of both by name, the mean KL per token and the number of completed steps;
-        whether the reference was set to the policy."""
+        returns whether the reference was set to the policy."""
         return False
 
 
 class Ema(Frozen):
     """reference <- decay * reference + (1 - decay) * policy, every `every` steps.
 
-    GRPO-CARE (arXiv 2506.16141): 0.995 every 10 steps, starting from the same weights.
-    """
+    GRPO-CARE (arXiv 2506.16141): 0.995 every 10 steps, starting from the same weights."""
 
     moves = True
 
-    def __init__(self, decay: Annotated[float, Field(ge=0, lt=1)] = 0.995,
-                 every: Annotated[int, Field(ge=1)] = 10):
+    def __init__(self, decay: Beta = 0.995,
+                 every: Positive = 10):
         self.decay, self.every = decay, every
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],
@@ -48,15 +45,14 @@ class Ema(Frozen):
 
 
 class Reset(Frozen):
-    """The reference becomes the policy every `every` steps (0 = never for that), and after a step whose KL per token
-    is above `kl`; the state of the optimizer starts afresh with it, unless `optimizer` is false.
+    """The reference becomes the policy every `every` steps (0 = never by time), and after a step whose KL per token
+    exceeds `kl`; the optimizer state is cleared with it, unless `optimizer` is false.
 
-    ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5 (arXiv 2501.12599) does it in every iteration: `every=1`.
-    """
+    ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5 (arXiv 2501.12599) does it in every iteration: `every=1`."""
 
     moves = True
 
-    def __init__(self, every: _Steps = 100, kl: Annotated[float, Field(gt=0)] | None = None, optimizer: bool = True):
+    def __init__(self, every: Count = 100, kl: Rate | None = None, optimizer: bool = True):
         if not every and kl is None:
             raise ValueError("with every=0 and no kl the reference would never be reset: give one of them")
         self.every, self.kl, self.optimizer = every, kl, optimizer

@@ -1,8 +1,7 @@
 """Statistics of a token's whole distribution, by name: "entropy", "nucleus_entropy:0.8", "top:5".
 
-A function of the objective asks for one with `requires("stat:<name>")`. Each is computed on the logits of a chunk of
-tokens, before they are dropped (logprobs.token_stats), and is differentiable.
-"""
+A function of the objective requests one with `requires("stat:<name>")`. They are computed on the logits of a chunk of
+tokens (logprobs.token_stats), and are differentiable."""
 
 from __future__ import annotations
 
@@ -15,15 +14,13 @@ from vlrl.models.logprobs import Statistic
 
 
 def entropy() -> Statistic:
-    """Returns -sum_v p log p of the whole distribution, nats. -> [n]."""
+    """-sum_v p log p of the whole distribution, nats. -> [n]."""
     return lambda logits, targets: _entropy(logits.log_softmax(-1))
 
 
 def nucleus_entropy(p: float) -> Statistic:
-    """Returns the entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that
-    together have at least probability p. -> [n] nats; 0 where one token has it. SIREN (arXiv 2509.25133), as described
-    there.
-    """
+    """The entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that together have
+    at least probability p. -> [n] nats; 0 where a single token has it. SIREN (arXiv 2509.25133), as described there."""
     if not 0 < p <= 1:
         raise ValueError(f"a nucleus has a probability above 0 and up to 1, not {p:g}")
 
@@ -38,7 +35,7 @@ def nucleus_entropy(p: float) -> Statistic:
 
 
 def mean_logprob() -> Statistic:
-    """Returns the mean log-probability of all tokens that can be sampled. -> [n]."""
+    """The mean log-probability of all tokens that can be sampled. -> [n]."""
     def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logprobs = logits.log_softmax(-1)
         none = logprobs == -torch.inf
@@ -47,12 +44,12 @@ def mean_logprob() -> Statistic:
 
 
 def top(k: float) -> Statistic:
-    """Returns log-probabilities of the k most probable tokens, in falling order. -> [n, k]."""
+    """log-probabilities of the k most probable tokens, in falling order. -> [n, k]."""
     return lambda logits, targets: logits.log_softmax(-1).gather(-1, _most(logits, k))
 
 
 def top_ids(k: float) -> Statistic:
-    """Returns ids of the k most probable tokens, in falling order; int64 without gradient. -> [n, k]."""
+    """Ids of the k most probable tokens, in falling order; int64 without gradient. -> [n, k]."""
     return lambda logits, targets: _most(logits, k)
 
 
@@ -62,16 +59,14 @@ STATISTICS: dict[str, Callable[..., Statistic]] = {
 
 
 def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statistic]:
-    """Returns those among what is required, by their names without "stat:" (or "old_stat:"). Raises ConfigError for one
-    that does not exist.
-    """
+    """The statistics among what is required, by their names without "stat:" (or "old_stat:"). Raises ConfigError for an
+    unknown one."""
     return {name: _statistic(name) for name in sorted(r.removeprefix(kind) for r in required if r.startswith(kind))}
 
 
 def alternatives(k: int) -> dict[str, Statistic]:
-    """Returns ids and log-probabilities of the k most probable tokens under the names that the store has for them;
-    without gradient. {} for k = 0.
-    """
+    """Ids and log-probabilities of the k most probable tokens, by the column names of the store; without gradient. {}
+    for k = 0."""
     ids, logprobs = top_ids(k), top(k)
     return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}
 
@@ -92,5 +87,5 @@ def _most(logits: torch.Tensor, k: float) -> torch.Tensor:
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """Returns [n, V] log-probabilities, -inf where there is none -> [n]."""
+    """[n] from log-probabilities [n, V], -inf where a token cannot be sampled."""
     return -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)

@@ -1,8 +1,6 @@
-"""Functions of the objective by name: what each setting may say -> where the function is, imported when asked
-for.
+"""Functions of the objective by name: the values of each setting -> `module:name`, imported on first use.
 
-A new one is a function anywhere and a line here; anyone's own needs no line (config.registry.resolve).
-"""
+A new function needs a line here; a user's own needs none (config.registry.resolve)."""
 
 from __future__ import annotations
 
@@ -92,7 +90,7 @@ LOSSES = Table({
 """`algo.loss`: policy terms."""
 
 TERMS = LOSSES | {PAIRS: "vlrl.methods.preferences.loss:bradley_terry"}
-"""`algo.loss` with what a reward model learns from."""
+"""`algo.loss`, with the loss of reward models."""
 
 WEIGHTS = Table({
     "top_entropy": "vlrl.methods.objectives.weights:TopEntropy",

@@ -1,23 +1,17 @@
-"""Policy terms: `(LossInputs, options) -> (per_token [N], metrics)`, the loss of each token before it is aggregated.
+"""Policy terms: `(LossInputs, options) -> (per_token [N], metrics)`, the loss of each token before aggregation.
 
-Those of papers lie in methods/objectives. Log-ratios are kept within +-20 before they are exponentiated.
-"""
+Those of papers are in methods/objectives. Log-ratios are clamped to +-20 before they are exponentiated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from vlrl.algo.clip import AboveOne, ClipRange, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.ratio import acts_through_ratio
-
-_AboveZero = Annotated[float, Field(gt=0)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_Count = Annotated[int, Field(ge=1)]
 
 
 def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -28,23 +22,19 @@ def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 @acts_through_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)
 def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2, dual_clip: AboveOne | None = None,
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
 
     PPO (arXiv 1707.06347) eq. 7; GRPO (2402.03300) eq. 3; clip_high=0.28 is clip-higher of DAPO (2503.14476) eq. 8.
-    `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729; c = 3 there).
-    `delta` > 1 + clip_high: two-sided clipping, r in the branch that is not clipped is at most delta (INTELLECT-2,
-    2505.07291).
-    """
+    `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729; c = 3 there). `delta` > 1 + clip_high:
+    two-sided clipping, r in the branch that is not clipped is at most delta (INTELLECT-2, 2505.07291)."""
     return surrogate(x, x.log_ratio.exp(), clip_low, clip_high, delta, dual_clip)
 
 
 def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """Returns -logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546). ->
-    [N].
-    """
+    """-logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546). -> [N]."""
     return -x.logprobs * x.advantages, {}
 
 
 def supervised(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """Returns -logp per token: cross-entropy on given answers. -> [N]."""
+    """-logp per token: cross-entropy on given answers. -> [N]."""
     return -x.logprobs, {}

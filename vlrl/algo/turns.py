@@ -1,4 +1,4 @@
-"""Turns of episodes, as several advantages read them: what each is paid, and where its plan stands."""
+"""Turns of episodes, for several advantages: their rewards, and the tokens of their plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.algo.inputs import ActionCredit
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """Returns the rewards of turns, which add up to that of the episode."""
+    """The rewards of turns; they add up to the reward of the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)
@@ -18,9 +18,8 @@ def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
 
 
 def plan_span(texts: Sequence[str]) -> tuple[int, int]:
-    """Returns where the tokens of the first <plan>...</plan> begin and end, tags included, in the texts of an action's
-    tokens; (0, 0) where none is closed.
-    """
+    """Start and end of the tokens of the first <plan>...</plan>, tags included, given the text of each token of an
+    action; (0, 0) where none is closed."""
     whole = "".join(texts)
     begin = whole.find("<plan>")
     end = whole.find("</plan>", begin)

@@ -1,17 +1,17 @@
-"""Which prompts to train on: samplers with one interface (base), and group filters apart from them (filters).
+"""Which prompts to train on: samplers with one interface (base), and independent group filters (filters).
 
-- A sampler lives on the main process and its draws are broadcast. It observes the outcome of every draw of every rank,
+- A sampler runs on the main process and its draws are broadcast. It observes the outcome of every draw of every rank,
   rejected ones included, in draw order, whether it is trained on or not.
 - Filters (keep, oversample, select) know no sampler, samplers no filter. All ranks see all outcomes, so filters decide
   alike everywhere.
-- Probes are answered, observed and not trained on. A sampler may have something of every prompt measured by the policy
-  before its first draw (Measuring); its checkpoint keeps the values.
-- A task that makes samples is drawn by (index, knobs): the same for the same two, with an id of its own.
-- |A| of a sampler is made of raw rewards, as GRPO does, whatever `algo.advantage` is.
-- `curriculum.*` holds the options of the sampler beside its name, checked against its parameters.
-- Difficulty is measured in chunks fixed by place in the split: what is generated side by side decides the last bits of
-  logits, so neither a kill nor the number of ranks changes a pass rate. Columns of `data.difficulty` reach samplers
-  alone; the samples stay what they are.
+- Probes are completions that are observed and not trained on. A sampler may have the policy measure every prompt before
+  its first draw (MeasuringSampler); its checkpoint keeps the values.
+- A task that generates samples is drawn by (index, knobs), which determine the sample and its id.
+- |A| of a sampler is computed from raw rewards, as in GRPO, whatever `algo.advantage` is.
+- `curriculum.*` holds the options of the sampler beside its name, validated by its parameters.
+- Difficulty is measured in chunks fixed by index in the split: what is generated together decides the last bits of
+  logits, so neither a kill nor the number of ranks changes a pass rate. Only samplers see the columns of
+  `data.difficulty`; the samples do not change.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ SAMPLERS = Table({
     "weakness": "vlrl.methods.curricula.procedural:Weakness",
 })
 _BESIDE = Table({"shares": "vlrl.curriculum.shares:Shares"})
-"""What `shares` of a mixture puts over the samplers of its tasks."""
+"""The class that a mixture's `shares` wraps around the samplers of its tasks."""
 _METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")
 
 
 def check(settings: CurriculumSettings, task: Task) -> None:
-    """ConfigError for filters that are not known or have wrong options, and for a `curriculum.part` of no task."""
+    """Raises ConfigError for unknown filters or wrong options, and for a `curriculum.part` that no task has."""
     Filters(settings)
     parts = [*dict.fromkeys(part for one in task.members for part in one.weights_at(0))]
     if settings.part is not None and settings.part not in parts:
@@ -70,10 +70,9 @@ def check(settings: CurriculumSettings, task: Task) -> None:
 
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
-    """Returns the sampler of `curriculum.name` with its options; with `shares` one for each task of a mixture.
+    """The sampler of `curriculum.name` with its options; with `shares` one for each task of a mixture.
 
-    ConfigError for a name or option that is not known, and for data that lack what it needs.
-    """
+    Raises ConfigError for an unknown name or option, and for data that lack what the sampler needs."""
     sampler = settings.sampler
     known = parameters(resolve("curriculum.name", sampler.name, SAMPLERS), 1)
     for option, value in sampler.options.items():

@@ -1,10 +1,9 @@
-"""What travels between the group source and a sampler, and what a sampler knows of the training split.
+"""The interface of samplers, and what they know about the training split.
 
-A sampler lives on the main process alone: it decides there, and its draws are broadcast. `next(count, step)` gives
-draws, `observe(outcomes, step)` tells how they went. A sampler that can tell what it will draw has `upcoming` too: its
-prompts are made ahead. One that wants answers for its own information first, to be counted and never trained on, has
-`probes`. One that must know something of every prompt that the policy alone can tell has `missing` and `measured`.
-"""
+A sampler runs on the main process; its draws are broadcast. `next(count, step)` gives draws, `observe(outcomes, step)`
+reports their results. Optional: `upcoming`, where it can tell its next draws, so that their prompts are prepared ahead;
+`probes`, to have prompts answered for information only; `missing` and `measured`, to have the policy measure every
+prompt."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ from vlrl.types import Sample
 AS_UNIFORM = ": it draws as uniform does"
 
 _LARGEST = 1e30
-"""A number beyond is taken for none: ranges of float32 are computed of it."""
+"""Larger numbers are ignored: ranges are computed in float32."""
 _LONGEST = 200
-"""Characters of a category's name."""
+"""Length limit of a category's name in characters."""
 _BAD = Sample(id="")
-"""A row that is read only now and is bad: it has no fields. Drawing it says what is wrong."""
+"""Stands in for a row that turns out bad when it is read: it has no fields. Drawing it reports the error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +54,9 @@ class Categories:
 
 
 class Prompts:
-    """What samplers know of the training split: its size, the fields of its rows, and how its prompts went so far.
+    """What samplers know about the training split: its size, the fields of its rows, and the results so far.
 
-    `read(name)` gives a field of every row, None where a row lacks it.
-    """
+    `read(name)` gives a field of every row, None where a row lacks it."""
 
     def __init__(self, size: int, seed: int, read: Callable[[str], Sequence[Any]] | None = None,
                  rollout: RolloutSettings | None = None, knobs: Mapping[str, tuple[float, float]] | None = None,
@@ -69,21 +67,20 @@ class Prompts:
         self.buffer: int | None = None
         """data.shuffle_buffer, with data.stream."""
         self.knobs = dict(knobs or {})
-        """Of the task, if it makes samples at any difficulty: name -> (lowest, highest)."""
+        """For a task that generates samples of any difficulty: name -> (lowest, highest)."""
         self.stage_fields = tuple(stage_fields)
-        """Fields of samples that the task lets stages set."""
+        """Fields of samples that curriculum stages may override."""
         self._read = read or (lambda name: [None] * size)
         self._fields: dict[str, Sequence[Any]] = {}
         self.history = History(size)
-        """Kept up to date by the group source."""
+        """Updated by the group source."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
            knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
-        """Returns those of a training split; its rows are read when a sampler first asks for a field.
+        """The prompts of a training split; its rows are read when a sampler first asks for a field.
 
-        `columns` names a file whose columns come before the rows' own fields: the setting data.difficulty.
-        """
+        `columns` names a file whose columns take precedence over the rows' own fields: the setting data.difficulty."""
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
@@ -97,9 +94,8 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
-        """Returns some of the prompts [n] by themselves, numbered from 0, with random streams of their own; `share` of
-        the draws of a step are theirs.
-        """
+        """The prompts at `places` [n], numbered from 0, with their own random streams; they get `share` of the draws of
+        a step."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
         part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.part(places)
@@ -109,23 +105,22 @@ class Prompts:
         return part
 
     def field(self, name: str) -> Sequence[Any]:
-        """Returns a field of every row ("task": the task's name in a mixture); None where a row lacks it."""
+        """A field of every row ("task": the task's name in a mixture); None where a row lacks it."""
         if name not in self._fields:
             self._fields[name] = self._read(name)
         return self._fields[name]
 
     def numbers(self, name: str) -> np.ndarray:
-        """Returns [N] float32; nan where a row lacks the field or it holds no number."""
+        """[N] float32; nan where a row lacks the field or it is not a number."""
         values = self.field(name)
         if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
             return values.astype(np.float32)
         return np.array([v if is_number(v) and abs(v) <= _LARGEST else math.nan for v in values], dtype=np.float32)
 
     def categories(self, name: str, bins: int = 5) -> Categories:
-        """Returns the prompts by a field; rows without it make a category of their own, "none".
+        """The prompts grouped by a field; rows without it form the category "none".
 
-        Numbers with more than `bins` different values are cut into `bins` ranges of equal width.
-        """
+        Numbers with more than `bins` different values are cut into `bins` ranges of equal width."""
         values = self.field(name)
         numbers = self.numbers(name)
         known = numbers[~np.isnan(numbers)]
@@ -156,14 +151,15 @@ def _ranges(numbers: np.ndarray, bins: int) -> Categories:
 
 
 class Sampler(Protocol):
-    """Decides which prompts are answered; made with (prompts, **options), the options being settings `curriculum.*`."""
+    """Decides which prompts are answered; created with (prompts, **options), the options being settings `curriculum.*`.
+    """
 
     def next(self, count: int, step: int) -> list[Draw]:
-        """Returns `count` draws for a step; called again in the same step when groups are refilled."""
+        """`count` draws for a step; called again in the same step when groups are refilled."""
         ...
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Takes in how draws went, used for training or not; `prompts.history` knows it already."""
+        """Gets the outcomes of draws, trained on or not; `prompts.history` is already updated."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -178,30 +174,28 @@ class ForeseeingSampler(Protocol):
     """A sampler that knows its next draws."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns what `next(count, step)` would give, if nothing observed until then changes it; draws nothing."""
+        """What `next(count, step)` would give if nothing observed until then changes it; draws nothing."""
         ...
 
 
 @runtime_checkable
 class ProbingSampler(Protocol):
-    """A sampler that wants to know how prompts go before it draws."""
+    """A sampler that needs results of prompts before it draws."""
 
     def probes(self, step: int) -> list[Draw]:
-        """Returns draws to be answered and observed before the next draws of this step, and not trained on; [] =
-        none.
-        """
+        """Draws to be answered and observed before the next draws of this step, and not trained on; [] = none."""
         ...
 
 
 @runtime_checkable
 class MeasuringSampler(Protocol):
-    """A sampler that must know something of prompts, measured by the policy before its first draw."""
+    """A sampler that needs a value of every prompt, measured by the policy before its first draw."""
 
     measures: str
-    """What, by its name in GroupSource.measures: "angle"."""
+    """Name of the measurement in GroupSource.measures: "angle"."""
 
     def missing(self) -> np.ndarray:
-        """Returns [n] prompts of which it is not known; a resumed sampler knows what was measured before."""
+        """[n] prompts whose value is unknown; a resumed sampler knows earlier measurements."""
         ...
 
     def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
@@ -210,6 +204,6 @@ class MeasuringSampler(Protocol):
 
 
 def as_uniform(**neutral: float) -> Callable[[Any], Any]:
-    """Says that a sampler draws as uniform does with this value of an option."""
+    """Declares that a sampler draws as uniform does with this value of an option."""
     (option, value), = neutral.items()
     return idle(f"curriculum.{option}={value}{AS_UNIFORM}", **neutral)

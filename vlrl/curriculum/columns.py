@@ -1,9 +1,8 @@
-"""Columns of a file, such as what `vlrl data difficulty` wrote, beside the rows of the training split: joined by id.
+"""Columns of a file, such as those written by `vlrl data difficulty`, joined to the rows of the training split by id.
 
     {"id": "train-7", "pass_at_k": 0.25, "difficulty": 0.75, "reward_mean": 0.31, "answers_scored": 8}
 
-Samplers alone see them, through Prompts.field; the samples stay what they are.
-"""
+Only samplers see them, through Prompts.field; the samples do not change."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _SINGLE = (str, int, float, bool)
 
 
 class Columns:
-    """The columns of `data.difficulty`. ConfigError when there is no such file; it is read when first asked."""
+    """The columns of `data.difficulty`. Raises ConfigError when there is no such file; it is read on first use."""
 
     def __init__(self, name: str):
         self.path = Path(name)
@@ -33,10 +32,9 @@ class Columns:
         self._reported = False
 
     def over(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
-        """Returns a field of every sample, of which `own` has (id, value): that of the file, else the sample's own.
+        """A field of every sample, given (id, own value) of each: the file's value, else the sample's own.
 
-        Says once how many samples and lines of the file do not belong together; ConfigError when none do.
-        """
+        Warns once about samples and lines that do not match; ConfigError when none do."""
         places, columns = self._read = self._read or _columns(self.path)
         positions, column = [places.get(id) for id, _ in own], columns.get(name, {})
         self._tell(positions, len(places))
@@ -57,7 +55,7 @@ class Columns:
 
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
-    """Line by id, and value by line for each column of single values. DataError for a line that cannot be read."""
+    """Line number by id, and values by line number for each scalar column. Raises DataError for an unreadable line."""
     from vlrl.data import check_suffix, records
 
     check_suffix(path)

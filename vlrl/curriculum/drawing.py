@@ -1,59 +1,54 @@
-"""Picking prompts: random streams, weighted draws without repetition, shuffled passes; and the base of samplers that
-learn from what they observe.
-"""
+"""Drawing prompts: weighted draws without repetition, shuffled passes, and the base class of samplers that learn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from vlrl.algo.state import restore, state_of
 from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _ROUNDS = 8
 _BLOCK = 64
-"""Weights are summed in blocks of so many: a draw is sought among the blocks, then inside of one."""
+"""Weights are summed in blocks of this size: a draw first finds its block, then its index inside."""
 
 
 def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
-    """Returns [C] shares proportional to exp(value / temperature)."""
-    heat = (values - values.max()) / temperature
-    weights = np.exp(heat)
+    """[C] shares proportional to exp(value / temperature)."""
+    weights = np.exp((values - values.max()) / temperature)
     return weights / weights.sum()
 
 
 def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Returns [count] places drawn one after another, each proportional to its weight [N] among those not drawn yet.
+    """[count] indices drawn one after another, each proportional to its weight [N] among those not drawn yet.
 
-    When all with a weight above 0 are drawn, it begins again. ValueError when no weight is above 0 or one is negative.
+    When all with a positive weight are drawn, it starts over. ValueError when no weight is positive or one is negative.
     """
     below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
     positive = int(np.count_nonzero(weights))
     if not positive or not np.isfinite(below[-1]) or weights.min() < 0:
         raise ValueError("the weights must be finite, none negative, and one above 0")
-    whole, rest = divmod(count, positive)
-    if not whole:
-        return _distinct(weights, below, rest, draw)
-    passes = [_distinct(weights, below, positive, draw) for _ in range(whole)]
-    return np.concatenate([*passes, _distinct(weights, below, rest, draw)])
+    passes, rest = divmod(count, positive)
+    return np.concatenate([_without_repetition(weights, below, n, draw) for n in (*[positive] * passes, rest)])
 
 
-def _distinct(weights: np.ndarray, below: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Rejecting what was drawn before is drawing among the rest; where that takes long, by exponential keys
-    (Efraimidis and Spirakis, 2006), which is the same distribution."""
+def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """Rejects indices that were drawn before, which is the same as drawing among the rest. Where that takes too long,
+    draws by exponential keys (Efraimidis and Spirakis, 2006), which has the same distribution."""
+    if not count:
+        return np.zeros(0, dtype=np.int64)
     chosen: dict[int, None] = {}
-    for _ in range(_ROUNDS if count else 0):
-        reach = draw.random(2 * (count - len(chosen))) * below[-1]
-        for place in _reached(weights, below, reach).tolist():
+    for _ in range(_ROUNDS):
+        targets = draw.random(2 * (count - len(chosen))) * below[-1]
+        for place in _found(weights, below, targets).tolist():
             if weights[place] > 0 and len(chosen) < count:
                 chosen[place] = None
         if len(chosen) == count:
             return np.fromiter(chosen, dtype=np.int64, count=count)
-    if not count:
-        return np.zeros(0, dtype=np.int64)
     taken = np.fromiter(chosen, dtype=np.int64, count=len(chosen))
     left = weights.astype(np.float64, copy=True)
     left[taken] = 0
@@ -63,34 +58,28 @@ def _distinct(weights: np.ndarray, below: np.ndarray, count: int, draw: np.rando
     return np.concatenate([taken, rest[np.argsort(keys[rest])]])
 
 
-def _reached(weights: np.ndarray, below: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """Returns [n] the first place where the running sum of the weights [N] exceeds each of `reach` [n], up to rounding;
-    `below` [B] is that sum at the end of each block.
-    """
-    block = np.minimum(np.searchsorted(below, reach, side="right"), len(below) - 1)
+def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """[n] the first index where the running sum of the weights [N] exceeds each target [n], up to rounding; `below` [B]
+    is that sum at the end of each block."""
+    block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
     inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
     sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)
-    wanted = reach - np.where(block > 0, below[block - 1], 0.0)
+    wanted = targets - np.where(block > 0, below[block - 1], 0.0)
     place = np.minimum((sums <= wanted[:, None]).sum(axis=1), _BLOCK - 1)
-    return inside[np.arange(len(reach)), place]
+    return inside[np.arange(len(targets)), place]
 
 
 class Cycle:
-    """Shuffled passes over some prompts, each pass in an order of (key, pass)."""
+    """Shuffled passes over some prompts; the order of a pass depends on (key, pass)."""
 
     def __init__(self, members: np.ndarray, *key: int):
         self.members, self.key, self.drawn = members, key, 0
         self._order: tuple[int, np.ndarray] = (-1, members)
 
     def take(self, count: int) -> np.ndarray:
-        """Returns the next `count` prompts."""
-        taken = self.peek(count)
-        self.drawn += count
-        return taken
-
-    def peek(self, count: int) -> np.ndarray:
-        """Returns the next `count` prompts, which stay the next ones."""
+        """Draws the next `count` prompts."""
         places = np.arange(self.drawn, self.drawn + count)
+        self.drawn += count
         parts = [self._pass(int(k))[places[places // len(self.members) == k] % len(self.members)]
                  for k in np.unique(places // len(self.members))]
         return np.concatenate(parts) if parts else self.members[:0]
@@ -102,7 +91,7 @@ class Cycle:
 
 
 def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
-    """Returns [count] the next prompts of a cycle without those of `taken`, none twice while others are left."""
+    """[count] the next prompts of a cycle that are not in `taken`, none twice while others are left."""
     fresh: list[int] = []
     while len(fresh) < count:
         if len(taken) >= len(cycle.members) and taken >= {*cycle.members.tolist()}:
@@ -115,11 +104,13 @@ def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
 
 
 class Adaptive:
-    """Base of samplers that learn: `pick` chooses prompts, `learn` takes what became of them.
+    """Base of samplers that learn: `pick` chooses prompts, `learn` gets their outcomes.
 
-    Every call of `next` has a random stream of its own, named by the seed and the number of the call. `state` and
-    `restore` are what `pick` and `learn` change; `prompts.history` is saved by the group source.
-    """
+    Every call of `next` has its own random stream, keyed by the seed and the number of the call. `state` and `restore`
+    cover what `pick` and `learn` change: by default the attributes in `saved`. The group source saves
+    `prompts.history`."""
+
+    saved: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, prompts: Prompts):
         self.prompts, self.calls = prompts, 0
@@ -133,25 +124,25 @@ class Adaptive:
         return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        """Returns draws of prompts, which are counted as visits; `more` are fields of Draw."""
+        """Draws of these prompts, which count as visits; `more` are fields of Draw."""
         indices = np.asarray(indices).tolist()
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        """Returns [count] prompts."""
+        """Chooses [count] prompts."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.learn([o for o in outcomes if len(o.scored)], step)
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Takes the outcomes that have a reward."""
+        """Gets the outcomes that have a reward."""
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return state_of(self, self.saved)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes what `state` gave."""
+        restore(self, state, self.saved)
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self.calls, **self.state()}
@@ -161,5 +152,5 @@ class Adaptive:
         self.restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Returns numbers for metrics.jsonl, named curriculum/..."""
+        """Numbers for metrics.jsonl, named curriculum/..."""
         return {}

@@ -1,8 +1,8 @@
-"""Which of a step's groups are trained on, apart from any sampler: what is kept, how many are drawn, which are chosen.
+"""Which of a step's groups are trained on, independent of the sampler.
 
     keep        outcome -> bool: a group that is not kept is refilled, up to curriculum.max_refills rounds
-    oversample  how many groups are drawn for each one wanted, in the first round of a step
-    select      among the kept groups, when they are more than are wanted
+    oversample  number of groups drawn per wanted group, in the first round of a step
+    select      chooses among the kept groups, when there are more than wanted
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from vlrl.algo.effect import idle
 from vlrl.algo.named import bind
+from vlrl.algo.state import Saved
 from vlrl.config.base import Beta, Count, Fraction, NonNegative
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.types import Outcome
@@ -28,27 +29,26 @@ Factor = Annotated[float, Field(ge=1)]
 
 
 def keep_all(outcome: Outcome) -> bool:
-    """Returns every group."""
+    """Keeps every group."""
     return True
 
 
 def mixed(outcome: Outcome) -> bool:
-    """Groups that the advantage learns something from; where it needs more than the group to say so, those whose raw
-    rewards differ.
+    """Keeps groups with a training signal; where the group alone does not decide that, those whose raw rewards differ.
     """
     return outcome.mixed
 
 
 def some_right(outcome: Outcome) -> bool:
-    """Groups with right and wrong answers: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11). Where no outcome is
-    known, as `mixed`.
-    """
+    """Keeps groups with correct and wrong completions: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11). As `mixed`
+    where no outcome is known."""
     return outcome.mixed if math.isnan(outcome.pass_rate) else 0 < outcome.pass_rate < 1
 
 
 @idle("every pass rate is from 0 to 1", low=0, high=1)
 class PassRange:
-    """Groups with low <= pass rate <= high: online difficulty filtering (2504.03380), there balanced about one half."""
+    """Keeps groups with low <= pass rate <= high: online difficulty filtering (2504.03380), there balanced around one
+    half."""
 
     def __init__(self, low: Fraction = 0.25, high: Fraction = 0.75):
         if low > high:
@@ -59,10 +59,12 @@ class PassRange:
         return self.low <= outcome.pass_rate <= self.high
 
 
-class StdEma:
-    """Groups whose rewards have a standard deviation of at least `beta` times a moving average of it: m <- decay m +
+class StdEma(Saved):
+    """Keeps groups whose rewards have a standard deviation of at least `beta` times its moving average: m <- decay m +
     (1 - decay) s after each step, s = the mean over its groups, m = s at first. All groups of the first `start` steps
     are kept. RLPR (2506.18254) section 3.3."""
+
+    saved = ("mean", "steps")
 
     def __init__(self, beta: NonNegative = 0.5, decay: Beta = 0.99, start: Count = 5):
         self.beta, self.decay, self.start = beta, decay, start
@@ -72,22 +74,16 @@ class StdEma:
         return self.steps < self.start or math.isnan(self.mean) or _spread(outcome) >= self.beta * self.mean
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes all groups of a step, those that were dropped too."""
+        """Updates the average with all groups of a step, dropped ones included."""
         spreads = [_spread(o) for o in outcomes if o.scored]
         if spreads:
             now = float(np.mean(spreads))
             self.mean = now if math.isnan(self.mean) else self.decay * self.mean + (1 - self.decay) * now
         self.steps += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean, self.steps = float(state["mean"]), int(state["steps"])
-
 
 def _spread(outcome: Outcome) -> float:
-    """Returns the standard deviation of the rewards of a group; -1 where none is known."""
+    """Standard deviation of the rewards of a group; -1 where none is known."""
     return float(np.std(outcome.scored)) if outcome.scored else -1.0
 
 
@@ -98,18 +94,18 @@ KEEP = {"all": keep_all, "mixed": mixed, "some_right": some_right, "pass_range":
 
 
 def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Returns those that were drawn first."""
+    """The groups that were drawn first."""
     return list(range(min(count, len(outcomes))))
 
 
 def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Returns those whose pass rate is nearest one half (GLM-4.1V-Thinking, 2507.01006); of equal ones the first."""
+    """The groups with a pass rate nearest one half (GLM-4.1V-Thinking, 2507.01006); among equals the first."""
     away = [abs(o.pass_rate - 0.5) if o.pass_rate == o.pass_rate else math.inf for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (away[i], i))[:count])
 
 
 def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """Returns those whose rewards vary most; of equal ones the first."""
+    """The groups whose rewards vary most; among equals the first."""
     spread = [_spread(o) for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
 
@@ -120,25 +116,18 @@ SELECT = {"first": first, "nearest_half": nearest_half, "most_varied": most_vari
 # --- oversample -------------------------------------------------------------------------------------------------------
 
 
-class FixedOversampling:
-    """Always as many."""
+class FixedOversampling(Saved):
+    """A constant factor."""
 
     def __init__(self, factor: Factor = 1.0):
         self.factor = factor
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learns nothing."""
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
-
-
-class EmaOversampling:
-    """Ratio EMA of GLM-4.1V-Thinking (2507.01006): e = 1 / (1 - share of groups that are all right or all wrong), and
+class EmaOversampling(Saved):
+    """Ratio EMA of GLM-4.1V-Thinking (2507.01006): e = 1 / (1 - share of groups that are all correct or all wrong), and
     the factor is (1 - decay) e + decay * factor, at most `most`; 1 at the start."""
+
+    saved = ("factor",)
 
     def __init__(self, decay: Beta = 0.9, most: Factor = 4.0):
         self.decay, self.most, self.factor = decay, most, 1.0
@@ -150,12 +139,6 @@ class EmaOversampling:
             wanted = min(self.most, 1 / valid) if valid else self.most
             self.factor = (1 - self.decay) * wanted + self.decay * self.factor
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"factor": self.factor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.factor = float(state["factor"])
-
 
 OVERSAMPLE = {"fixed": FixedOversampling, "ema": EmaOversampling}
 
@@ -164,7 +147,7 @@ OVERSAMPLE = {"fixed": FixedOversampling, "ema": EmaOversampling}
 
 
 class Filters:
-    """The filters of `curriculum.*`. ConfigError for a name or option that they do not know."""
+    """The filters of `curriculum.*`. Raises ConfigError for an unknown name or option."""
 
     def __init__(self, settings: CurriculumSettings):
         self.keep = bind("curriculum.keep", settings.keep, KEEP)
@@ -173,11 +156,11 @@ class Filters:
         self.max_refills = settings.max_refills
 
     def oversampled(self, count: int) -> int:
-        """Returns how many groups are drawn for `count` wanted ones."""
+        """Number of groups to draw for `count` wanted ones."""
         return math.ceil(round(count * self.oversample.factor, 9))  # 100 * 1.1 is a little above 110
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes all groups of a step once they were chosen from."""
+        """Updates the filters with all groups of a step, after the selection."""
         for filter in (self.oversample, self.keep.function):
             if hasattr(filter, "observe"):
                 filter.observe(outcomes)
@@ -194,22 +177,22 @@ class Filters:
 
 
 class Intake:
-    """The groups of one step, until there are enough: `while intake.wanted: intake.take(...)`; then `chosen`."""
+    """Collects the groups of a step until there are enough: `while intake.wanted: intake.take(...)`; then `chosen`."""
 
     def __init__(self, filters: Filters, count: int):
         self.filters, self.count = filters, count
         self.outcomes: dict[int, Outcome] = {}
-        """Every answered group by its number."""
+        """Outcome of every answered group by its number."""
         self.selected: list[int] = []
         self.rounds = 0
-        """Rounds of generation; one in which every prompt was rejected does not count."""
+        """Rounds of generation, except those in which every prompt was rejected."""
         self.requested = 0
         self.underway = 0
-        """Groups with unfinished answers, which come in a later step."""
+        """Groups with unfinished completions, which arrive in a later step."""
 
     @property
     def wanted(self) -> int:
-        """How many draws the next round is to have; 0 = no further round."""
+        """Number of draws of the next round; 0 = no further round."""
         missing = self.count - len(self.selected) - self.underway
         if missing <= 0 or self.rounds > self.filters.max_refills:
             return 0
@@ -221,7 +204,7 @@ class Intake:
         return max(0, self.rounds - 1)
 
     def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:
-        """Takes the outcomes of a round by the number of the group, and how many groups of the step are underway."""
+        """Adds the outcomes of a round by group number, and the number of the step's groups that are still underway."""
         self.underway = underway
         self.requested += len(outcomes)
         usable = {number: o for number, o in outcomes.items() if o.rewards}
@@ -230,7 +213,7 @@ class Intake:
         self.selected += [number for number, o in usable.items() if self.filters.keep(o)]
 
     def chosen(self) -> list[int]:
-        """Returns numbers of the groups to train on, at most `count`, in order."""
+        """Numbers of the groups to train on, at most `count`, in order."""
         places = self.filters.select([self.outcomes[n] for n in self.selected], self.count)
         if not {*places} <= {*range(len(self.selected))} or len({*places}) != len(places) or len(places) > self.count:
             raise ConfigError(f"curriculum.select={self.filters.select.name!r} gave {places!r:.200} for "

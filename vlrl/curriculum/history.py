@@ -1,4 +1,4 @@
-"""What happened to every prompt so far, 16 bytes each."""
+"""Visits and last results of every prompt, 16 bytes each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.algo.state import state_of
 from vlrl.curriculum.types import Outcome
 
 _RANGE = np.finfo(np.float32).min, np.finfo(np.float32).max
@@ -15,39 +16,37 @@ _FIELDS = ("visits", "last", "pass_rate", "reward")
 
 
 class History:
-    """Of N prompts: how often and when each was drawn last, and how it went then."""
+    """For N prompts: how often each was drawn, when it was last answered, and with which result."""
 
     def __init__(self, size: int):
         self.visits = np.zeros(size, dtype=np.int32)
-        """[N] how often it was drawn."""
+        """[N] number of draws."""
         self.last = np.full(size, -1, dtype=np.int32)
         """[N] the step in which it was last answered; below 0 = never."""
         self.pass_rate = np.full(size, np.nan, dtype=np.float32)
         """[N] of its last group; nan = never answered."""
         self.reward = np.full(size, np.nan, dtype=np.float32)
-        """[N] mean of its last group; nan = never answered."""
+        """[N] mean reward of its last group; nan = never answered."""
         self._within: tuple[History, np.ndarray] | None = None
         self._parts: list[History] = []
 
     def part(self, places: np.ndarray) -> History:
-        """Returns the history of some prompts [n] by themselves. Visits to them count here too; `note` is called on
-        both.
-        """
+        """The history of the prompts [n] at these indices, numbered from 0. Its visits count in the whole history too;
+        `note` is called on both."""
         subset = History(len(places))
         subset._within = self, places
-        subset._take()
+        subset._copy_from_whole()
         self._parts.append(subset)
         return subset
 
-    def _take(self) -> None:
-        """Of a part: what the whole knows of its prompts."""
+    def _copy_from_whole(self) -> None:
         if self._within:
             whole, places = self._within
             for name in _FIELDS:
                 getattr(self, name)[:] = getattr(whole, name)[places]
 
     def visit(self, indices: np.ndarray | Sequence[int]) -> list[int]:
-        """Counts one visit to each, also several to one; how often each was visited before."""
+        """Counts a visit to each index, which may repeat; returns how often each had been visited before."""
         places = np.asarray(indices, dtype=np.int64)
         order = np.argsort(places, kind="stable")
         first = np.searchsorted(places[order], places[order], side="left")
@@ -56,17 +55,17 @@ class History:
         out = (self.visits[places] + earlier).tolist()
         np.add.at(self.visits, places, 1)
         if self._within:
-            whole, places = self._within
-            whole.visit(places[np.asarray(indices, dtype=np.int64)])
+            whole, members = self._within
+            whole.visit(members[places])
         return out
 
     def note(self, outcomes: Iterable[Outcome], step: int) -> None:
-        """Takes the outcomes of a step; of rejected prompts only that they were, and nothing of unscorable ones."""
+        """Records the outcomes of a step: that a prompt was rejected, or its results; nothing of unscorable groups."""
         outcomes = [*outcomes]
         refused = np.array([o.draw.index for o in outcomes if not o.rewards], dtype=np.int64)
         self.last[refused[self.last[refused] < 0]] = _REJECTED
         known = [(o.draw.index, o.reward, o.pass_rate) for o in outcomes if o.scored]
-        if known:  # of several to one prompt the last is kept
+        if known:  # of several groups of one prompt the last counts
             index, reward, pass_rate = map(np.array, zip(*known, strict=True))
             self.last[index] = step
             self.reward[index] = np.clip(reward, *_RANGE)
@@ -83,10 +82,10 @@ class History:
         return self.last == _REJECTED
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _FIELDS}
+        return state_of(self, _FIELDS)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in _FIELDS:
+        for name in _FIELDS:  # in place: samplers hold on to these arrays
             getattr(self, name)[:] = np.asarray(state[name])
         for part in self._parts:
-            part._take()
+            part._copy_from_whole()

@@ -1,12 +1,11 @@
-"""How many turns an episode of training may have, growing to episode.max_turns: `episode.horizon`.
+"""Turn limit of training episodes, growing to episode.max_turns: `episode.horizon`.
 
     horizon = Horizon(config.episode)
-    horizon.within(draws, step)             # draws of a step, whose episodes end after so many turns
-    horizon.observe(outcomes)               # of a step, once it is over
+    horizon.within(draws, step)             # the draws of a step, with its turn limit
+    horizon.observe(outcomes)               # those of the step, when it is over
 
-Short episodes come first, so that what a few turns can reach is learned before longer ways are tried: TTI
-(arXiv 2506.07976), which grows the horizon by the iteration, added or multiplied. Any sampler goes with it.
-"""
+Short episodes come first, so that what a few turns can reach is learned before longer ways are tried: TTI (arXiv
+2506.07976), which raises the horizon per iteration, by adding or multiplying. Works with any sampler."""
 
 from __future__ import annotations
 
@@ -29,23 +28,22 @@ HORIZONS = Table({
     "multiply": "vlrl.methods.curricula.horizons:multiply",
     "success": "vlrl.methods.curricula.horizons:Success",
 })
-"""Rules by name: step (from 0) -> turns. One that learns has `observe`, `state_dict` and `load_state_dict` too."""
+"""Rules by name: step (from 0) -> turns. A rule that learns also has `observe`, `state_dict` and `load_state_dict`."""
 
 
 class Horizon:
-    """The rule of `episode.horizon`, or none. ConfigError for a name or option that is not known."""
+    """The rule of `episode.horizon`, or none. Raises ConfigError for an unknown name or option."""
 
     def __init__(self, settings: EpisodeSettings):
         self.most = settings.max_turns
         self.rule = bind("episode.horizon", settings.horizon, HORIZONS) if settings.horizon else None
         self.latest = 0
-        """The most turns that an episode of the last step might have."""
+        """The largest turn limit of an episode in the last step."""
 
     def at(self, step: int) -> int:
-        """Returns how many turns an episode of a step may have, from 1 to episode.max_turns.
+        """The turn limit of a step, from 1 to episode.max_turns.
 
-        Raises ConfigError where a rule of one's own gives anything but a whole number.
-        """
+        Raises ConfigError where a user's own rule returns anything but a whole number."""
         if self.rule is None:
             return self.most
         turns = self.rule(step)
@@ -55,12 +53,12 @@ class Horizon:
         return min(max(int(turns), 1), self.most)
 
     def within(self, draws: Sequence[Draw], step: int) -> list[Draw]:
-        """Returns draws of a step whose episodes end after that many turns."""
+        """The draws of a step with its turn limit."""
         turns = self.at(step)
         return [*draws] if turns == self.most else [replace(draw, max_turns=turns) for draw in draws]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes what became of all draws of a step; single answers say nothing."""
+        """Updates the rule with the outcomes of all draws of a step; only episodes count."""
         acted = [o for o in outcomes if o.acted]
         self.latest = max((o.draw.max_turns or self.most for o in acted), default=self.latest)
         if self.rule is not None and hasattr(self.rule.function, "observe"):
@@ -78,8 +76,8 @@ class Horizon:
 
 
 def check(settings: EpisodeSettings, task: Task) -> None:
-    """Raises ConfigError where `episode.horizon` could not act: without an environment, or with a first horizon that is
-    not below episode.max_turns."""
+    """Raises ConfigError where `episode.horizon` could have no effect: without an environment, or with a first horizon
+    that is not below episode.max_turns."""
     if settings.horizon is None:
         return
     given = f"episode.horizon={settings.horizon.name!r}"

@@ -1,22 +1,24 @@
-"""Samplers that learn nothing: in order, and shuffled."""
+"""Samplers that learn nothing: in the order of the data, and shuffled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from vlrl.algo.state import Saved
 from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _RUN = 1000
-"""Neighbours that are read together; about a row group of a parquet file."""
+"""Neighbouring rows that are read together; about a row group of a parquet file."""
 
 
-class Sequential:
-    """In the order of the data, over and over."""
+class Sequential(Saved):
+    """Draws in the order of the data, over and over."""
+
+    saved = ("drawn",)
 
     def __init__(self, prompts: Prompts):
         self.prompts, self.drawn = prompts, 0
@@ -28,7 +30,7 @@ class Sequential:
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns the next `count` draws, without drawing them."""
+        """The next `count` draws, without drawing them."""
         size, draws, at = self.prompts.size, [], self.drawn
         while len(draws) < count:
             epoch, begin = divmod(at, size)
@@ -38,27 +40,21 @@ class Sequential:
         return draws
 
     def order(self, epoch: int) -> Sequence[int] | np.ndarray:
-        """Returns the sample indices of an epoch."""
+        """The sample indices of an epoch, in the order of their draws."""
         return range(self.prompts.size)
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         """Learns nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = int(state["drawn"])
 
     def metrics(self) -> dict[str, float]:
         return {"curriculum/epoch": self.drawn / self.prompts.size}
 
 
 class Uniform(Sequential):
-    """Every sample once per epoch, in an order of (seed, epoch).
+    """Draws every sample once per epoch, shuffled by (seed, epoch).
 
-    With data.stream (`prompts.buffer`) it is near that of the disk. Where a run stands in it is the number of draws.
-    """
+    With data.stream (`prompts.buffer`) neighbours on the disk stay close to each other. The only state is the number of
+    draws."""
 
     def __init__(self, prompts: Prompts):
         super().__init__(prompts)
@@ -73,9 +69,8 @@ class Uniform(Sequential):
 
 
 def _streamed(draw: np.random.Generator, size: int, buffer: int) -> np.ndarray:
-    """Returns [size] places: runs of _RUN neighbours in a drawn order, and in it each `buffer` that follow one another
-    shuffled.
-    """
+    """[size] indices: runs of _RUN neighbours in random order, and within that order each `buffer` consecutive ones
+    shuffled."""
     runs = draw.permutation(-(-size // _RUN))
     places = np.concatenate([np.arange(run * _RUN, min((run + 1) * _RUN, size)) for run in runs.tolist()])
     return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + draw.random(size))]

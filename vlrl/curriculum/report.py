@@ -1,28 +1,30 @@
-"""What a run tells of its draws: how prompts went, and what was answered in vain."""
+"""Metrics of a run's draws: pass rates, and completions that were generated and not trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from vlrl.algo.state import Saved
 from vlrl.curriculum.filters import Intake
 from vlrl.curriculum.types import Outcome
 
 BINS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
-"""Of pass rates in percent; 25, 50 and 75 belong to the range that begins there."""
+"""Ranges of pass rates in percent; 25, 50 and 75 belong to the range that they begin."""
 
 
-class Tally:
-    """Of the last step, over all processes; and how many answers were drawn since the run began."""
+class Tally(Saved):
+    """Metrics of the last step, over all processes, and the number of completions since the run began."""
+
+    saved = ("answers",)
 
     def __init__(self) -> None:
         self.answers = 0
         self._last: dict[str, float] = {}
 
     def note(self, intake: Intake, chosen: Sequence[int], probes: Sequence[Outcome] = ()) -> None:
-        """Takes a finished step: its intake, the numbers of the groups that are trained on, and what was probed."""
+        """Adds a finished step: its intake, the numbers of the groups that are trained on, and its probes."""
         outcomes = list(intake.outcomes.values())
         trained = [intake.outcomes[number] for number in chosen]
         drawn, used = (sum(len(o.rewards) for o in of) for of in ((*outcomes, *probes), trained))
@@ -41,13 +43,7 @@ class Tally:
     def metrics(self) -> dict[str, float]:
         return {**self._last, "rollouts/total": float(self.answers)}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"answers": self.answers}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.answers = int(state["answers"])
-
 
 def bins(rates: np.ndarray) -> np.ndarray:
-    """Returns the place of each pass rate in BINS."""
+    """The index in BINS of each pass rate."""
     return np.where(rates <= 0, 0, np.where(rates >= 1, len(BINS) - 1, 1 + np.minimum(rates * 4, 3).astype(int)))

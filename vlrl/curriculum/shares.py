@@ -1,4 +1,4 @@
-"""Fixed shares of the draws for the tasks of a mixture, each with a sampler of its own over its own samples."""
+"""Fixed shares of the draws for the tasks of a mixture, each with its own sampler over its own samples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from vlrl.errors import ConfigError
 
 
 class Shares:
-    """Each draw goes to the task that is furthest behind its share of all draws of the run, the first of equal ones.
+    """Each draw goes to the task that is furthest behind its share of all draws of the run; among equals to the first.
 
-    `weights` says how much each task (prompts.field("task")) gets, relative to the others; `make(prompts)` gives the
-    sampler of one, which sees its own samples alone. It foresees, probes and measures as these do.
-    """
+    `weights` are the relative shares of the tasks (prompts.field("task")); `make(prompts)` creates the sampler of a
+    task, which sees only its own samples. It foresees, probes and measures as these samplers do."""
 
     def __init__(self, prompts: Prompts, weights: Mapping[str, float], make: Callable[[Prompts], Sampler]):
         tasks = prompts.categories("task")
@@ -48,7 +47,7 @@ class Shares:
         return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
 
     def _turns(self, count: int) -> np.ndarray:
-        """Returns [count] whose turn each of the next draws is."""
+        """[count] the task of each of the next draws."""
         drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
         for i in range(count):
             turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)
@@ -56,13 +55,13 @@ class Shares:
         return turns
 
     def _dealt(self, turns: np.ndarray, ask: Callable[[Any, int], list[Draw]]) -> list[Draw]:
-        """Returns the draws of the samplers in the order of the turns, as places in the whole split."""
+        """Draws from the samplers in the order of the turns, with indices in the whole split."""
         iterators = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
                      zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
         return [self._whole(k, draw) for k in turns.tolist() for draw in [next(iterators[k], None)] if draw is not None]
 
     def _whole(self, k: int, draw: Draw) -> Draw:
-        """Returns a sampler's own draw as one of the whole split."""
+        """A sampler's own draw, with its index in the whole split."""
         knobs = tuple((f"{self.labels[k]}/{name}", value) for name, value in draw.knobs)
         return replace(draw, index=int(self.members[k][draw.index]), knobs=knobs)
 
@@ -71,7 +70,7 @@ class Shares:
         return replace(draw, index=number, knobs=knobs)
 
     def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Returns (task, which of these places are its own, its own numbers of them) for each task that has any."""
+        """(task, positions in `places` that belong to it, its own indices of them) for each task that has any."""
         of = self._of[places]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
         return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]
@@ -106,7 +105,7 @@ class Shares:
             sampler.load_state_dict(state["samplers"][label])
 
     def metrics(self) -> dict[str, float]:
-        """Returns those of each sampler as `curriculum/<label>/...`."""
+        """The metrics of each sampler as `curriculum/<label>/...`."""
         return {f"curriculum/{label}/{name.removeprefix('curriculum/')}": value
                 for label, sampler in zip(self.labels, self.samplers, strict=True)
                 for name, value in sampler.metrics().items()}

@@ -6,5 +6,5 @@ import numpy as np
 
 
 def stream(*key: int) -> np.random.Generator:
-    """Returns the random stream of a key, the same on every machine."""
+    """The random generator of a key; the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))

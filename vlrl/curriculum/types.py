@@ -1,4 +1,4 @@
-"""A visit to a prompt, and what became of it: what travels between the group source and a sampler."""
+"""A visit to a prompt and its result: what the group source and a sampler exchange."""
 
 from __future__ import annotations
 
@@ -12,53 +12,57 @@ class Draw:
     """One visit to one sample."""
 
     index: int
-    """Place in the training split."""
+    """Index in the training split."""
     visit: int
     """How often the sample was drawn before."""
     group_size: int | None = None
-    """Answers; None = rollout.group_size."""
+    """Completions; None = rollout.group_size."""
     max_new_tokens: int | None = None
-    """Most tokens of an answer; None = rollout.max_new_tokens."""
+    """Token limit of a completion; None = rollout.max_new_tokens."""
     max_turns: int | None = None
-    """Most actions of an episode; None = episode.max_turns."""
+    """Action limit of an episode; None = episode.max_turns."""
     weight: float = 1.0
-    """Factor on the loss of its group, beside that of the row."""
+    """Factor on the loss of its group, beside the weight of the row."""
     knobs: tuple[tuple[str, float], ...] = ()
-    """For a task that makes its samples: the sample is `task.generate(index, knobs)`."""
+    """For a task that generates its samples: the sample is `task.generate(index, knobs)`."""
     fields: tuple[tuple[str, bool | int | float | str], ...] = ()
-    """Fields of the sample that the stage sets; of those that its task lets stages set (Task.stage_fields)."""
+    """Fields of the sample that the curriculum stage overrides, among those in Task.stage_fields."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a draw: the rewards of its group, None = unscorable; empty = the prompt was rejected."""
+    """Result of a draw: the rewards of its group, None = unscorable; empty = the prompt was rejected."""
 
     draw: Draw
     rewards: tuple[float | None, ...]
     passed: tuple[bool | None, ...] = ()
-    """Whether each answer is correct (Task.correct); None where that is not known."""
+    """Whether each completion is correct (Task.correct); None = not known."""
     surprise: float = 0.0
-    """Mean over the answers of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler: what gvm takes for the norm
-    of the gradient."""
+    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler. The sampler gvm takes
+    it for the gradient norm."""
     acted: bool = False
-    """Whether its answers are episodes."""
+    """Whether its completions are episodes."""
     teaches: bool | None = None
-    """Whether the advantage of the run differs from 0 for any answer; None where a group alone does not say it."""
+    """Whether the run's advantage differs from 0 for any completion; None = not decidable from the group alone."""
 
     @cached_property
     def scored(self) -> tuple[float, ...]:
-        """The rewards that there are."""
+        """The rewards of the scorable completions."""
         return tuple(r for r in self.rewards if r is not None)
 
     @property
+    def _known(self) -> list[bool]:
+        return [p for p in self.passed if p is not None]
+
+    @property
     def failed(self) -> bool:
-        """Whether answers are known to be wrong, and none to be correct."""
-        known = [p for p in self.passed if p is not None]
-        return bool(known) and not any(known)
+        """Whether some completions are known to be wrong and none to be correct."""
+        return bool(self._known) and not any(self._known)
 
     @property
     def mixed(self) -> bool:
-        """Whether the group teaches something: by the advantage, or else where its raw rewards differ. Exact."""
+        """Whether the group has a training signal: by the advantage, or where that is not known by differing rewards
+        (compared exactly)."""
         return len(set(self.scored)) > 1 if self.teaches is None else self.teaches
 
     @property
@@ -68,14 +72,12 @@ class Outcome:
 
     @property
     def pass_rate(self) -> float:
-        """Share of the answers known to be correct or wrong that are correct, in [0, 1]; nan without any."""
-        known = [p for p in self.passed if p is not None]
-        return sum(known) / len(known) if known else float("nan")
+        """Share of correct completions among those known to be correct or wrong, in [0, 1]; nan without any."""
+        return sum(self._known) / len(self._known) if self._known else float("nan")
 
     def advantage(self, scale: bool = True) -> float:
-        """Returns the mean |A| of the answers, A = reward - mean of the group, divided by its standard deviation (over
-        n) with `scale`, as in GRPO; 0 where all rewards are equal; nan without any reward.
-        """
+        """Mean |A| of the completions: A = reward - group mean, with `scale` divided by the group's standard deviation
+        (over n), as in GRPO. 0 where all rewards are equal; nan without any reward."""
         if not self.mixed:
             return 0.0 if self.scored else float("nan")
         mean, count = self.reward, len(self.scored)

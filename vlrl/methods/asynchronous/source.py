@@ -1,16 +1,15 @@
-"""Generation beside the update: while a step learns, a thread draws the answers of the next ones (async.max_staleness).
+"""Generation beside the update: while a step is trained, a thread generates the next ones (async.max_staleness).
 
-    step t   take what was drawn for t   ->  weights to the engine  ->  begin t + 1  ->  update
-                                                                        [ thread: generate and score t + 1 ]
+    step t   take the groups of t   ->  weights to the engine  ->  begin t + 1  ->  update
+                                                                   [ thread: generate and score t + 1 ]
 
-With max_staleness = s the engine takes new weights when everything that was begun is used up, every s steps, and then
-draws the next s steps one after another: no answer is more than s steps old, and which weights drew it does not depend
-on how fast either side is. Draws, encoding, filters and everything else that processes do together stay in the main
-thread and in one order; the thread generates and scores. docs/asynchronous.md has the whole picture.
+With max_staleness = s the engine takes new weights when the queue is used up, every s steps, and then generates the
+next s steps one after another: no completion is more than s steps old, and its weights do not depend on the speed of
+either side. Draws, encoding, filters and all collectives stay in the main thread, in one order; the thread generates
+and scores. docs/asynchronous.md has the full picture.
 
-A checkpoint holds the answers that were drawn ahead, by the names of their random streams. A resumed run scores them
-again and goes on as if it had not stopped. Of episodes it holds the actions, which environments answer again.
-"""
+A checkpoint holds the completions in the queue, by the keys of their random streams. A resumed run scores them again
+and continues as if undisturbed. Of episodes it holds the actions, which are replayed in the environments."""
 
 from __future__ import annotations
 
@@ -37,46 +36,46 @@ from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, 
 from vlrl.types import Completion, Group
 
 CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
-"""Answers by the key of their request."""
+"""Completions by the key of their request."""
 
 
 @dataclass(eq=False, kw_only=True)
 class AheadBatch(DrawBatch):
-    """What was drawn for a step that is still to come; in a resumed run it is encoded when it is used."""
+    """The draws of a later step; in a resumed run they are encoded when they are used."""
 
     step: int
     policy_step: int
     """Steps completed by the weights that sample it."""
     completions: CompletionsByKey = field(default_factory=dict)
-    """This process's answers so far; in a resumed run those of all processes."""
+    """This process's completions so far; in a resumed run those of all processes."""
     work: Future[list[Group] | None] | None = None
-    """Generation, and scoring unless that is left to the main thread."""
+    """Generation, and scoring unless the main thread does it."""
     keys: set[tuple[int, ...]] = field(default_factory=set)
-    """Of all answers that this process asks for; known once it has begun."""
+    """Keys of all completions that this process requests; known once generation has begun."""
     span: tuple[float, float] | None = None
-    """When that took place."""
+    """Start and end of that work."""
 
     @property
     def whole(self) -> bool:
-        """Whether all answers are there; waits for those being written."""
+        """Whether all completions exist; waits for generation."""
         return bool(self.completions) if self.work is None else self.work.exception() is None
 
     def state(self, completions: CompletionsByKey) -> dict[str, Any]:
-        """As a checkpoint holds it, with so many answers."""
+        """State for a checkpoint, with these completions."""
         return {"step": self.step, "policy_step": self.policy_step,
                 "made": {key: [*map(completion_state, answers)] for key, answers in completions.items()},
                 "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
 
 
 class AsyncGroupSource(GroupSource):
-    """A group source that draws the groups of later steps in a thread."""
+    """A group source that generates the groups of later steps in a thread."""
 
     apart = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.queue: deque[AheadBatch] = deque()
-        """Begun and not used, by step; at most async.max_staleness."""
+        """Batches of later steps, in order; at most async.max_staleness."""
         self.synced = -1
         """Steps completed by the engine's weights."""
         self._policy: Any = None
@@ -89,15 +88,15 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_written, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the weights to the engine where the queue ends with this step, or `now`: as soon as nothing is being
-        generated. What is in the queue stays as it is."""
+        """Hands the weights to the engine, once nothing is being generated, where the queue ends with this step or
+        `now` is set. Batches in the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()
 
     def next_groups(self, count: int, step: int) -> list[Group]:
-        """As GroupSource; begins the following steps when nothing is begun. Raises what their generation raised when
-        their turn has come."""
+        """As in GroupSource; begins the following steps when the queue is empty. An error in a step's generation is
+        raised when its turn has come."""
         groups = super().next_groups(count, step)
         self._ages = [step - r.policy_step for g in groups for r in g.rollouts]
         if not self.queue:
@@ -110,13 +109,13 @@ class AsyncGroupSource(GroupSource):
         return groups
 
     def close(self) -> None:
-        """Gives up what is being generated."""
+        """Abandons running generation."""
         if any(batch.work and not batch.work.done() for batch in self.queue):
             getattr(self.engine, "abandon", lambda: None)()
         self._thread.shutdown(cancel_futures=True)
 
     def _ready(self) -> None:
-        """The engine at rest, with the weights of this step."""
+        """Waits for the thread, and hands this step's weights to the engine."""
         with self.clock("rollout"):
             concurrent.futures.wait([batch.work for batch in self.queue if batch.work])
         if self.synced != self.step:
@@ -124,7 +123,7 @@ class AsyncGroupSource(GroupSource):
             self.synced = self.step
 
     def _ahead(self, count: int, step: int) -> AheadBatch:
-        """Returns the draws of a step to come."""
+        """The draws of a later step."""
         self.step = step
         drawn = self._numbered(comm.on_main(partial(self._next, self.filters.oversampled(count))))
         batch = AheadBatch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
@@ -132,13 +131,13 @@ class AsyncGroupSource(GroupSource):
         return batch
 
     def _begin(self, batch: AheadBatch) -> None:
-        """Has a batch answered in the thread."""
+        """Starts a batch in the thread."""
         writer = self.answering.apart(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: AheadBatch, writer: Any) -> list[Group] | None:
-        """In the thread: this process's groups; None where the main thread is to score them."""
+        """Runs in the thread: this process's groups; None where the main thread scores them."""
         start, accepted = time.perf_counter(), batch.accepted
         try:
             if accepted and self.config.rollout.score_ahead and not writer.collective:
@@ -148,7 +147,8 @@ class AsyncGroupSource(GroupSource):
             batch.span = start, time.perf_counter()
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """The first draws of a step are those begun for it; refills are drawn here and now, by current weights."""
+        """The first draws of a step come from the queue; refills are generated immediately, with the current weights.
+        """
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
         self._ready()
@@ -175,14 +175,14 @@ class AsyncGroupSource(GroupSource):
         return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
 
     def metrics(self) -> dict[str, float]:
-        """Also how old the weights of the trained answers were, in steps, and the seconds of the thread."""
+        """Adds the age of the trained completions' weights in steps, and the thread's time."""
         ages = [age for part in comm.gather(self._ages) for age in part]
         seconds, self._ahead_s = self._ahead_s, 0.0
         return {**super().metrics(), "async/staleness_mean": sum(ages) / max(len(ages), 1),
                 "async/staleness_max": float(max(ages, default=0)), "time/ahead_s": seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """Also the queue, once it is written; of all processes. What failed is to be generated anew."""
+        """Adds the queue of all processes, once it is generated. Failed batches are generated again."""
         with self.clock("rollout"):
             whole = [all(comm.gather(batch.whole)) for batch in self.queue]
         completions = [{key: answers for part in comm.gather(batch.completions) for key, answers in part.items()}
@@ -200,14 +200,14 @@ class AsyncGroupSource(GroupSource):
 
 
 def _written(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
-    """Scoring may have failed."""
+    """The queue's state for an emergency checkpoint, as soon as its generation ends; scoring may have failed."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
     whole = all(batch.keys <= batch.completions.keys() if batch.work else batch.completions for batch in queue)
     return {"queue": [batch.state(batch.completions) for batch in queue]} if whole and comm.world() == 1 else None
 
 
 class RecordingEngine:
-    """An engine whose answers are kept by the key of their request."""
+    """An engine that records completions by the key of their request."""
 
     def __init__(self, engine: Engine, completions: CompletionsByKey):
         self.engine, self.completions = engine, completions
@@ -225,7 +225,7 @@ class RecordingEngine:
 
 
 class ReplayEngine:
-    """An engine that gives recorded answers; episodes of a checkpoint are played again by `engine`."""
+    """An engine that returns recorded completions; episodes of a checkpoint are replayed by `engine`."""
 
     def __init__(self, completions: CompletionsByKey, engine: Engine | None = None):
         self.completions, self.engine = completions, engine
@@ -238,11 +238,11 @@ class ReplayEngine:
         return self.engine.replayed(requests, completions) if isinstance(self.engine, EpisodePlayer) else completions
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Holds nothing."""
 
 
 def check(config: Config, sampler: Any) -> None:
-    """Raises ConfigError where a sampler cannot draw before the step before has ended."""
+    """Raises ConfigError where a sampler cannot draw before the previous step has ended."""
     if config.asynchronous.max_staleness and isinstance(sampler, ProbingSampler):
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
                           f"{config.curriculum.name} has prompts answered before it draws those of a step, which would "
@@ -250,7 +250,7 @@ def check(config: Config, sampler: Any) -> None:
 
 
 def _settle(threads: int, card: int | None) -> None:
-    """For this thread alone: leaves the update its share of the processor, and uses this process's GPU."""
+    """Thread initializer: leaves half of the CPU threads to the update, and selects this process's GPU."""
     torch.set_num_threads(threads)
     if card is not None:  # a new thread begins with the first one
         torch.cuda.set_device(card)

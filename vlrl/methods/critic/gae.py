@@ -1,11 +1,10 @@
-"""Advantages with a critic (algo.critic): `Scores` with its values -> `Estimates`; and the loss of the critic.
+"""Advantages with a critic (algo.critic): `Scores` with its values -> `Estimates`; and the critic's loss.
 
-The value of a token is that of the state before it: prompt, images and all tokens that stand before. Tokens that are
-not trained (observations, a forced end of thinking) are no decisions: what is discounted and summed goes from a trained
-token, or turn, to the next. A turn is paid its weighted reward parts with its last trained token, and the last turn
-what these leave of the reward. After the last token comes nothing, of value 0, for a cut answer too: the task has paid
-it as it is. So do the papers' implementations (verl, VAGEN): a limit on tokens is part of the task, no interruption.
-"""
+The value of a token is that of the state before it: prompt, images and all earlier tokens. Untrained tokens
+(observations, a forced end of thinking) are no decisions: discounting and sums go from a trained token, or turn, to the
+next. A turn's weighted reward parts are paid with its last trained token, the rest of the reward with the last turn.
+The value after the last token is 0, also for truncated completions, because the task has scored them as they are. The
+papers' implementations (verl, VAGEN) do the same: a token limit is part of the task."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ class _Decisions:
     """The trained tokens of one rollout; L of them, in D turns."""
 
     paid: np.ndarray
-    """[L] the reward, each turn's with its last trained token."""
+    """[L] the reward; each turn's is at its last trained token."""
     penalty: np.ndarray
-    """[L] what the KL in the reward takes off."""
+    """[L] the KL penalty in the reward."""
     values: np.ndarray
     """[L]"""
     first: np.ndarray
-    """[D] place of the first token of each turn among them."""
+    """[D] index of each turn's first token among them."""
 
     @property
     def last(self) -> np.ndarray:
-        """[D] place of the last token of each turn."""
+        """[D] index of the last token of each turn."""
         return np.append(self.first[1:], len(self.values)) - 1
 
     @property
@@ -51,12 +50,11 @@ Estimate = tuple[np.ndarray, np.ndarray]
 
 @requires("turns", "values", "token_kl")
 def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """Returns A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k} over the trained tokens, delta_t = r_t + gamma V_{t+1} -
-    V_t, and the targets A_t + V_t.
+    """A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k} over the trained tokens, delta_t = r_t + gamma V_{t+1} - V_t, and
+    the targets A_t + V_t.
 
     normalize: then (A - mean) / sqrt(var + eps) over all trained tokens of the step, Bessel's correction, as in verl;
-    the targets are those before. GAE (arXiv 1506.02438) eq. 16, PPO (1707.06347) eq. 11.
-    """
+    targets are computed before. GAE (arXiv 1506.02438) eq. 16, PPO (1707.06347) eq. 11."""
     def one(d: _Decisions) -> Estimate:
         advantages = discounted(d.paid - d.penalty, d.values, s.gamma, s.lam)
         return advantages, advantages + d.values
@@ -66,13 +64,12 @@ def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates
 
 @requires("turns", "values", "token_kl")
 def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """Returns on all tokens of turn t the advantage A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k}, delta_t = r_t +
-    gamma V(s_{t+1}) - V(s_t), s_t = all before the turn's first token, where alone the critic has a target, A_t +
+    """On all tokens of turn t the advantage A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma
+    V(s_{t+1}) - V(s_t), s_t = the state before the turn's first token. Only there the critic has a target, A_t +
     V(s_t).
 
-    The utterances of ArCHer (arXiv 2402.19446) with a critic of states alone, learned on policy by TD(lam) in place of
-    its off-policy Q: at lam=0 its advantage r + gamma V(s') - V(s). normalize: as in gae, over the tokens of all turns.
-    """
+    The utterances of ArCHer (arXiv 2402.19446) with a state-value critic, learned on policy by TD(lam) in place of its
+    off-policy Q: at lam=0 its advantage r + gamma V(s') - V(s). normalize: as in gae, over the tokens of all turns."""
     def one(d: _Decisions) -> Estimate:
         values, targets = d.values[d.first], np.full(len(d.values), np.nan)
         advantages = discounted(np.add.reduceat(d.paid - d.penalty, d.first), values, s.gamma, s.lam)
@@ -85,14 +82,12 @@ def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Esti
 @requires("turns", "values", "token_kl")
 def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-8) -> Estimates:
-    """Returns the advantages of turns, by gae over the values at their last tokens, and from there to the first token
-    of each turn those of its tokens: A_i = delta_i + token_gamma token_lam A_{i+1}, delta_i = r_i + token_gamma V_{i+1}
-    - V_i, where the last token has the advantage of the turn. r_i is the KL in the reward alone. Targets A + V on all
-    tokens.
+    """The advantages of turns, by gae over the values at their last tokens, and within each turn, from its last token
+    to its first, A_i = delta_i + token_gamma token_lam A_{i+1}, delta_i = r_i + token_gamma V_{i+1} - V_i, where the
+    last token has the turn's advantage. r_i is the KL in the reward alone. Targets A + V on all tokens.
 
     algo.critic.gamma and lam count turns. Bi-Level GAE of VAGEN (arXiv 2510.16907), as in its code. normalize: as in
-    gae.
-    """
+    gae."""
     def one(d: _Decisions) -> Estimate:
         values = d.values[d.last]
         turns = discounted(np.add.reduceat(d.paid, d.first), values, s.gamma, s.lam)
@@ -107,13 +102,12 @@ def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.
 
 @requires("turns", "values", "token_kl")
 def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """Returns on all tokens of a macro action its advantage by gae over macro actions, and as target that + its value.
+    """On all tokens of a macro action its advantage by gae over macro actions, and the target advantage + value.
 
-    A macro action is `tokens` trained tokens in a row, less at the end of a turn. Its reward is the sum of theirs, its
-    value the mean of theirs; gamma and lam count macro actions. With tokens=1 it is gae. MA-RLHF (arXiv 2410.02743)
-    with fixed n-grams and values of equal weights; its code takes the mean of the KL of the tokens, not their sum.
-    normalize: as in gae, over the tokens of all macro actions.
-    """
+    A macro action is `tokens` consecutive trained tokens, fewer at the end of a turn. Its reward is the sum of their
+    rewards, its value the mean of their values; gamma and lam count macro actions. With tokens=1 it is gae. MA-RLHF
+    (arXiv 2410.02743) with fixed n-grams and values of equal weights; its code takes the mean of the tokens' KL, not
+    their sum. normalize: as in gae, over the tokens of all macro actions."""
     def one(d: _Decisions) -> Estimate:
         first = np.concatenate([np.arange(a, b, tokens) for a, b in zip(d.first, d.last + 1, strict=True)])
         sizes = np.diff(np.append(first, len(d.values)))
@@ -125,7 +119,7 @@ def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonN
 
 
 def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float) -> np.ndarray:
-    """Returns [L] advantages of L decisions in a row, after whose last one nothing is paid any more."""
+    """[L] advantages of L consecutive decisions; nothing is paid after the last one."""
     deltas = rewards + gamma * np.append(values[1:], 0.0) - values
     out, later = np.empty(len(deltas)), 0.0
     for t in range(len(deltas) - 1, -1, -1):
@@ -134,12 +128,11 @@ def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float
 
 
 def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Returns this process's share of 1/2 mean (V - target)^2 over the tokens of the optimizer step that have a target,
-    each weighed like its row; values [N] with gradient. With a clip of c the larger one of (V - target)^2 and
-    (V_old + clip(V - V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl.
+    """This process's share of 1/2 mean (V - target)^2 over the tokens of the optimizer step that have a target,
+    weighted by row; values [N] with gradient. With a clip of c the larger one of (V - target)^2 and (V_old + clip(V -
+    V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl.
 
-    Metrics are scaled like those of the objective, which are divided by the trained tokens.
-    """
+    Metrics are scaled like those of the objective, which are divided by the trained tokens."""
     before, targets = x.per_token["values"], x.per_token["targets"]
     known = (x.mask > 0) & ~targets.isnan()
     targets = torch.where(known, targets, 0.0)
@@ -154,8 +147,7 @@ def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -
 
 
 def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
-    """Returns what `one` makes of each rollout, on its tokens; nothing of one that is unscorable or has none trained.
-    """
+    """Applies `one` to each rollout; unscorable rollouts and those without trained tokens have no estimates."""
     trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
                for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
     estimates = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))

@@ -1,4 +1,4 @@
-"""The value of the state before each answer token (algo.critic)."""
+"""The value head of algo.critic: the value of the state before each completion token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from vlrl.models.heads import Head
 
 
 class Critic(Head):
-    """The layer learns from the value loss, at algo.critic.lr; the policy's weights from algo.critic.coef of it, and
-    from nothing of it during algo.critic.warmup.
-    """
+    """Learns from the value loss at algo.critic.lr; the policy's weights get algo.critic.coef of its gradient, and none
+    during algo.critic.warmup."""
 
     key = "critic"
     reads = ("values", "targets")
@@ -25,6 +24,5 @@ class Critic(Head):
 
 
 def of_run(config: Config, width: int, device: torch.device) -> Critic:
-    """Returns the critic of a run."""
     settings: Any = config.algo.critic
     return Critic(width, settings, device)

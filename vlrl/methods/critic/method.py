@@ -1,4 +1,4 @@
-"""Advantages with a critic: its values before the update, and how right they were."""
+"""Advantages with a critic: its values before the update, and metrics of their accuracy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlrl.types import Group
 
 
 class CriticValues(Method):
-    """Reads the critic's values for the advantage; the head itself is critic.head.Critic."""
+    """Computes the critic's values for the advantage; the head itself is critic.head.Critic."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)

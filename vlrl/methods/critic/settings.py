@@ -39,7 +39,7 @@ class CriticSettings(MethodSettings):
 
 
 def without_values(config: Any, advantage: str) -> str:
-    """Why an advantage with a critic has none; "" where there is one."""
+    """Why an advantage with a critic has no values; "" where there is a critic."""
     if config.algo.critic is not None:
         return ""
     return (f"algo.advantage={advantage!r} needs the values of a critic, and algo.critic=null: set algo.critic={{}} "

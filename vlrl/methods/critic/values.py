@@ -1,8 +1,7 @@
-"""What the critic makes of the answers of a step before its update, and how right it was.
+"""The critic's values of a step's completions before the update, and metrics of their accuracy.
 
 One pass without gradient, packed as for training, on every process over its own groups. Where the batch has several
-optimizer steps, and so needs the log-probabilities of the old weights, the same pass finds them.
-"""
+optimizer steps, and so needs the log-probabilities of the old weights, the same pass computes them."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from vlrl.types import Group
 
 
 def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
-    """Returns the groups with the critic's values of all rollouts, at the weights of now; called on every process."""
+    """The groups with the critic's values of all rollouts, at the current weights; called on every process."""
     critic, config = policy.head, algorithm.config
     assert critic is not None
     several = not config.rollout.one_update
@@ -46,9 +45,8 @@ def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list
 
 
 def critic_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Returns over all processes, of the values before the update on the tokens that have a target: their mean, that of
-    the targets, and the explained variance 1 - Var(target - value) / Var(target), NaN where all targets are equal.
-    """
+    """Over all processes, for the values before the update on the tokens that have a target: their mean, that of the
+    targets, and the explained variance 1 - Var(target - value) / Var(target), NaN where all targets are equal."""
     pairs = [(r.per_token["values"], r.per_token["targets"]) for g in groups for r in g.rollouts
              if {"values", "targets"} <= r.per_token.keys() and r.trained]
     values, targets = (np.concatenate([np.zeros(0), *arrays]) for arrays in (zip(*pairs, strict=True) if pairs

@@ -1,15 +1,14 @@
-"""Samplers over categories: each category has a share of the draws, and learns from how its prompts went.
+"""Samplers over categories: each category has a share of the draws, learned from the results of its prompts.
 
 A category is a value of a field of the rows (`by`; "task" in a mixture), or one of `bins` ranges of a number. All
-answered groups count, also those that are not trained on.
-"""
+answered groups count, also those that are not trained on."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,22 +27,20 @@ MOST_CATEGORIES = 1000
 _SHOWN = 50
 """Categories in the metrics."""
 _RISE = 1e-3
-"""Below the least rise of a pass rate, above rounding."""
+"""A slope up to this counts as no rise: rounding."""
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
 class CategorySampler(Adaptive):
-    """Base: `shares` of the categories; how many draws each gets is multinomial, which prompts of it a shuffled pass.
+    """Base: `shares` of the categories. The number of draws of each is multinomial, its prompts come in shuffled
+    passes.
 
-    No prompt comes twice in one call while others are left: what a category has too few prompts for goes to the others.
-    Rejected prompts do not count there, so a category of them alone is drawn last.
-    ConfigError where the field tells no two prompts apart, or too many.
-    """
+    No prompt comes twice in one call while others are left: draws that exceed a category's prompts go to the others,
+    and a category with only rejected prompts is drawn last. Raises ConfigError where the field has one value only, or
+    too many."""
 
-    saved: ClassVar[tuple[str, ...]] = ()
-    """The arrays that `learn` changes."""
 
     def __init__(self, prompts: Prompts, by: str, bins: int):
         super().__init__(prompts)
@@ -52,11 +49,11 @@ class CategorySampler(Adaptive):
         self.cycles = [Cycle(members, prompts.seed, 4, c) for c, members in enumerate(self.categories.members)]
 
     def shares(self) -> np.ndarray:
-        """Returns [C] how likely each category is, summing to 1."""
+        """[C] probability of each category."""
         raise NotImplementedError
 
     def of_draws(self) -> np.ndarray:
-        """Returns [C] each category's share of the draws."""
+        """[C] each category's share of the draws."""
         return self.shares()
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -67,7 +64,7 @@ class CategorySampler(Adaptive):
         return np.concatenate([*parts, draw.permutation(np.concatenate(drawn))] if drawn else parts)
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """Returns [C] how many of `count` draws each category gets, at most as many as it has prompts."""
+        """[C] how many of `count` draws each category gets, at most as many as it has prompts."""
         counts, shares = np.zeros(len(self.names), dtype=np.int64), self.of_draws()
         room = self.sizes - np.bincount(self.categories.of[self.history.rejected], minlength=len(self.names))
         while missing := count - int(counts.sum()):
@@ -79,28 +76,26 @@ class CategorySampler(Adaptive):
         return counts
 
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
-        """Of each category met: the mean of the values [n] of its groups, each counted as often as it has answers."""
+        """By category of the outcomes: the mean of the groups' values [n], weighted by their number of completions."""
         of = self.categories.of[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)
         return {int(c): float(total[c] / count[c]) for c in np.flatnonzero(count)}
 
     def state(self) -> dict[str, Any]:
-        return {"drawn": [cycle.drawn for cycle in self.cycles], **{name: getattr(self, name) for name in self.saved}}
+        return {"drawn": [cycle.drawn for cycle in self.cycles], **super().state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         for cycle, drawn in zip(self.cycles, state["drawn"], strict=True):
             cycle.drawn = int(drawn)
-        for name in self.saved:
-            getattr(self, name)[...] = np.asarray(state[name])
+        super().restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the shares of the largest categories."""
         return weight_metrics(self.names, self.shares(), self.sizes)
 
 
 def categories(prompts: Prompts, by: str, bins: int) -> Categories:
-    """Returns the categories that have prompts. ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
+    """The non-empty categories. Raises ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
     groups = prompts.categories(by, bins)
     sizes = np.bincount(groups.of, minlength=len(groups.names))
     filled = np.flatnonzero(sizes)
@@ -119,7 +114,8 @@ def categories(prompts: Prompts, by: str, bins: int) -> Categories:
 
 
 def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """curriculum/weight/<category> for the largest categories; in names, what is no letter or digit is "_"."""
+    """curriculum/weight/<category> for the largest categories; characters of names other than letters and digits become
+    "_"."""
     shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN])
     out: dict[str, float] = {}
     for c in shown.tolist():
@@ -132,18 +128,18 @@ def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray
 
 
 class Sec(CategorySampler):
-    """Self-evolving curriculum: categories are the arms of a non-stationary bandit, paid by |advantage|.
+    """Self-evolving curriculum: categories are the arms of a non-stationary bandit, rewarded by |advantage|.
 
         Q(d) <- alpha r(d) + (1 - alpha) Q(d)        share(d) proportional to exp(Q(d) / tau)
 
-    r(d) is the mean |A| of the answers to category d; a category that was not drawn keeps its Q, which begins at 0.
-    Q is renewed after each round of generation. "Self-Evolving Curriculum for LLM Reasoning" (2505.14970), TD(0); the
+    r(d) is the mean |A| of the completions of category d; a category that was not drawn keeps its Q, which starts at 0.
+    Q is updated after each round of generation. "Self-Evolving Curriculum for LLM Reasoning" (2505.14970), TD(0); the
     defaults of alpha and tau are ours.
 
-    alpha   in [0, 1], how much the last round counts
+    alpha   in [0, 1], weight of the last round
     tau     > 0, higher = more even; with 1 a share is at most e times as large as another
-    scale   whether A is divided by the standard deviation of its group. With graded rewards (IoU, a format part) false
-            is better: divided, a difference of 0.01 pays as much as one of 1
+    scale   whether A is divided by the standard deviation of its group. False suits graded rewards (IoU, a format
+            part): divided, a difference of 0.01 pays as much as one of 1
     """
 
     saved = ("values",)
@@ -167,14 +163,13 @@ class Dump(CategorySampler):
 
         UCB(d) = L(d) + sqrt(2 ln(n + 1) / (n_d + 1))        share(d) proportional to exp(UCB(d) / tau)
 
-    L(d) is the mean |A| of the last `window` answers to category d (0 before the first; every answer counts with the
-    mean of its group), n_d the groups answered in it, n their sum. "DUMP: Automated Distribution-Level Curriculum
+    L(d) is the mean |A| of the last `window` completions of category d (0 before the first; each counts with the mean
+    of its group), n_d the number of its answered groups, n their sum. "DUMP: Automated Distribution-Level Curriculum
     Learning for RL-based LLM Post-training" (2504.09710); the defaults of window and tau are ours.
 
-    window  1..10,000 answers
+    window  1..10,000 completions
     tau     > 0; at 0.1 a difference of 0.1 in UCB makes a share e times as large
-    scale   see sec
-    """
+    scale   see sec"""
 
     saved = ("window", "answers", "groups")
 
@@ -186,7 +181,7 @@ class Dump(CategorySampler):
         self.answers, self.groups = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
 
     def bounds(self) -> np.ndarray:
-        """Returns [C] UCB of each category."""
+        """[C] UCB of each category."""
         mean = self.window.sum(axis=1) / np.clip(self.answers, 1, self.window.shape[1])
         return mean + np.sqrt(2 * np.log(self.groups.sum() + 1) / (self.groups + 1))
 
@@ -205,19 +200,18 @@ class Dump(CategorySampler):
 
 
 class DomainWeighted(CategorySampler):
-    """Domain-aware dynamic sampling: domains that are far from the target reward are drawn more often.
+    """Domain-aware dynamic sampling: domains far from the target reward are drawn more often.
 
         v(d) <- alpha r(d) + (1 - alpha) v(d)        share(d) proportional to exp((target - v(d)) / tau) + epsilon
 
-    r(d) is the mean reward of the answers to domain d; the first one is v(d), before it v(d) = 0. "RuleReasoner:
-    Reinforced Rule-based Reasoning via Domain-aware Dynamic Sampling" (2506.08672); the constants are those of its
-    released configuration. A domain that cannot be learned keeps the largest share.
+    r(d) is the mean reward of the completions of domain d; the first one initialises v(d), which is 0 before.
+    "RuleReasoner: Reinforced Rule-based Reasoning via Domain-aware Dynamic Sampling" (2506.08672); the constants are
+    those of its released configuration. A domain that cannot be learned keeps the largest share.
 
-    alpha    in [0, 1], how much the last round counts
+    alpha    in [0, 1], weight of the last round
     tau      > 0, higher = more even
-    target   the reward of a right answer
-    epsilon  >= 0, makes shares more even; the paper has 0.1 for up to 10 domains, 1 / number of domains for more
-    """
+    target   the reward of a correct answer
+    epsilon  >= 0, makes shares more even; the paper has 0.1 for up to 10 domains, 1 / number of domains for more"""
 
     saved = ("values", "seen")
 
@@ -239,23 +233,22 @@ class DomainWeighted(CategorySampler):
 
 
 class Recap(CategorySampler):
-    """Objectives weighted by how they converge and how unstable they are; those that are solved lose their weight.
+    """Objectives weighted by convergence and instability; solved ones lose their weight.
 
         gap(d)   = max(0, target - fast(d)) / target, fast and slow being averages of the objective's reward
         score(d) = gap(d) (convergence(d) + instability(d))        share(d) proportional to exp(score(d) / tau)
 
     convergence = (target - fast) / (target - slow), in [0, 2]: below 1 while the reward rises, 1 where it stalls, above
-    1 where it is being forgotten. instability = standard deviation of the reward of a round about its slow average,
-    over target. An objective that was not met yet has score 1. The signals are those of "Beyond Reasoning Gains:
-    Mitigating General Capabilities Forgetting in Large Reasoning Models" (RECAP, 2510.21978), which weighs loss terms
-    with them; their form, the constants and the use for draws are ours.
+    1 while the objective is being forgotten. instability = standard deviation of a round's reward about its slow
+    average, over target. An objective that was not drawn yet has score 1. The signals are those of "Beyond Reasoning
+    Gains: Mitigating General Capabilities Forgetting in Large Reasoning Models" (RECAP, 2510.21978), which weights loss
+    terms with them; their form, the constants and the use for draws are ours.
 
-    weigh       draws: an objective's share is that of the draws. loss: prompts are drawn evenly, and the loss of a
-                group is multiplied by share / (the objective's share of the prompts), 1 on the average
-    fast, slow  in [0, 1), share of the old average that each round keeps; fast < slow
+    weigh       draws: shares apply to the draws. loss: prompts are drawn evenly, and the loss of a group is multiplied
+                by share / (the objective's share of the prompts), 1 on average
+    fast, slow  in [0, 1), decay of the averages per round; fast < slow
     tau         > 0, higher = more even
-    target      > 0, the reward of a perfect answer
-    """
+    target      > 0, the reward of a perfect answer"""
 
     saved = ("fast", "slow", "variance", "seen")
 
@@ -269,7 +262,7 @@ class Recap(CategorySampler):
         self.seen = np.zeros(len(self.names), dtype=bool)
 
     def scores(self) -> np.ndarray:
-        """Returns [C], about 0 (solved) to 2 and more (far from solved, being forgotten, unstable)."""
+        """[C], about 0 (solved) to 2 and more (far from solved, being forgotten, unstable)."""
         gap, before = (np.maximum(self.target - v, 0.0) for v in (self.fast, self.slow))
         ratio = np.divide(gap, before, out=np.full_like(gap, 2.0), where=before > 0)
         score = gap / self.target * (np.minimum(ratio, 2.0) + np.sqrt(self.variance) / self.target)
@@ -303,7 +296,7 @@ class Recap(CategorySampler):
 
 @as_uniform(floor=1)
 class Sws(CategorySampler):
-    """Weakness-driven shares: a category is drawn in proportion to how many of its items fail consistently.
+    """Weakness-driven shares: a category is drawn in proportion to the number of its items that fail consistently.
 
     An item is judged after `visits` answered groups. It is a weakness while its pass rate never reached one half and
     does not rise (slope of the least-squares line through its pass rates at most 0).
@@ -311,14 +304,13 @@ class Sws(CategorySampler):
         F(d) = (weaknesses + 1) / (judged items + 2)
         share(d) = (1 - floor) F(d) / sum F + floor * (size of d) / (all prompts)
 
-    "SwS: Self-aware Weakness-driven Problem Synthesis in Reinforcement Learning for LLM Reasoning" (2506.08989) makes
-    new problems by category in proportion to F; here the category's share of the draws grows, which for drawn samples
-    is the same. It judges after several epochs; `visits`, the two added items (a category that is not judged yet has
-    F = 1/2) and the floor are ours. A category that cannot be learned keeps a large share.
+    "SwS: Self-aware Weakness-driven Problem Synthesis in Reinforcement Learning for LLM Reasoning" (2506.08989)
+    synthesises problems by category in proportion to F; here the category's share of the draws grows. It judges after
+    several epochs; `visits`, the two added items (a category without judged items has F = 1/2) and the floor are ours.
+    A category that cannot be learned keeps a large share.
 
     visits  >= 1; with 1 an item is a weakness until a group reaches one half or a later one is better
-    floor   in [0, 1]
-    """
+    floor   in [0, 1]"""
 
     saved = ("times", "best", "total", "tilted", "weak", "judged")
 
@@ -332,7 +324,7 @@ class Sws(CategorySampler):
         self.weak, self.judged = (np.zeros(len(self.names), dtype=np.int64) for _ in range(2))
 
     def failures(self) -> np.ndarray:
-        """Returns [C] F of each category, in (0, 1)."""
+        """[C] F of each category, in (0, 1)."""
         return (self.weak + 1) / (self.judged + 2)
 
     def shares(self) -> np.ndarray:
@@ -351,7 +343,7 @@ class Sws(CategorySampler):
         self._count(touched, 1)
 
     def _count(self, items: np.ndarray, sign: int) -> None:
-        """Adds items to, or takes them from, the weaknesses and the judged ones of their categories."""
+        """Adds items to, or removes them from, the weak and judged counts of their categories."""
         items = items[self.times[items] >= self.visits]
         n = self.times[items]
         slope = n * self.tilted[items] - n * (n - 1) / 2 * self.total[items]

@@ -1,10 +1,9 @@
-"""GVM: more answers where they make the gradient more certain."""
+"""GVM: larger groups where they reduce the variance of the gradient most."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,9 @@ from vlrl.curriculum.types import Draw, Outcome
 
 _HALVINGS = 200
 _NEVER = 1e-6
-"""In the place of a pass rate of 0, whose weight is 0 anyway."""
+"""Replaces a pass rate of 0, whose weight is 0 anyway."""
 _LEAST_SHARE = 1e-9
-"""Of the largest weight: prompts without any weight get answers when all others have the most they may have."""
+"""Of the largest weight: prompts without weight get completions only when all others have their maximum."""
 
 
 def _of_one_size(use: FunctionUse) -> str:
@@ -30,20 +29,21 @@ def _of_one_size(use: FunctionUse) -> str:
 
 @idle_when(_of_one_size)
 class GVM(Uniform):
-    """Every prompt once per epoch, shuffled, with a group of its own size (GVM-RAFT, 2505.02391, section 3):
+    """Every prompt once per epoch, shuffled, with an individual group size (GVM-RAFT, 2505.02391, section 3):
 
         n_i proportional to g_i / sqrt(p_i + alpha / p_i^(beta - 1)),   0 where p_i = 0
         sum of n_i = prompts * rollout.group_size,   least <= n_i <= most
 
-    rounded by largest remainder. p_i is the pass rate of the prompt's last group and g_i stands for the norm of its
-    gradient: Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which is within a constant of the norm with
-    respect to the logits; the paper takes the norm of the whole gradient. Of a prompt not seen so far p_i is `prior`
-    and g_i the mean of those known. `probe` answers to each prompt that comes next tell both before its group is drawn:
-    they are counted and not trained on, as in the paper's first stage; with 0 they are those of its last visit.
+    rounded by largest remainder. p_i is the pass rate of the prompt's last group and g_i stands for its gradient norm:
+    Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), within a constant of the norm with respect to the
+    logits; the paper uses the full gradient. For unseen prompts p_i is `prior` and g_i the mean of the known ones.
+    Before a group is drawn, `probe` completions of its prompt measure both; as in the paper's first stage they are not
+    trained on. With probe=0 the values of the last visit are used.
 
     alpha and beta are those of the released code; probe, least, most (null = 4 * rollout.group_size) and prior are
-    ours.
-    """
+    ours."""
+
+    saved = ("drawn", "surprise", "sizes")
 
     def __init__(self, prompts: Prompts, alpha: NonNegative = 1e-3, beta: NonNegative = 2.0, probe: Count = 4,
                  least: Positive = 2, most: Positive | None = None, prior: Fraction = 0.5):
@@ -55,7 +55,7 @@ class GVM(Uniform):
                              "it is the mean size of the groups")
         self.surprise = np.full(prompts.size, np.nan, dtype=np.float32)
         """[N] of each prompt's last group; nan = never answered."""
-        self._sizes: tuple[int, int] | None = None
+        self.sizes: tuple[int, int] | None = None
         """The smallest and the largest group of the last draws."""
 
     def next(self, count: int, step: int) -> list[Draw]:
@@ -63,15 +63,15 @@ class GVM(Uniform):
         self.drawn += count
         self.prompts.history.visit([d.index for d in draws])
         sizes = [d.group_size or 0 for d in draws]
-        self._sizes = (min(sizes), max(sizes)) if sizes else self._sizes
+        self.sizes = (min(sizes), max(sizes)) if sizes else self.sizes
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns the next draws, unless they are probed first: then their sizes cannot be known."""
+        """The next draws; none with probes, on which their sizes depend."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:
-        """Returns the next prompts with `probe` answers each; no visit of theirs."""
+        """The next prompts with `probe` completions each; they do not count as visits."""
         count = self.prompts.per_step if self.probe else 0
         return [replace(draw, group_size=self.probe) for draw in super().upcoming(count, step)]
 
@@ -81,7 +81,7 @@ class GVM(Uniform):
                 self.surprise[outcome.draw.index] = outcome.surprise
 
     def weights(self, indices: np.ndarray) -> np.ndarray:
-        """Returns [n] what the group sizes of prompts [n] are proportional to."""
+        """[n] weights that the group sizes of prompts [n] are proportional to."""
         rate = self.prompts.history.pass_rate[indices].astype(np.float64)
         rate = np.where(np.isnan(rate), self.prior, rate)
         right = np.maximum(rate, _NEVER)
@@ -96,24 +96,16 @@ class GVM(Uniform):
         sizes = apportion(weights, len(draws) * self.prompts.group_size, self.least, self.most)
         return [replace(d, group_size=n) for d, n in zip(draws, sizes.tolist(), strict=True)]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "surprise": self.surprise, "sizes": self._sizes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.surprise, self._sizes = np.array(state["surprise"], dtype=np.float32), state["sizes"]
-
     def metrics(self) -> dict[str, float]:
-        sizes = {} if self._sizes is None else {"curriculum/group_size/min": float(self._sizes[0]),
-                                                "curriculum/group_size/max": float(self._sizes[1])}
+        sizes = {} if self.sizes is None else {"curriculum/group_size/min": float(self.sizes[0]),
+                                                "curriculum/group_size/max": float(self.sizes[1])}
         return {**super().metrics(), **sizes}
 
 
 def apportion(weights: np.ndarray, total: int, least: int, most: int) -> np.ndarray:
-    """Returns [n] whole numbers from `least` to `most` that add up to `total`, as near as can be to c * weight for one
-    c: c is such that the numbers cut off at both bounds add up, and the largest remainders are rounded up, the first of
-    equal ones. n * least <= total <= n * most; all weights 0 count as equal.
-    """
+    """[n] whole numbers from `least` to `most` that add up to `total`, approximately proportional to the weights: c *
+    weight is clipped to both bounds, c such that the sum is right, and the largest remainders are rounded up, among
+    equals the first. n * least <= total <= n * most; all weights 0 count as equal."""
     count = len(weights)
     if not count:
         return np.zeros(0, dtype=np.int64)

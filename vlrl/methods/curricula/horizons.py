@@ -1,34 +1,35 @@
-"""Rules of `episode.horizon`: how many turns an episode of a step may have."""
+"""Rules of `episode.horizon`: the turn limit of a step."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from vlrl.algo.state import Saved
 from vlrl.config.base import Positive
 from vlrl.curriculum.types import Outcome
 
 
 def add(step: int, start: Positive, every: Positive, by: Positive = 1) -> int:
-    """Returns start + by * floor(step / every): the additive schedule of TTI, one iteration being `every` steps."""
+    """start + by * floor(step / every): the additive schedule of TTI, one iteration being `every` steps."""
     return start + by * (step // every)
 
 
 def multiply(step: int, start: Positive, every: Positive) -> int:
-    """Returns start * (1 + floor(step / every)): the multiplicative schedule of TTI (start times the iteration)."""
+    """start * (1 + floor(step / every)): the multiplicative schedule of TTI (start times the iteration)."""
     return start * (1 + step // every)
 
 
-class Success:
-    """`start` turns, and `by` more each time the mean pass rate of the last `window` groups of episodes with that many
-    turns is at least `at`; counted anew then. The rule is ours.
+class Success(Saved):
+    """`start` turns, plus `by` each time the mean pass rate of the last `window` groups of episodes with the current
+    limit is at least `at`; then the window is emptied. The rule is ours.
 
-    An episode that needs more turns than it may have is not correct, so a task whose shortest way is longer than
-    `start` never moves on.
-    """
+    An episode that needs more turns than its limit is not correct, so a task whose shortest solution is longer than
+    `start` never advances."""
+
+    saved = ("turns", "recent")
 
     def __init__(self, start: Positive, at: float = 0.5, window: Positive = 64, by: Positive = 1):
         if not 0 < at <= 1:
@@ -40,17 +41,9 @@ class Success:
         return self.turns
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes groups of episodes of one step."""
+        """Adds the groups of episodes of one step."""
         mine = [o.pass_rate for o in outcomes if o.draw.max_turns == self.turns]
         self.recent.extend(rate for rate in mine if rate == rate)
         if len(self.recent) == self.recent.maxlen and float(np.mean(self.recent)) >= self.at:
             self.turns += self.by
             self.recent.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"turns": self.turns, "recent": list(self.recent)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.turns = int(state["turns"])
-        self.recent.clear()
-        self.recent.extend(map(float, state["recent"]))

@@ -1,4 +1,4 @@
-"""Samplers that let go of prompts: for a while, or for good."""
+"""Samplers that drop prompts: for a while, or for good."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ _BEST = 0.1
 
 
 class Lifecycle(Adaptive):
-    """Prompts are new, then active, and rest when they have been of little use for a while.
+    """Prompts are new, then active, and rest after several visits of little use.
 
         use of a visit = p (1 - p) + max(0, reward - reward of the visit before)
-        utility_i <- decay utility_i + (1 - decay) use        (the first use is taken as it is)
+        utility_i <- decay utility_i + (1 - decay) use        (the first use initialises it)
 
     A share `fresh` of the draws are prompts never drawn, in shuffled order, while there are any; the others are active
     ones, each with weight utility_i + floor. After `patience` visits in a row that leave the utility below `low`, a
-    prompt rests for `rest` steps and is then active again with the utility `low`; one more such visit sends it to rest
-    for twice as long as before. Where active and new ones are too few, those whose rest ends first are drawn.
-    "FaVChat: Hierarchical Prompt-Query Guided Facial Video Understanding with Data-Efficient GRPO" (2503.09158) has
-    utility per instance and a life cycle; the formulas and constants are ours.
+    prompt rests for `rest` steps and is then active again with the utility `low`; another such visit sends it to rest
+    for twice as long. Where active and new prompts are too few, those whose rest ends first are drawn. "FaVChat:
+    Hierarchical Prompt-Query Guided Facial Video Understanding with Data-Efficient GRPO" (2503.09158) has utility per
+    instance and a life cycle; the formulas and constants are ours.
 
     fresh     in [0, 1], share of new ones while there are any
     decay     in [0, 1), of the utility
-    low       in [0, 1]; p (1 - p) is at most 0.25, with 8 answers 0.11 where one is right
+    low       in [0, 1]; p (1 - p) is at most 0.25; with one of 8 completions correct it is 0.11
     patience  1..100 visits
     rest      1..1,000,000 steps; it doubles at most 10 times
-    floor     in [0, 1], what the weight of an active prompt has besides its utility
-    """
+    floor     in [0, 1], added to the utility of an active prompt"""
 
     saved = ("utility", "before", "due", "lows", "rests")
 
@@ -56,9 +55,9 @@ class Lifecycle(Adaptive):
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 6)
         self.utility = np.zeros(prompts.size, dtype=np.float32)
         self.before = np.full(prompts.size, np.nan, dtype=np.float32)
-        """Reward of the last visit that was learned from."""
+        """Reward of the last visit."""
         self.due = np.full(prompts.size, _NEVER, dtype=np.int32)
-        """The step from which a prompt can be drawn again; of those that were never answered none."""
+        """The step from which a prompt can be drawn again; _NEVER for those that were never answered."""
         self.lows, self.rests = (np.zeros(prompts.size, dtype=np.int8) for _ in range(2))
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -99,15 +98,14 @@ class Lifecycle(Adaptive):
             self.utility[i], self.lows[i] = self.low, self.patience - 1
 
     def state(self) -> dict[str, Any]:
-        return {"step": self._step, "drawn": self.passes.drawn, **{name: getattr(self, name) for name in self.saved}}
+        return {"step": self._step, "drawn": self.passes.drawn, **super().state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._step, self.passes.drawn = int(state["step"]), int(state["drawn"])
-        for name in self.saved:
-            getattr(self, name)[...] = np.asarray(state[name])
+        super().restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Returns shares of all prompts: new (never drawn), active, resting."""
+        """Shares of all prompts: new (never drawn), active, resting."""
         visited, active = np.count_nonzero(self.due < _NEVER), np.count_nonzero(self.due <= self._step)
         counts = {"new": max(0, self.prompts.size - self.passes.drawn), "active": active, "resting": visited - active}
         return {f"curriculum/{name}": count / self.prompts.size for name, count in counts.items()}
@@ -118,15 +116,13 @@ class Limr(Adaptive):
 
         s_i = 1 - sum_k (r_i^k - mean^k)^2 / sum_k (1 - mean^k)^2        kept where s_i > threshold
 
-    r_i^k is the pass rate of the prompt's k-th visit, mean^k that of all prompts; sums are over the visits that were
-    answered. During the first `epochs` epochs prompts are drawn in shuffled passes over all, from then on over those
-    that are kept. Where none is, the best tenth is, and a warning says so. "LIMR: Less is More for RL Scaling"
-    (2502.11886), section 2; its threshold is 0.6, the number of epochs is ours. It pays where the run is long: the
-    epochs it learns in are as expensive as any.
+    r_i^k is the pass rate of the prompt's k-th visit, mean^k that of all prompts; sums are over the answered visits.
+    During the first `epochs` epochs prompts are drawn in shuffled passes over all, from then on over those that are
+    kept. Where none is, the best tenth is, with a warning. "LIMR: Less is More for RL Scaling" (2502.11886), section 2;
+    its threshold is 0.6, the number of epochs is ours. Pays off in long runs: the recording epochs cost as much as any.
 
     epochs     1..20; 4 bytes per prompt and epoch
-    threshold  below 1
-    """
+    threshold  below 1"""
 
     def __init__(self, prompts: Prompts, epochs: Epochs = 3, threshold: Annotated[float, Field(lt=1)] = 0.6):
         super().__init__(prompts)
@@ -146,7 +142,7 @@ class Limr(Adaptive):
                 self.rates[o.draw.visit, o.draw.index] = o.pass_rate
 
     def scores(self) -> np.ndarray:
-        """Returns [N] s_i, at most 1; nan of a prompt that was never answered."""
+        """[N] s_i, at most 1; nan of a prompt that was never answered."""
         known = ~np.isnan(self.rates)
         mean = np.where(known, self.rates, 0).sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1), 1)[:, None]
         away, most = (np.where(known, v ** 2, 0).sum(axis=0, dtype=np.float64) for v in (self.rates - mean, 1 - mean))
@@ -178,6 +174,6 @@ class Limr(Adaptive):
         self.passes.drawn = int(state["drawn"])
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of the prompts that are kept (1 while it records), and passes over those."""
+        """The share of the prompts that are kept (1 while recording), and passes over those."""
         count = self.prompts.size if self.chosen is None else len(self.chosen)
         return {"curriculum/kept": count / self.prompts.size, "curriculum/epoch": self.passes.drawn / count}

@@ -1,9 +1,8 @@
-"""Samplers that weigh every prompt by how it went so far.
+"""Samplers that weight every prompt by its results so far.
 
-With many prompts and a small budget most are seen once at most, so what is known of a prompt alone says little. `Rates`
-therefore shrinks a prompt's pass rate to what is known of its kind (a category, an offline tier). All answered groups
-count, also those that are not trained on.
-"""
+With many prompts and a small budget most are seen at most once, so the results of a single prompt say little.
+`PassRates` therefore shrinks a prompt's pass rate towards the results of its kind (a category, an offline tier). All
+answered groups count, also those that are not trained on."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from vlrl.algo.state import Saved
 from vlrl.config.base import Beta, Fraction
 from vlrl.curriculum.base import Categories, Prompts, as_uniform
 from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct, weighted
@@ -27,23 +27,23 @@ Buffer = Annotated[int, Field(ge=1, le=100_000)]
 Power = Annotated[float, Field(ge=0, le=100)]
 Strength = Annotated[float, Field(ge=0, le=1e6)]
 Tiers = Annotated[int, Field(ge=1, le=100)]
-_FIELDS = ("mean", "count", "drift")
 _LEVEL_DECAY = 0.9
-"""Share of a kind's old drift that each of its groups keeps."""
+"""Decay of a kind's drift per group."""
 
 
 # --- pass rates -------------------------------------------------------------------------------------------------------
 
 
-class PassRates:
+class PassRates(Saved):
     """Estimated pass rate of every prompt.
 
         rate_i = (count_i mean_i + strength * (start_i + drift(kind of i))) / (count_i + strength)
 
     mean_i is the mean pass rate of the prompt's groups, count_i their number, at most `most`: from then on it is an
-    average with decay 1 - 1 / most. The drift of a kind is an average of how far its groups were from start_i, with
-    decay 0.9 per group; without `kinds` there is none. 24 bytes per prompt.
-    """
+    average with decay 1 - 1 / most. The drift of a kind is an average of its groups' distance from start_i, with decay
+    0.9 per group; without `kinds` there is none. 24 bytes per prompt."""
+
+    saved = ("mean", "count", "drift")
 
     def __init__(self, start: np.ndarray, kinds: Categories | None, strength: float, most: float = math.inf):
         self.start, self.kinds, self.strength, self.most = start.astype(np.float32), kinds, strength, most
@@ -54,13 +54,13 @@ class PassRates:
         self._weigh(slice(None))
 
     def _weigh(self, places: Any) -> None:
-        """Splits rate_i into what the prompt's own groups say, and how much what is expected of it counts."""
+        """Splits rate_i into the part from the prompt's own groups, and the weight of the expected rate."""
         known = self.count[places] + np.float32(self.strength)
         self._own[places] = self.count[places] * self.mean[places] / np.maximum(known, 1e-30)
         self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
 
     def expected(self) -> np.ndarray:
-        """Returns [N] in [0, 1]: of prompts that were not seen."""
+        """[N] in [0, 1]: the rate without the prompts' own groups."""
         if self.kinds is None:
             return self.start.copy()
         rates = self.drift.astype(np.float32)[self.kinds.of]
@@ -68,14 +68,14 @@ class PassRates:
         return np.clip(rates, 0, 1, out=rates)
 
     def values(self) -> np.ndarray:
-        """Returns [N] float32 in [0, 1]."""
+        """[N] float32 in [0, 1]."""
         rates = self.expected()
         rates *= self._open
         rates += self._own
         return rates
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes the pass rates of some groups."""
+        """Updates the estimates with the pass rates of some groups."""
         known = [(o.draw.index, o.pass_rate) for o in outcomes if o.pass_rate == o.pass_rate]
         for index, rate in known:
             self.count[index] = min(self.count[index] + 1, self.most)
@@ -90,12 +90,8 @@ class PassRates:
             met = groups > 0
             self.drift[met] += (1 - _LEVEL_DECAY ** groups[met]) * (away[met] / groups[met] - self.drift[met])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _FIELDS}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in _FIELDS:
-            getattr(self, name)[...] = np.asarray(state[name])
+        super().load_state_dict(state)
         self._weigh(slice(None))
 
 
@@ -108,7 +104,7 @@ class RateWeighted(Adaptive):
         self.rates = rates
 
     def weights(self, rates: np.ndarray) -> np.ndarray:
-        """Returns [N], at least 0, of pass rates [N]."""
+        """[N] non-negative weights from pass rates [N]."""
         raise NotImplementedError
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -129,7 +125,7 @@ class RateWeighted(Adaptive):
         self.rates.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
+        """The mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
         rates, kinds = self.rates.values(), self.rates.kinds
         out = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
@@ -147,11 +143,11 @@ class Prioritised(RateWeighted):
     "Kimi k1.5: Scaling Reinforcement Learning with LLMs" (2501.12599), section 2.3.4: weights 1 - s_i; the prior, its
     strength and the floor are ours. Prompts that cannot be learned are drawn most.
 
-    prior     in [0, 1], the success rate of prompts that were not seen
-    strength  0..1e6, how many groups the prior counts for
-    floor     in [0, 1], the least weight, so that solved prompts can come back
+    prior     in [0, 1], the success rate of unseen prompts
+    strength  0..1e6, number of groups that the prior counts for
+    floor     in [0, 1], minimum weight, so that solved prompts can come back
     by        a field of the rows (ours; not in the paper): the prior of a prompt moves with the success rate of its
-              category, so that prompts that were not seen are weighed too; numbers are cut into `bins`
+              category, so that unseen prompts are weighted too; numbers are cut into `bins`
     """
 
     def __init__(self, prompts: Prompts, prior: Fraction = 0.5, strength: Strength = 1.0, floor: Fraction = 0.0,
@@ -166,24 +162,23 @@ class Prioritised(RateWeighted):
 
 @as_uniform(floor=1)
 class Rlcs(RateWeighted):
-    """Reinforcement learning with curriculum sampling: prompts of middle difficulty for the policy as it is.
+    """Reinforcement learning with curriculum sampling: prompts of medium difficulty for the current policy.
 
         weight_i = max(4 p_i (1 - p_i), floor)
 
-    p_i merges the prompt's offline pass rate with what is observed: it is its own average pass rate, shrunk to the
-    offline rate (by `strength` groups), and that moves with the drift of its tier, so that a tier which the policy has
-    outgrown loses its weight also where prompts were not seen. Weights are renewed at every draw. Rows without the
-    offline field start at the mean of the others, or one half, and move with the rest of them or with their category.
-    "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the signals; the form of the weight and the constants are
-    ours. Its expansion ratio and its choice of groups are curriculum.oversample=ema and curriculum.select=nearest_half.
+    p_i merges the prompt's offline pass rate with the observed one: its own average pass rate, shrunk to the offline
+    rate (by `strength` groups), which in turn moves with the drift of its tier. So an outgrown tier loses its weight
+    for unseen prompts too. Weights are updated at every draw. Rows without the offline field start at the mean of the
+    others, or one half, and move with the rest of them or with their category. "GLM-4.1V-Thinking" (2507.01006),
+    section on RLCS, names the signals; the form of the weight and the constants are ours. Its expansion ratio and its
+    choice of groups are curriculum.oversample=ema and curriculum.select=nearest_half.
 
-    tier_by   pass_at_k: a field in [0, 1]; difficulty: a number, higher = harder, scaled to [0, 1] if it is not in it
+    tier_by   pass_at_k: a field in [0, 1]; difficulty: a number, higher = harder, scaled to [0, 1] if necessary
     tiers     1..100 tiers of equal width
     decay     in [0, 1), of a prompt's average pass rate
-    strength  0..1e6, how many groups the offline rate counts for
-    floor     in [0, 1], the least weight, so that no prompt is lost
-    by        a field of the rows: kinds of the rows without the offline field; numbers are cut into `bins`
-    """
+    strength  0..1e6, number of groups that the offline rate counts for
+    floor     in [0, 1], minimum weight, so that no prompt is lost
+    by        a field of the rows: kinds of the rows without the offline field; numbers are cut into `bins`"""
 
     def __init__(self, prompts: Prompts, tier_by: Literal["pass_at_k", "difficulty"] = "pass_at_k", tiers: Tiers = 5,
                  decay: Beta = 0.5, strength: Strength = 1.0, floor: Fraction = 0.05, by: FieldName | None = None,
@@ -203,7 +198,7 @@ class Rlcs(RateWeighted):
 
 
 def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
-    """Returns [N] pass rate that the rows state, nan where one lacks it. ConfigError for a pass_at_k outside [0, 1]."""
+    """[N] offline pass rate of the rows, nan where one lacks it. Raises ConfigError for a pass_at_k outside [0, 1]."""
     numbers = prompts.numbers(tier_by)
     numbers[~np.isfinite(numbers)] = np.nan
     outside = np.flatnonzero((numbers < 0) | (numbers > 1))
@@ -218,7 +213,7 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
 
 
 def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
-    """Returns the tiers of offline pass rates, and after them the categories of the prompts that lack one."""
+    """The tiers of offline pass rates, followed by the categories of the prompts that lack one."""
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)
@@ -233,27 +228,26 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
 
 @as_uniform(share=0)
 class SelectiveReplay(Adaptive):
-    """A share of each draw comes from prompts whose answers differed lately, the rest from shuffled passes over all.
+    """A share of each draw are prompts with a recent advantage, the rest comes from shuffled passes over all.
 
-        P(j) proportional to |A_j| ^ alpha, over the buffer
+        P(j) proportional to A_j ^ alpha, over the buffer
 
-    |A_j| is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to its end, when its
+    A_j is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to its end, when its
     group has an advantage other than 0, and leaves it when it has none or `buffer` others entered later. Selective
-    sample replay of "VL-Rethinker" (2504.08837). The paper replays the stored answers; here a prompt that is drawn
-    again is answered anew by the policy as it is, so replay costs rollouts and needs no correction.
+    sample replay of "VL-Rethinker" (2504.08837). The paper replays stored completions; here the current policy answers
+    the prompt again, so replay costs rollouts and needs no correction.
 
-    share   in [0, 1], of the draws; what the buffer is too small for is drawn from the passes
+    share   in [0, 1], of the draws; where the buffer is too small the passes fill up
     alpha   0..100; 0 = evenly
     buffer  1..100,000 prompts
-    scale   whether A is divided by the standard deviation of its group; false is better with graded rewards
-    """
+    scale   whether A is divided by the standard deviation of its group; false suits graded rewards"""
 
     def __init__(self, prompts: Prompts, share: Fraction = 0.5, alpha: Power = 1.0, buffer: Buffer = 1024,
                  scale: bool = True):
         super().__init__(prompts)
         self.share, self.alpha, self.most, self.scale = share, alpha, buffer, scale
         self.pool: dict[int, float] = {}
-        """|A| of the prompts of the buffer, the oldest first."""
+        """|A| of the prompts in the buffer, the oldest first."""
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 5)
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -282,5 +276,4 @@ class SelectiveReplay(Adaptive):
         self.pool = dict(zip(np.asarray(state["held"]).tolist(), np.asarray(state["paid"]).tolist(), strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Returns prompts in the buffer, and passes over all prompts."""
         return {"curriculum/buffer": float(len(self.pool)), "curriculum/epoch": self.passes.drawn / self.prompts.size}

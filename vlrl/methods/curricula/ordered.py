@@ -1,4 +1,4 @@
-"""Samplers by a difficulty of each prompt: from easy to hard, and about one difficulty."""
+"""Samplers by the difficulty of each prompt: from easy to hard, and around one difficulty."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 LEAST = 1e-12
-"""Least weight of a prompt that is not dropped, so that one far from the mean can still be drawn."""
+"""Minimum weight of a prompt that is not dropped, so that one far from the mean can still be drawn."""
 
 
 def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
-    """Returns [N] float32 of a field, nan where a row lacks it; ConfigError when no row has it."""
+    """[N] float32 values of a field, nan where a row lacks it; ConfigError when no row has it."""
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
@@ -32,11 +32,10 @@ class EasyToHard(Sequential):
     """Sorted by a static field, pass after pass in the same order; equal ones in the order of the data.
 
     The label curriculum of Kimi k1.5 (2501.12599, section 2.3.4) and SARI (2504.15900). Rows without the field come
-    last, in the order of the data.
+    last.
 
-    by: the field, a number; difficulty is 1 for the hardest. descending: the largest first.
-    ConfigError when no row has the field.
-    """
+    by: the field, a number; difficulty is 1 for the hardest. descending: the largest first. Raises ConfigError when no
+    row has the field."""
 
     def __init__(self, prompts: Prompts, by: str = "difficulty", descending: bool = False):
         super().__init__(prompts)
@@ -48,18 +47,19 @@ class EasyToHard(Sequential):
 
 
 class Gaussian(Adaptive):
-    """Draws proportional to exp(-(d - mean)^2 / (2 std^2)) in the difficulty d; after each epoch those that are solved
-    are dropped, and when all are, all come back.
+    """Draws proportional to exp(-(d - mean)^2 / (2 std^2)) in the difficulty d; after each epoch solved prompts are
+    dropped, and when all are, all come back.
 
     d is the field where a row has it; else 1 - pass rate of the last visit, and `mean` before the first. An epoch has
-    as many draws as there are prompts that are not dropped. Solved: the pass rate of the last visit is at least
-    `solved`. Rejected prompts are dropped too, and drawn before when no other is left.
+    as many draws as there are remaining prompts. Solved: the pass rate of the last visit is at least `solved`. Rejected
+    prompts are dropped too; until then they are drawn only when no other is left.
 
     Time-R1 (2503.13377, TimeRFT) with std .2: there the mean is .3 in the start model's tIoU, which is .7 in the
-    difficulty 1 - tIoU; its code drops what has a tIoU above .7 after each epoch (curriculum.pass_at=0.7).
+    difficulty 1 - tIoU; its code drops prompts with a tIoU above .7 after each epoch (curriculum.pass_at=0.7).
 
-    mean: any number, std: above 0, both in the field's unit. solved: in [0, 1].
-    """
+    mean: any number, std: above 0, both in the field's unit. solved: in [0, 1]."""
+
+    saved = ("left", "epoch", "drawn", "length")
 
     def __init__(self, prompts: Prompts, mean: float = 0.7, std: Rate = 0.2, by: str = "difficulty",
                  solved: Fraction = 1.0):
@@ -69,11 +69,11 @@ class Gaussian(Adaptive):
         self.left = np.ones(prompts.size, dtype=bool)
         """[N] which prompts are not dropped."""
         self.epoch, self.drawn, self.length = 0, 0, prompts.size
-        """Whole epochs; draws in this one, and how many it has."""
+        """Completed epochs; draws in the current one, and its length."""
         self._weights: np.ndarray | None = None
 
     def weigh(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the weights of some prompts by what is known of them."""
+        """The current weights of some prompts."""
         known = self.field[indices].astype(np.float64)
         observed = np.where(np.isnan(known), 1.0 - self.history.pass_rate[indices].astype(np.float64), known)
         away = (np.where(np.isnan(observed), self.mean, observed) - self.mean) / self.std
@@ -81,7 +81,7 @@ class Gaussian(Adaptive):
         return np.where(self.history.rejected[indices], np.minimum(weights, LEAST), weights)
 
     def weights(self) -> np.ndarray:
-        """Returns [N], 0 for the dropped ones."""
+        """[N], 0 for dropped prompts."""
         if self._weights is None:
             self._weights = self.weigh(np.arange(self.prompts.size))
         return self._weights
@@ -104,12 +104,8 @@ class Gaussian(Adaptive):
         indices = np.unique(np.array([o.draw.index for o in outcomes], dtype=np.int64))
         self.weights()[indices] = self.weigh(indices)
 
-    def state(self) -> dict[str, Any]:
-        return {"left": self.left, "epoch": self.epoch, "drawn": self.drawn, "length": self.length}
-
     def restore(self, state: dict[str, Any]) -> None:
-        self.left[:] = np.asarray(state["left"])
-        self.epoch, self.drawn, self.length = (int(state[k]) for k in ("epoch", "drawn", "length"))
+        super().restore(state)
         self._weights = None
 
     def metrics(self) -> dict[str, float]:

@@ -1,37 +1,37 @@
-"""Samplers for tasks that make their samples (Task.knobs, Task.generate): how difficult the next ones are to be.
+"""Samplers for tasks that generate their samples (Task.knobs, Task.generate): they choose the difficulty.
 
-Every draw is a sample of its own, made with knobs that the sampler chooses; the place in the training split is a
-running number. Inside, knobs are numbers in [0, 1] of the way from lowest to highest.
-"""
+Every draw is a new sample, generated with knobs that the sampler chooses; the index in the training split is a running
+number. Internally knobs are scaled to [0, 1], from lowest to highest."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Fraction, Positive, Rate
 from vlrl.curriculum.base import Prompts, as_uniform
+from vlrl.curriculum.drawing import Adaptive
 from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
 _DIGITS = 6
-"""Decimal places of a knob."""
+"""Decimal digits of a knob."""
 _MOST_CELLS = 10_000
 
 Components = Annotated[int, Field(ge=2, le=50)]
 
 
-class ProceduralSampler:
-    """Base: `points` chooses knobs, `learn` takes what became of them. ConfigError for a task without knobs.
+class ProceduralSampler(Adaptive):
+    """Base: `points` chooses knobs, `learn` gets their outcomes. Raises ConfigError for a task without knobs."""
 
-    Every call of `next` has a random stream of its own, named by the seed and the number of the call.
-    """
+    saved = ("drawn", "means")
 
     def __init__(self, prompts: Prompts):
         if not prompts.knobs:
@@ -43,18 +43,19 @@ class ProceduralSampler:
         if wrong:
             raise ConfigError(f"knob '{wrong[0][0]}' of the task goes from (lowest, highest) = {wrong[0][1]}: give two "
                               "finite numbers, the lower one first")
-        self.prompts, self.calls, self.drawn = prompts, 0, 0
+        super().__init__(prompts)
+        self.drawn = 0
         self.names = tuple(prompts.knobs)
         self.low, high = np.array(list(prompts.knobs.values()), dtype=np.float64).T
         self.width = high - self.low
-        self._means: list[float] = []
-        """Of each knob in the last draws."""
+        self.means: list[float] = []
+        """Mean of each knob in the last draws."""
 
     def next(self, count: int, step: int) -> list[Draw]:
         self.calls += 1
         points = self.points(count, stream(self.prompts.seed, 5, self.calls))
         settings = self.settings(points)
-        self._means = settings.mean(0).tolist() if count else self._means
+        self.means = settings.mean(0).tolist() if count else self.means
         visits, places = np.divmod(np.arange(self.drawn, self.drawn + count), self.prompts.size)
         self.drawn += count
         self.prompts.history.visit(places)
@@ -62,62 +63,49 @@ class ProceduralSampler:
                 zip(places.tolist(), visits.tolist(), settings.tolist(), strict=True)]
 
     def settings(self, points: np.ndarray) -> np.ndarray:
-        """Returns [n, K] the knobs at points [n, K]."""
+        """[n, K] knobs at points [n, K]."""
         return np.clip(np.round(self.low + points * self.width, _DIGITS), self.low, self.low + self.width)
 
     def points_of(self, outcomes: Sequence[Outcome]) -> np.ndarray:
-        """Returns [n, K] where the knobs of draws are."""
+        """[n, K] points of the draws' knobs."""
         values = np.array([[v for _, v in o.draw.knobs] for o in outcomes], dtype=np.float64)
         return (values.reshape(len(outcomes), len(self.names)) - self.low) / self.width
 
     def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """Returns [count, K] in [0, 1]."""
+        """Chooses [count, K] points in [0, 1]."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         usable = [o for o in outcomes if len(o.scored) and o.draw.knobs]
         if usable:
-            self.learn(usable)
-
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes the outcomes that have a reward."""
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes what `state` gave."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls, "drawn": self.drawn, "means": self._means, **self.state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls, self.drawn, self._means = int(state["calls"]), int(state["drawn"]), list(state["means"])
-        self.restore(state)
+            self.learn(usable, step)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the mean of each knob in the last draws."""
-        return {f"curriculum/knob/{name}": mean for name, mean in zip(self.names, self._means, strict=False)}
+        return {f"curriculum/knob/{name}": mean for name, mean in zip(self.names, self.means, strict=False)}
 
 
 @as_uniform(explore=1)
 class ALPGMM(ProceduralSampler):
-    """Where rewards change most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a draw is
+    """Draws where rewards change most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a draw is
 
         ALP = |mean reward of its group - that of the nearest earlier draw|,   0 for the first
 
     by the distance of their knobs in [0, 1]. Every `fit_every` draws, mixtures of 2 to `components` Gaussians are
-    fitted over (knobs, ALP) of the last `fit_every` draws, and the one with the best AIC is kept. A draw takes a
-    Gaussian proportional to its mean ALP and knobs from it, cut off at the bounds; a share `explore` is uniform, and so
-    are all before the first fit, and where nothing changes. Constants are the paper's, apart from `memory`: the nearest
-    draw is sought among so many latest ones, there among all. A fit takes about .3 s of one core.
-    """
+    fitted over (knobs, ALP) of the last `fit_every` draws, and the one with the best AIC is kept. A draw chooses a
+    Gaussian proportional to its mean ALP and samples knobs from it, clipped at the bounds; a share `explore` is
+    uniform, and so are all draws before the first fit, and where nothing changes. Constants are the paper's, apart from
+    `memory`: the nearest draw is sought among this many latest ones, there among all. A fit takes about .3 s of one
+    core."""
+
+    saved = (*ProceduralSampler.saved, "past", "fits", "since", "mixture")
 
     def __init__(self, prompts: Prompts, fit_every: Annotated[int, Field(ge=4, le=10_000)] = 250,
                  components: Components = 10, explore: Fraction = 0.2,
                  memory: Annotated[int, Field(ge=1, le=100_000)] = 5000):
         super().__init__(prompts)
-        _need_sklearn()
+        if importlib.util.find_spec("sklearn") is None:
+            raise ConfigError("curriculum.name=alp_gmm fits its mixtures with scikit-learn, which is not installed: "
+                              "pip install scikit-learn")
         self.fit_every, self.components, self.explore, self.memory = fit_every, components, explore, memory
         self.most = max(memory, fit_every)
         self.past = np.zeros((0, len(self.names) + 2))
@@ -140,7 +128,7 @@ class ALPGMM(ProceduralSampler):
                                                    method="eigh")
         return np.clip(drawn, 0, 1)
 
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         points, rewards = self.points_of(outcomes), np.array([o.reward for o in outcomes])
         progress = self._progress(points, rewards)
         self.past = np.concatenate([self.past, np.column_stack([points, rewards, progress])])[-self.most:]
@@ -152,9 +140,8 @@ class ALPGMM(ProceduralSampler):
             self.mixture = fit_mixture(recent, self.components, seed)
 
     def _progress(self, points: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-        """Returns [n] ALP of each draw [n, K], those before it in the same call included; the earliest of equally
-        near.
-        """
+        """[n] ALP of each draw [n, K], compared with earlier draws of the same call too; among equally near ones with
+        the earliest."""
         from scipy.spatial.distance import cdist
 
         size, before = len(self.names), self.past[-self.memory:]
@@ -165,22 +152,14 @@ class ALPGMM(ProceduralSampler):
         change = np.abs(rewards - known[nearest])
         return np.where(np.isfinite(away[np.arange(len(points)), nearest]), change, 0.0)
 
-    def state(self) -> dict[str, Any]:
-        return {"past": self.past, "fits": self.fits, "since": self.since, "mixture": dict(self.mixture)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.past, self.mixture = np.asarray(state["past"]), dict(state["mixture"])
-        self.fits, self.since = int(state["fits"]), int(state["since"])
-
     def metrics(self) -> dict[str, float]:
         recent = self.past[-self.fit_every:, -1]
         return {**super().metrics(), **({"curriculum/progress": float(recent.mean())} if len(recent) else {})}
 
 
 def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
-    """Returns `means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest
-    AIC over rows [n, D]; of equal ones that with the fewest.
-    """
+    """`means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest AIC over
+    rows [n, D]; among equals the one with the fewest."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits
@@ -195,25 +174,18 @@ def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.nd
     return {"means": np.array(best.means_), "covariances": np.array(best.covariances_)}
 
 
-def _need_sklearn() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("sklearn") is None:
-        raise ConfigError("curriculum.name=alp_gmm fits its mixtures with scikit-learn, which is not installed: "
-                          "pip install scikit-learn")
-
-
 @as_uniform(explore=1)
 class Weakness(ProceduralSampler):
-    """More of what fails: samples are made where the policy is weak (SwS, 2506.08989, section 3, for a task that makes
-    them itself). Each knob is cut into `cells` equal ranges, and the share of a cell of the grid is
+    """More of what fails: samples are generated where the policy is weak (SwS, 2506.08989, section 3, for a task that
+    generates them itself). Each knob is cut into `cells` equal ranges, and the share of a cell of the grid is
 
         (1 - explore) F_c / sum F + explore / cells,   F_c <- F_c + rate (1 - mean pass rate of its draws - F_c)
 
-    where F begins with the first failure rate of the cell, and 1 stands for a cell never tried. Knobs are uniform
-    inside of it. The paper names weak categories once, by items failed throughout a first run, and shares out problems
-    written by another model; the moving average, `explore` and the constants are ours.
-    """
+    where F starts with the first failure rate of the cell, and is 1 for an untried cell. Knobs are uniform inside a
+    cell. The paper names weak categories once, by items failed throughout a first run, and distributes problems written
+    by another model; the moving average, `explore` and the constants are ours."""
+
+    saved = (*ProceduralSampler.saved, "failure")
 
     def __init__(self, prompts: Prompts, cells: Positive = 4, rate: Annotated[Rate, Field(le=1)] = 0.2,
                  explore: Fraction = 0.1):
@@ -226,7 +198,7 @@ class Weakness(ProceduralSampler):
 
     @property
     def shares(self) -> np.ndarray:
-        """[cells ** K] how likely each cell is."""
+        """[cells ** K] probability of each cell."""
         failure = np.where(np.isnan(self.failure), 1.0, self.failure)
         even = np.full(len(failure), 1 / len(failure))
         return (1 - self.explore) * failure / failure.sum() + self.explore * even if failure.sum() > 0 else even
@@ -236,7 +208,7 @@ class Weakness(ProceduralSampler):
         corner = np.array(np.unravel_index(chosen, (self.cells,) * len(self.names))).T
         return (corner + draw.random(corner.shape)) / self.cells
 
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
+    def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         known = [o for o in outcomes if o.pass_rate == o.pass_rate]
         corner = np.clip((self.points_of(known) * self.cells).astype(int), 0, self.cells - 1)
         cell = np.ravel_multi_index(tuple(corner.T), (self.cells,) * len(self.names))
@@ -246,14 +218,8 @@ class Weakness(ProceduralSampler):
         mean, before = failed[at] / tries[at], self.failure[at]
         self.failure[at] = np.where(np.isnan(before), mean, before + self.rate * (mean - before))
 
-    def state(self) -> dict[str, Any]:
-        return {"failure": self.failure}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.failure = np.array(state["failure"])
-
     def metrics(self) -> dict[str, float]:
-        """Returns the share of each range of each knob."""
+        """The share of each range of each knob."""
         grid, out = self.shares.reshape((self.cells,) * len(self.names)), super().metrics()
         edges = self.low + np.linspace(0, 1, self.cells + 1)[:, None] * self.width
         for k, name in enumerate(self.names):

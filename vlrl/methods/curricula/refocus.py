@@ -1,4 +1,4 @@
-"""Samplers that look again at how hard prompts are: in batches from easy to hard, and the hardest share alone."""
+"""Samplers that re-estimate difficulty during the run: batches from easy to hard, and the hardest share alone."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ class ADCL(Adaptive):
     """From easy to hard in `batches` batches, each probed and sorted again with the current policy before it is drawn.
 
     A pass sorts all prompts by difficulty and cuts them into consecutive batches of equal size. Before a batch is
-    drawn, each of its prompts is answered `probe_size` times, not to train on, and the batch is sorted by 1 - pass rate
-    of these. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of batches and the
-    passes after the first, sorted by the last pass rates, are ours.
+    drawn, each of its prompts is answered `probe_size` times (not trained on), and the batch is sorted by 1 - pass
+    rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of batches and the passes
+    after the first, sorted by the last pass rates, are ours.
 
     by: the field with the difficulty that sorts the first pass; ConfigError when no row has it, and rows without it
-    come last until they are probed. null: all prompts are probed before the first step, all at once: N * probe_size
-    answers, for some thousands of prompts at most. Later each batch costs N / batches * probe_size answers, at the
-    beginning of the step that may need it. They are in rollouts/total.
+    come last until they are probed. null: all prompts are probed before the first step, at once: N * probe_size
+    completions, for some thousands of prompts at most. Later each batch costs N / batches * probe_size completions, at
+    the beginning of the step that may need it. They count in rollouts/total.
 
-    Draws that the end of a batch did not foresee (the first step, refills) go by the difficulty known so far.
-    """
+    Draws beyond the batch that was probed (the first step, refills) go by the difficulty known so far."""
+
+    saved = ("order", "at", "sorted", "asked", "passes", "probed", "latest", "step", "unknown")
 
     def __init__(self, prompts: Prompts, batches: Positive = 4, probe_size: Positive = 4,
                  by: str | None = "difficulty"):
@@ -45,18 +46,18 @@ class ADCL(Adaptive):
         self.field = np.full(size, np.nan, dtype=np.float32) if by is None else required_field(
             prompts, by, "adcl", ", or set curriculum.by=null to probe all prompts first")
         self.borders = np.arange(1, batches + 1) * size // batches
-        """Where each batch ends."""
+        """End of each batch."""
         self.order = np.argsort(self.field, kind="stable").astype(np.int32)
         """[N] the prompts of this pass in the order of their draws."""
         self.at, self.sorted, self.asked = 0, 0, 0
-        """Draws in this pass; how far `order` is probed and sorted, and how far it is probed."""
+        """Draws in this pass; up to where `order` is probed and sorted, and up to where it is probed."""
         self.passes, self.probed, self.latest, self.step = 0, 0, prompts.per_step, -1
-        """Whole passes; probes so far; draws of the last step (at first: what a step wants), and which step it was."""
+        """Completed passes; probes so far; draws of the last step (at first: of a full step), and its number."""
         self.unknown = by is None
-        """Whether all prompts are to be probed first."""
+        """Whether all prompts have to be probed first."""
 
     def difficulty(self, indices: np.ndarray) -> np.ndarray:
-        """Returns 1 - the last pass rate, else the field; nan = not known."""
+        """1 - the last pass rate, else the field; nan = unknown."""
         measured = 1 - self.history.pass_rate[indices]
         return np.where(np.isnan(measured), self.field[indices], measured)
 
@@ -83,15 +84,15 @@ class ADCL(Adaptive):
         return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns the next draws, as far as they are sorted; draws nothing."""
+        """The next draws, as far as they are sorted; draws nothing."""
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, place: int) -> int:
-        """Returns where the batch ends that the draw before `place` is of."""
+        """The end of the batch that contains the draw before `place`."""
         return int(self.borders[np.searchsorted(self.borders, place)])
 
     def _sort(self) -> None:
-        """Takes what was probed: sorts each batch, or everything when nothing was known."""
+        """Sorts each probed batch, or everything when nothing was known."""
         if self.unknown:
             self._by_difficulty(0, self.prompts.size)
             self.sorted = self.asked = self._border(1)
@@ -111,23 +112,12 @@ class ADCL(Adaptive):
         self.order.sort()
         self._by_difficulty(0, self.prompts.size)
 
-    def state(self) -> dict[str, Any]:
-        return {"order": self.order, **{name: int(getattr(self, name)) for name in _COUNTS}}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.order[:] = np.asarray(state["order"])
-        for name in _COUNTS:
-            setattr(self, name, int(state[name]))
-        self.unknown = bool(self.unknown)
-
     def metrics(self) -> dict[str, float]:
         batch = int(np.searchsorted(self.borders, max(self.at, 1))) + 1
         return {"curriculum/epoch": self.passes + self.at / self.prompts.size, "curriculum/batch": float(batch),
                 "curriculum/probes": float(self.probed)}
 
 
-_COUNTS = ("at", "sorted", "asked", "passes", "probed", "latest", "step", "unknown")
-"""The numbers of ADCL's state."""
 
 
 def _without_focus(use: FunctionUse) -> str:
@@ -143,14 +133,12 @@ def _without_focus(use: FunctionUse) -> str:
 class HardFocus(Adaptive):
     """Shuffled passes over all prompts for `after` steps; then over the hardest `share` of them, in large groups.
 
-    Hardest: the lowest pass rate of the last visit; ones never seen count as hardest, rejected ones as easiest; equal
-    ones are taken at random.
-    The hardest are chosen again after every pass over them, at the beginning of a step. DRIVE (2511.06307): stage 1
-    with 8 answers to a prompt, stage 2 with 64 under a hard-focus curriculum that keeps retaining the most difficult
-    prompts; the share and the steps are ours.
+    Hardest: the lowest pass rate of the last visit; unseen prompts count as hardest, rejected ones as easiest; ties are
+    broken at random. The hardest are chosen again after every pass over them, at the beginning of a step. DRIVE
+    (2511.06307): stage 1 with groups of 8, stage 2 with groups of 64 under a hard-focus curriculum that keeps the most
+    difficult prompts; the share and the steps are ours.
 
-    after: steps from 0 on; share: above 0, at most 1; group_size: answers to a prompt in stage 2.
-    """
+    after: steps from 0 on; share: above 0, at most 1; group_size: group size in stage 2."""
 
     def __init__(self, prompts: Prompts, after: Count = 100, share: Annotated[float, Field(gt=0, le=1)] = 0.2,
                  group_size: Annotated[int, Field(ge=2)] = 64):
@@ -169,13 +157,13 @@ class HardFocus(Adaptive):
         return next_distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns what `next(count, step)` would give, unless the hardest are chosen anew then; draws nothing."""
+        """What `next(count, step)` would give, unless the hardest are chosen anew then; draws nothing."""
         if self._ends(step):
             return []
         return uncounted_draws(self.history, next_distinct(copy.copy(self.cycle), count, set()), **self._sizes())
 
     def _ends(self, step: int) -> bool:
-        """Returns whether the hardest are chosen when the draws of a step begin."""
+        """Whether the hardest are chosen when the draws of a step begin."""
         over = self.cycle.drawn >= len(self.cycle.members) if self.chosen else step >= self.after
         return over and step != self.step
 
@@ -183,7 +171,7 @@ class HardFocus(Adaptive):
         return {"group_size": self.group_size} if self.chosen else {}
 
     def hardest(self) -> np.ndarray:
-        """Returns the prompts of stage 2, int32, in order."""
+        """The prompts of stage 2, int32, in order."""
         size = self.prompts.size
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)

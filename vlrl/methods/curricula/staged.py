@@ -1,4 +1,4 @@
-"""Stages, one after another; and prompts of before that come back, the ones of low reward most often."""
+"""Stages, one after another; and earlier prompts that come back, those with low rewards most often."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vlrl.errors import ConfigError, did_you_mean
 
 
 class CarryPool:
-    """Shuffled passes over `members`; `carry` of the draws are prompts of `before` that were answered already, with
-    weight 1 / max(mean reward of the last visit, lowest)."""
+    """Shuffled passes over `members`; a share `carry` of the draws are answered prompts of `before`, with weight 1 /
+    max(mean reward of the last visit, lowest)."""
 
     def __init__(self, history: History, members: np.ndarray, key: Sequence[int], before: np.ndarray | None = None,
                  carry: float = 0.0, lowest: float = 0.1):
@@ -33,27 +33,27 @@ class CarryPool:
         self._weights: np.ndarray | None = None
 
     def weights(self) -> np.ndarray:
-        """Returns [N], 0 for what was never answered or is not of before."""
+        """[N], 0 for prompts that were never answered or are not in `before`."""
         if self._weights is None:
             self._weights = np.zeros(len(self.history.visits))
             self._note(np.flatnonzero(self.history.visited))
         return self._weights
 
     def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `count` prompts: those of the pass, and those of before."""
+        """Draws `count` prompts: those of the pass, and those of `before`."""
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """Returns what `take` would give, together."""
+        """What `take` would draw, concatenated."""
         return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes what became of prompts; the history knows it already."""
+        """Updates the weights after outcomes that the history already has."""
         if self.carry:
             self._note(np.array([o.draw.index for o in outcomes], dtype=np.int64))
 
     def restart(self, drawn: int) -> None:
-        """Goes on after so many draws of the passes; the weights are made of the history when they are next used."""
+        """Continues after `drawn` draws of the passes; the weights are rebuilt from the history on next use."""
         self.cycle.drawn, self._weights = drawn, None
 
     def _take(self, cycle: Cycle, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -73,15 +73,14 @@ class CarryPool:
 
 @as_uniform(carry=0)
 class Retrospective(Adaptive):
-    """Shuffled passes over all prompts, mixed with answered ones: each draw of the share `carry` takes one of those
-    with probability proportional to 1 / max(mean reward of its last visit, lowest).
+    """Shuffled passes over all prompts, mixed with a share `carry` of answered ones, drawn with probability
+    proportional to 1 / max(mean reward of the last visit, lowest).
 
-    So unseen prompts come by the passes, and seen ones come back the sooner the less they earned. The weight 1 / mean
+    So passes bring unseen prompts, and seen ones return the sooner the less reward they gave. The weight 1 / mean
     reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), there between phases (see
     Staged); the share and the lowest reward, which caps the weight, are ours.
 
-    carry: in [0, 1]; lowest: above 0, in the unit of the reward.
-    """
+    carry: in [0, 1]; lowest: above 0, in the unit of the reward."""
 
     def __init__(self, prompts: Prompts, carry: Fraction = 0.25, lowest: Rate = 0.1):
         super().__init__(prompts)
@@ -92,7 +91,7 @@ class Retrospective(Adaptive):
         return np.concatenate(self.pool.take(count, draw))
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns what `next(count, step)` would give, if nothing were observed until then."""
+        """What `next(count, step)` would give if nothing were observed until then."""
         return uncounted_draws(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -109,7 +108,7 @@ class Retrospective(Adaptive):
 
 
 def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
-    """Returns draws of prompts, without counting them as visits."""
+    """Draws of prompts that do not count as visits."""
     before: dict[int, int] = {}
     out = []
     for index in indices.tolist():
@@ -126,9 +125,9 @@ class Stage(Settings):
 
     where: dict[str, Any] = {}
     """Its prompts: field -> a value, a list of values, or {min, max}, both included; "task" is the task's name in a
-    mixture. Several fields hold at once; without any it has all prompts."""
+    mixture. All conditions must hold; without any it has all prompts."""
     steps: Positive | None = None
-    """At most so many training steps."""
+    """Maximum number of training steps."""
     reward: float | None = None
     """It ends when the running mean of the reward is at least this."""
     pass_rate: Fraction | None = None
@@ -140,7 +139,7 @@ class Stage(Settings):
     carry: Fraction = 0.0
     """The share of its draws that are answered prompts of earlier stages."""
     fields: dict[str, bool | int | float | str] = {}
-    """Fields of its samples, in place of their own: those that the task names in `stage_fields`."""
+    """Overrides of its samples' fields, among those in the task's `stage_fields`."""
 
     @field_validator("where")
     @classmethod
@@ -156,12 +155,12 @@ class Stage(Settings):
         return where
 
     def ends(self) -> bool:
-        """Returns whether anything can end it."""
+        """Whether it has an end condition."""
         return any(v is not None for v in (self.steps, self.reward, self.pass_rate))
 
 
 def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
-    """Returns the stages of `curriculum.stages`; ConfigError that names the stage, counted from 1, and the key."""
+    """The stages of `curriculum.stages`; ConfigError that names the stage, counted from 1, and the key."""
     if not given:
         raise ConfigError("curriculum.stages=[] is empty: give at least one stage")
     stages = []
@@ -187,21 +186,20 @@ def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
 
 
 class Staged(Adaptive):
-    """Stages one after another: each has its prompts, in shuffled passes, its limit of tokens and its group size.
+    """Stages one after another: each has its prompts, in shuffled passes, its token limit and its group size.
 
     A stage ends, before the draws of a step, after `steps` training steps, or when the mean reward (or pass rate) of
-    its last `window` groups is at least `reward` (or `pass_rate`); the last one goes on for ever. Of the draws of a
-    stage, the share `carry` are answered prompts of earlier stages, with weight 1 / max(mean reward, lowest); they are
-    not in the running means, nor is what an earlier stage drew.
+    its last `window` groups is at least `reward` (or `pass_rate`); the last one never ends. A share `carry` of a
+    stage's draws are answered prompts of earlier stages, with weight 1 / max(mean reward, lowest); these, and draws of
+    an earlier stage, are not in the running means.
 
     Published forms, in configs/curricula/: Curr-ReFT (2503.07065), yes/no, then choice, then open answers; progressive
     thinking suppression of Vision-R1 (2503.06749), answers of 4K, 8K, 16K tokens in groups of 16, 8, 4; QwenLong-L1
     (2505.17667), phases of growing context with difficulty-aware retrospective sampling. The window is ours.
 
     stages: mappings with the keys of Stage. window: groups, at least 1. lowest: above 0, in the unit of the reward.
-    ConfigError for a stage that is not understood, or that has no prompt. What a stage's limit of tokens is above
-    rollout.max_new_tokens is not known to what takes that for the longest answer (algo.shaping=[overlong]).
-    """
+    Raises ConfigError for an invalid stage, or one without prompts. Functions that use rollout.max_new_tokens as the
+    longest completion (algo.shaping=[overlong]) do not know a stage's higher limit."""
 
     def __init__(self, prompts: Prompts, stages: list[dict[str, Any]], window: Positive = 64, lowest: Rate = 0.1):
         super().__init__(prompts)
@@ -214,16 +212,16 @@ class Staged(Adaptive):
         self.last = -1
         """The last step with draws."""
         self.rewards, self.passes = deque[float](maxlen=window), deque[float](maxlen=window)
-        """Of the stage's last groups."""
+        """Rewards and pass rates of the stage's last groups."""
         self._own: set[tuple[int, int]] = set()
         """Prompt and visit of each draw of the stage's own prompts that has no outcome yet."""
         self._fresh = 0
-        """How many draws of the last call are of its own prompts."""
+        """Number of draws of the last call that are its own prompts."""
         self.at, self.pool = 0, self._pool(0)
 
     @property
     def stage(self) -> Stage:
-        """That which is being trained."""
+        """The current stage."""
         return self.stages[self.at]
 
     def _pool(self, at: int) -> CarryPool:
@@ -234,7 +232,7 @@ class Staged(Adaptive):
                     self.lowest)
 
     def _due(self, step: int) -> bool:
-        """Returns whether the stage has ended when the draws of a step begin."""
+        """Whether the stage has ended when the draws of a step begin."""
         if self.at + 1 == len(self.stages) or self.began < 0 or step == self.last:
             return False
         reached = [wanted is not None and len(recent) == recent.maxlen and float(np.mean(recent)) >= wanted
@@ -263,7 +261,7 @@ class Staged(Adaptive):
         self._own -= {(o.draw.index, o.draw.visit) for o in outcomes}
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """Returns what `next(count, step)` would give, if nothing were observed until then."""
+        """What `next(count, step)` would give if nothing were observed until then."""
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
         indices = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
@@ -295,13 +293,13 @@ class Staged(Adaptive):
 
 
 def draw_options(stage: Stage) -> dict[str, Any]:
-    """Returns what a stage says of each draw."""
+    """The fields of Draw that a stage sets."""
     return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens,
             "fields": tuple(sorted(stage.fields.items()))}
 
 
 def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
-    """Raises ConfigError for a field that the task lets no stage set."""
+    """Raises ConfigError for a field that the task does not let stages override."""
     for number, stage in enumerate(stages, 1):
         for name in stage.fields:
             if name not in known:
@@ -312,7 +310,7 @@ def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
 
 
 def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
-    """Returns the prompts of a stage, int32, in order; ConfigError naming the stage when it has none."""
+    """The prompts of a stage, int32, in order; ConfigError naming the stage when it has none."""
     chosen = np.ones(prompts.size, dtype=bool)
     for name, wanted in stage.where.items():
         chosen &= matching(prompts, name, wanted)
@@ -325,7 +323,7 @@ def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
 
 
 def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
-    """Returns [N] bool: whether each row meets a condition; true is no 1."""
+    """[N] bool: whether each row meets a condition; true does not match 1."""
     if isinstance(wanted, Mapping):
         numbers = prompts.numbers(name).astype(np.float64)
         low, high = wanted.get("min", -np.inf), wanted.get("max", np.inf)

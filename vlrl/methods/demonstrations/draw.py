@@ -1,4 +1,4 @@
-"""Which demonstrations are shown in a step."""
+"""Which demonstrations are trained on in a step."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from vlrl.task.interface import given_answer
 from vlrl.types import Group, Sample
 
 _STREAM = 11
-"""Names the random numbers of the draws among those of a run's seed, and the resets of environments."""
+"""Key of the random stream of draws, and of environment resets."""
 _LOOKED_AT = 256
-"""Rows that are searched for an answer before a run."""
+"""Number of rows searched for a given answer before a run."""
 _TRIES = 64
-"""Rows that are drawn for one that has an answer."""
+"""Number of rows drawn per wanted row with a given answer."""
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError where algo.demonstrations could show nothing, or gradients cannot be told apart."""
+    """Raises ConfigError where algo.demonstrations has no data, or train.sharding hides its gradient norm."""
     if shards.is_sharded(config):
         raise ConfigError(f"algo.demonstrations measures its gradient beside that of the answers, and train.sharding="
                           f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
@@ -57,16 +57,15 @@ class DemonstrationSampler:
     engine: Engine
     samples: Sequence[Sample]
     mix: Any
-    """The object of algo.demonstrations.mix."""
+    """The instance of algo.demonstrations.mix."""
 
     @property
     def settings(self) -> Any:
         return self.config.algo.demonstrations
 
     def __call__(self, step: int, outcomes: Sequence[Outcome] = ()) -> list[Group]:
-        """Returns this process's share of a step's demonstrations, none where it shows none. `outcomes` are those of
-        the step's draws, over all processes. Raises DataError where an environment does not take the actions of one.
-        """
+        """This process's share of a step's demonstrations, empty where the step has none. `outcomes` are those of the
+        step's draws, over all processes. Raises DataError where an environment rejects the actions of one."""
         mix, settings = self.mix, self.settings
         if interleaves(mix):
             mix.collect(comm.on_main(partial(self._failed, step, outcomes)))
@@ -78,14 +77,13 @@ class DemonstrationSampler:
         return comm.together(partial(self._shown, step, [*enumerate(places)][comm.rank()::comm.world()]))
 
     def _failed(self, step: int, outcomes: Sequence[Outcome]) -> list[int]:
-        """Returns places of rows that have an answer, and whose whole group is known to be wrong; one that was made
-        with knobs is no row.
-        """
+        """Indices of rows with a given answer whose whole group is known to be wrong; a sample generated with knobs is
+        no row."""
         wrong = [o.draw.index for o in outcomes if o.failed and not o.draw.knobs]
         return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
     def _places(self, step: int, count: int) -> list[int]:
-        """Returns places of rows that have an answer, each once where there are so many rows."""
+        """Indices of `count` rows with a given answer, each once where there are enough rows."""
         draw = np.random.default_rng([self.config.seed, _STREAM, step])
         draws = draw.integers(len(self.samples), size=_TRIES * count)
         usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
@@ -96,7 +94,7 @@ class DemonstrationSampler:
         return places
 
     def _sample(self, step: int, place: int) -> Sample | None:
-        """Returns a row as it is asked in a step; None where it has no answer, or cannot be read."""
+        """A row with its prompt in this step; None where it has no given answer, or cannot be read."""
         sample = readable(self.samples, place) if self.config.data.quarantine else self.samples[place]
         if sample is None:
             return None

@@ -1,4 +1,4 @@
-"""Given answers learned beside the policy's own: drawn from the training rows, and mixed into each step."""
+"""Given answers, drawn from the training rows, are trained on beside the policy's own completions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Demonstrations beside RL (algo.demonstrations): how much of a step they are, and what is learned of each token.
+"""Demonstrations beside RL (algo.demonstrations): their share of a step, and the loss of their tokens.
 
     L = rl * L_RL + share * L_demonstrations,    (rl, share) = mix.shares(step, seed)
 
-A demonstration's tokens were not sampled, so they get cross-entropy alone: no advantage ever reaches them.
-"""
+A demonstration's tokens were not sampled, so they get cross-entropy only and never an advantage."""
 
 from __future__ import annotations
 
@@ -15,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vlrl.algo.state import Saved
 from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
 _STREAM = 12
-"""Names the random numbers of `sasr` among those of a run's seed."""
+"""Key of the random stream of `sasr`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,22 +28,22 @@ class DemonstrationBatch:
     logprobs: torch.Tensor
     """[N] with gradient."""
     mask: torch.Tensor
-    """[N] 1.0 on tokens that are learned, 0.0 on the rest."""
+    """[N] 1.0 on trained tokens, 0.0 on the rest."""
     weights: torch.Tensor
     """[N] weight of each token's row."""
     total_tokens: float
-    """Learned tokens of all demonstrations of the optimizer step, over all processes."""
+    """Trained tokens of all demonstrations of the optimizer step, over all processes."""
     entropy: torch.Tensor | None = None
-    """[N] nats, with gradient, in the supervised steps of a mix that interleaves them."""
+    """[N] nats, with gradient, in the supervised steps of an interleaving mix."""
 
 
 def interleaves(mix: Any) -> bool:
-    """Whether demonstrations have optimizer steps of their own."""
+    """Whether demonstrations have their own optimizer steps."""
     return getattr(mix, "interleaves", False)
 
 
 def cross_entropy(d: DemonstrationBatch, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Returns - sum factor * log p * weight / tokens, a micro-batch's share."""
+    """- sum factor * log p * weight / tokens, a micro-batch's share."""
     return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)
 
 
@@ -51,8 +51,7 @@ class Chord:
     """L = (1 - mu) L_RL + mu L_SFT. mu rises from 0 to `peak` over `warmup` steps, then falls by a cosine to `valley`
     over `decay` steps.
 
-    CHORD-mu: On-Policy RL Meets Off-Policy Experts (arXiv 2508.11408).
-    """
+    CHORD-mu: On-Policy RL Meets Off-Policy Experts (arXiv 2508.11408)."""
 
     def __init__(self, peak: Fraction = 0.9, valley: Fraction = 0.05, warmup: Count = 0, decay: Positive = 200):
         if valley > peak:
@@ -60,7 +59,7 @@ class Chord:
         self.peak, self.valley, self.warmup, self.decay = peak, valley, warmup, decay
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """Returns (1 - mu, mu)."""
+        """(1 - mu, mu)."""
         if step < self.warmup:
             mu = self.peak * step / self.warmup
         else:
@@ -69,83 +68,73 @@ class Chord:
         return 1.0 - mu, mu
 
     def loss(self, d: DemonstrationBatch) -> torch.Tensor:
-        """Returns the cross-entropy, a mean over tokens."""
         return cross_entropy(d)
 
 
 class ChordPhi:
-    """L = (1 - mu) L_RL + mu L_phi at a constant `mu`: each expert token counts times phi = p (1 - p), a constant to
-    the gradient, so neither what the policy already says nor what is far from it pulls.
+    """L = (1 - mu) L_RL + mu L_phi at a constant `mu`: each expert token is weighted by phi = p (1 - p), a constant to
+    the gradient, which is small for tokens that the policy already predicts and for improbable ones.
 
-    CHORD-phi (arXiv 2508.11408); the constant 0.1 is our choice.
-    """
+    CHORD-phi (arXiv 2508.11408); the constant 0.1 is our choice."""
 
     def __init__(self, mu: Fraction = 0.1):
         self.mu = mu
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """Returns (1 - mu, mu)."""
+        """(1 - mu, mu)."""
         return 1.0 - self.mu, self.mu
 
     def factor(self, d: DemonstrationBatch) -> torch.Tensor:
-        """Returns [N] phi of each token."""
+        """[N] phi of each token."""
         p = d.logprobs.detach().exp()
         return p * (1 - p)
 
     def loss(self, d: DemonstrationBatch) -> torch.Tensor:
-        """Returns the cross-entropy of which each token is weighed by phi, a mean over tokens."""
         return cross_entropy(d, self.factor(d))
 
 
-class Sasr:
-    """Supervised steps for `warmup` steps, whose last gradient norm g_w is kept; then each step is a supervised one
-    with probability g / (g + gamma g_w), g the norm of the latest supervised step, and an RL step otherwise.
+class Sasr(Saved):
+    """`warmup` supervised steps, whose last gradient norm is g_w; then each step is supervised with probability g / (g
+    + gamma g_w), g the gradient norm of the latest supervised step, and an RL step otherwise.
 
     SASR: Step-wise Adaptive Integration of Supervised Fine-tuning and RL (arXiv 2505.13026). The warm-up is an epoch
-    there, so many steps here; `gamma` 1 is our choice.
-    """
+    there, a number of steps here; `gamma` 1 is our choice."""
+
+    saved = ("warm", "latest")
 
     def __init__(self, warmup: Positive = 20, gamma: Rate = 1.0):
         self.warmup, self.gamma = warmup, gamma
         self.warm = self.latest = 0.0
 
     def chance(self, step: int) -> float:
-        """Returns the probability of a supervised step."""
+        """Probability of a supervised step."""
         if step < self.warmup:
             return 1.0
         return self.latest / (self.latest + self.gamma * self.warm) if self.latest else 0.0
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """Returns (0, 1) for a supervised step, (1, 0) for an RL step; the draw is the same on a resumed run."""
+        """(0, 1) for a supervised step, (1, 0) for an RL step; the same on a resumed run."""
         drawn = np.random.default_rng([seed, _STREAM, step]).random()
         return (0.0, 1.0) if drawn < self.chance(step) else (1.0, 0.0)
 
     def loss(self, d: DemonstrationBatch) -> torch.Tensor:
-        """Returns the cross-entropy, a mean over tokens."""
         return cross_entropy(d)
 
     def observe(self, step: int, norm: float) -> None:
-        """Takes the gradient norm of a supervised step."""
+        """Records the gradient norm of a supervised step."""
         self.latest = norm
         self.warm = norm if step < self.warmup else self.warm
 
     def metrics(self, step: int) -> dict[str, float]:
         return {"demonstrations/chance": self.chance(step)}
 
-    def state_dict(self) -> dict[str, float]:
-        return {"warm": self.warm, "latest": self.latest}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.warm, self.latest = state["warm"], state["latest"]
-
 
 class Relift:
-    """RL steps alone; prompts whose whole group failed are collected with their given answers, each once, and as soon
-    as there are `size` of them an RL step is followed by a supervised one on these, by an optimizer of its own, with
-    `entropy` times the entropy of the learned tokens held up.
+    """RL steps only; prompts whose whole group failed are collected with their given answers, and once there are `size`
+    of them an RL step is followed by a supervised step on them, with its own optimizer and an entropy bonus of weight
+    `entropy`.
 
-    ReLIFT: Learning What Reinforcement Learning Can't (arXiv 2506.07527).
-    """
+    ReLIFT: Learning What Reinforcement Learning Can't (arXiv 2506.07527)."""
 
     interleaves = True
 
@@ -156,29 +145,27 @@ class Relift:
         self._state: dict[str, Any] = {}
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """Returns (1, 0): no step is a mixture."""
         return 1.0, 0.0
 
     def collect(self, places: Sequence[int]) -> None:
-        """Takes places of training rows; those that are there already stay once."""
+        """Adds indices of training rows, each once."""
         self.buffer = [*dict.fromkeys([*self.buffer, *places])]
 
     def due(self) -> list[int]:
-        """Returns `size` places once there are so many, and takes them out; else none."""
+        """Removes and returns `size` indices once there are enough; else []."""
         if len(self.buffer) < self.size:
             return []
         out, self.buffer = self.buffer[:self.size], self.buffer[self.size:]
         return out
 
     def loss(self, d: DemonstrationBatch) -> torch.Tensor:
-        """Returns the cross-entropy, a mean over tokens, less `entropy` times their mean entropy."""
         loss = cross_entropy(d)
         if d.entropy is None:
             return loss
         return loss - self.entropy * (d.entropy * d.mask).sum() / max(d.total_tokens, 1.0)
 
     def optimizer(self, weights: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Returns that of the supervised steps."""
+        """The optimizer of the supervised steps."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=0.0)
             if self._state:

@@ -11,7 +11,8 @@ from vlrl.config.base import MethodSettings, Named, Positive
 
 
 class DemonstrationSettings(MethodSettings):
-    """Given answers learned beside the policy's own: each row's `solution`, or the task's perfect answer."""
+    """Given answers trained on beside the policy's own completions: each row's `solution`, or the task's perfect
+    answer."""
 
     mix: Named = Field(
         default=Named(name="chord"), description="How much of a step they are, and what is learned of them: chord, "

@@ -1,4 +1,4 @@
-"""The update on demonstrations: their micro-batches beside those of the objective, or in a step of their own."""
+"""The loss of demonstrations: micro-batches beside those of the objective, or an optimizer step of their own."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class DemonstrationPass:
     policy: Policy
     algorithm: Objectives
     mix: Any
-    """The object of algo.demonstrations.mix."""
+    """The instance of algo.demonstrations.mix."""
     part: Minibatch
     share: float
-    """Their weight beside the objective."""
+    """Weight of the loss."""
     loss: float = 0.0
-    """This process's share of the last pass, without the weight."""
+    """This process's share in the last epoch, unweighted."""
     factor: float = 0.0
-    """This process's sum of what the mix weighs each learned token with, where it does."""
+    """This process's sum of the mix's token weights, if it has any."""
     norm: float = 0.0
-    """Of their gradient in the last pass, weight included; over all processes, as the other."""
+    """Gradient norm in the last epoch, weighted; over all processes."""
     norm_rl: float = 0.0
     active = True
     apart = True
@@ -62,9 +62,7 @@ class DemonstrationPass:
 
 def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, mix: Any,
                 step: int) -> list[DemonstrationPass | None]:
-    """Packs the demonstrations of each optimizer step of a pass; None where no process has any. Called on every
-    process.
-    """
+    """Packs the demonstrations of each optimizer step; None where no process has any. Called on every process."""
     config = algorithm.config
     count, share = config.rollout.minibatches, mix.shares(step, config.seed)[1]
     if not share:
@@ -75,10 +73,9 @@ def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, 
 
 def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, mix: Any,
                norm_rl: float) -> dict[str, float]:
-    """Takes the supervised step of a mix that interleaves them, where a process has demonstrations, and returns its
-    metrics. Called on every process, once the gradients of the objective are gone, whose norm was `norm_rl`. A gradient
-    that is not finite moves nothing.
-    """
+    """Takes the supervised optimizer step of an interleaving mix, if a process has demonstrations, and returns its
+    metrics. Called on every process after the objective's gradients are cleared, whose norm was `norm_rl`. Skipped
+    where the gradient is not finite."""
     config, out = algorithm.config, {"demonstrations/applied": 0.0, **mix.metrics(0)}
     part = make_minibatch(policy, split(groups, 1)[0], _whole(config))
     if not part.total_tokens:
@@ -101,12 +98,12 @@ def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, m
 
 
 def _whole(config: Config) -> Config:
-    """Returns the settings without algo.mask_truncated: a given answer is never cut off."""
+    """The settings without algo.mask_truncated: a given answer is never truncated."""
     return config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
 
 
 def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor) -> DemonstrationBatch:
-    """Returns what a mix sees of one micro-batch, whose rows are `order`."""
+    """The DemonstrationBatch of one micro-batch, whose rows are `order`."""
     rows = [part.rollouts[r] for r in order]
 
     def flat(values: Sequence[np.ndarray]) -> torch.Tensor:
@@ -117,9 +114,7 @@ def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.T
 
 
 def step_metrics(shown: Sequence[DemonstrationPass | None], mix: Any, seed: int, step: int) -> dict[str, float]:
-    """Returns the metrics of a step, means over its optimizer steps, and tells the mix the last gradient norm, its
-    weight taken off.
-    """
+    """Metrics of a step, means over its optimizer steps; reports the last unweighted gradient norm to the mix."""
     known = [s for s in shown if s is not None]
     out = {"demonstrations/share": mix.shares(step, seed)[1], "demonstrations/applied": float(bool(known))}
     out |= mix.metrics(step) if hasattr(mix, "metrics") else {}

@@ -1,5 +1,6 @@
-"""On-policy distillation: the policy answers, and a teacher that sees the same prompt says of each token what it would
-have written. L = objective * L_RL + coef * sum_t weight KL_t / tokens, by algo.distillation."""
+"""On-policy distillation: a teacher computes the probabilities of each token of the policy's completions.
+
+L = objective * L_RL + coef * sum_t weight KL_t / tokens, by algo.distillation."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from vlrl.types import Group, Sample
 
 
 class Distillation(Method):
-    """Has the answers of each step learned from a teacher beside, or in place of, the objective."""
+    """Trains the completions of each step towards a teacher, beside or in place of the objective."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)
@@ -50,34 +51,34 @@ class Distillation(Method):
                 if part.total_tokens else None for part, scores in zip(parts, known, strict=True)]
 
     def _asked(self, parts: Sequence[Minibatch]) -> list[list[np.ndarray]]:
-        """Returns what a served teacher says of the tokens of each row, all rows of the step asked at once."""
+        """[T] log-probabilities of a served teacher for the tokens of each row; one call for the whole step."""
         with phase("teacher"):
             scores = iter(self.teacher([t for part in parts for t in part.rollouts], self.algorithm.temperature))
         return [[next(scores) for _ in part.rollouts] for part in parts]
 
     def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
-        """The mean over optimizer steps, each in its last pass over the batch; {} where none was taken."""
+        """The mean over optimizer steps, each in its last epoch over the batch; {} where none was taken."""
         done = [one for one in passes if one and one.done]
         return {"distillation/kl": comm.total(sum(one.kl for one in done))[0] / len(done)} if done else {}
 
 
 @dataclass(eq=False)
 class DistillationPass:
-    """The loss to the teacher in one optimizer step, of the tokens that the objective trains: a Pass."""
+    """The loss to the teacher in one optimizer step, on the tokens that the objective trains: a Pass."""
 
     policy: Policy
     teacher: Any
-    """Its model; frozen."""
+    """Its frozen model."""
     algorithm: Objectives
     loss: Bound
     coef: float
     part: Minibatch
     """That of the objective."""
     known: Sequence[np.ndarray] | None = None
-    """[T] log-probabilities of each row's tokens in a served teacher, 0 where they are not trained."""
+    """[T] log-probabilities of each row's tokens under a served teacher, 0 where they are not trained."""
     kl: float = 0.0
-    """This process's share of the last pass, without the weight."""
+    """This process's share in the last epoch, unweighted."""
     done: bool = False
     active = True
     apart = False
@@ -94,7 +95,7 @@ class DistillationPass:
         self.kl += float(kl.detach())
 
     def _of(self, micro: MicroBatch) -> torch.Tensor:
-        """Returns [N] what is learned of each token."""
+        """[N] loss of each token."""
         temperature = self.algorithm.temperature
         if self.known is None:
             return self.policy.logprobs(micro.batch, temperature, more={"kl": self._told},

@@ -13,11 +13,11 @@ from vlrl.config.engine import address_of
 _OF_THE_OBJECTIVE = ("advantage", "shaping", "loss", "weights", "correction", "aggregation", "clip_low", "clip_high",
                      "kl_coef")
 _SAMPLE = ("temperature", "e3")
-"""Choices of algo.entropy that act on how answers are drawn."""
+"""Values of algo.entropy that change how completions are sampled."""
 
 
 class DistillationSettings(MethodSettings):
-    """The policy's own answers, told token by token by a teacher that sees the same prompt (docs/objectives.md)."""
+    """A teacher scores the policy's own completions token by token, given the same prompt (docs/objectives.md)."""
 
     teacher: str | None = Field(
         default=None, min_length=1, description="A model of the policy's family and vocabulary: a model's folder, a "

@@ -1,4 +1,4 @@
-"""The teacher of algo.distillation: whether the policy can learn from it, and its frozen model."""
+"""The teacher of algo.distillation: checks that it fits the policy, and its frozen model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vlrl.store.checkpoint import model_folder
 
 _SERVED = Table({"connect": "vlrl.services.served_teacher:connect"})
 _SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-"""What both must make of a picture: the policy's processor prepares it for both."""
+"""Image processing that both must share: the policy's processor prepares images for both."""
 _WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
 
 
 def setting_text(config: Config) -> str:
-    """Returns the setting as an error says it."""
+    """The setting as quoted in errors."""
     return f"algo.distillation.teacher={_name(config)!r}"
 
 
@@ -30,8 +30,8 @@ def _name(config: Config) -> str:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError where the teacher is not there, or reads other tokens or pictures than the policy writes and
-    sees, or where its server could not take its weights; loads no weights."""
+    """Raises ConfigError where the teacher is missing, its tokens or image processing differ from the policy's, or its
+    server could not load its weights. Loads no weights."""
     settings: Any = config.algo.distillation
     if settings.server:
         folder(config)
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
-    """Returns the model type and the processor of a model; those of its base model where it is an adapter."""
+    """Model type and processor of a model; those of its base model where it is an adapter."""
     from transformers import AutoConfig, AutoProcessor
 
     with loading_errors(what):
@@ -67,7 +67,7 @@ def _read(what: str, name: str) -> tuple[str, Any]:
 
 
 def folder(config: Config) -> Path:
-    """Returns the folder of the teacher's weights. ConfigError where they are not those of a whole model."""
+    """The folder of the teacher's weights. Raises ConfigError where they are not a full model."""
     path = Path(resolve(model_folder(_name(config))))
     if not path.is_dir() or adapter_base(str(path)):
         raise ConfigError(f"{setting_text(config)} is {'an adapter' if path.is_dir() else 'no folder'}, and a server "
@@ -77,8 +77,8 @@ def folder(config: Config) -> Path:
 
 
 def connect(config: Config, policy: Policy) -> Any:
-    """Returns the teacher behind algo.distillation.server: (rows, temperature) -> of each, [T] float32
-    log-probabilities of its tokens. A call of all processes."""
+    """The teacher behind algo.distillation.server: (rows, temperature) -> [T] float32 log-probabilities of each row's
+    tokens. Called on every process."""
     from transformers import AutoConfig
 
     path = folder(config)
@@ -87,7 +87,7 @@ def connect(config: Config, policy: Policy) -> Any:
 
 
 def load(config: Config, policy: Policy) -> Any:
-    """Returns the teacher's model, frozen, whole on every process, in the type that the policy computes in."""
+    """The teacher's frozen model, complete on every process, in the policy's compute dtype."""
     model = load_model(model_folder(_name(config)), policy.dtype, setting_text(config), device=policy.device)
     sync_tilings(model, policy.processor)
     return model.requires_grad_(False).eval().to(policy.device)

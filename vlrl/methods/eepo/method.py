@@ -1,12 +1,11 @@
-"""Sample, then forget: half of each group is drawn by a policy that was made less likely to repeat the other half.
+"""Sample, then forget: half of each group is sampled by a policy made less likely to repeat the other half.
 
 EEPO: Exploration-Enhanced Policy Optimization via Sample-Then-Forget (arXiv 2510.05837), as described there: between
-the two halves of a rollout the policy takes one light step that suppresses the answers it just gave, so that the second
-half explores elsewhere; where the entropy is high there is nothing to forget. The weights are put back, bit for bit,
-before anything is learned. The second half is then off-policy: its sampler log-probabilities are those of the weights
-that had forgotten, and algo.correction weighs its tokens by p(trainer) / p(sampler). The correction, its bound and the
-entropy limit of the preset are this project's.
-"""
+the two halves of a rollout the policy takes one light step that suppresses the completions it just sampled, so that the
+second half explores elsewhere; where the entropy is high the step is skipped. The weights are restored, bit for bit,
+before the update. The second half is then off-policy: its sampler log-probabilities are those of the modified weights,
+and algo.correction weights its tokens by p(trainer) / p(sampler). The correction, its bound and the entropy limit of
+the preset are this project's."""
 
 from __future__ import annotations
 
@@ -29,11 +28,11 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
 _NEVER_SURE = 1e-3
-"""Keeps the complement of a probability of 1 finite."""
+"""Keeps log(1 - p) finite at p = 1."""
 
 
 class SampleThenForget(Method):
-    """Draws the first half of each group, forgets it, draws the second half, and takes the weights back."""
+    """Samples the first half of each group, suppresses it, samples the second half, and restores the weights."""
 
     collective = True
 
@@ -54,7 +53,7 @@ class SampleThenForget(Method):
 
 
 class Forgetting:
-    """`with forgetting(answers, step):` the policy has forgotten the answers to some degree."""
+    """`with forgetting(completions, step, temperature):` the policy is less likely to produce the completions."""
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
@@ -63,7 +62,7 @@ class Forgetting:
     @contextlib.contextmanager
     def __call__(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
                  temperature: float) -> Iterator[None]:
-        """Suppresses all answers of all processes, and restores the weights in the end; called on every process."""
+        """Suppresses the completions of all processes, and restores the weights at the end; called on every process."""
         if not self._due(answers):
             yield
             return
@@ -84,7 +83,7 @@ class Forgetting:
             self.policy.swapped = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
-        """Returns whether there is anything to forget: -log p of a sampled token estimates the entropy."""
+        """Whether to suppress anything: -log p of the sampled tokens estimates the entropy, which has a limit."""
         sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, completions in answers for c in completions]
         surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
                                      float(sum(len(s) for s in sampled)))
@@ -93,7 +92,7 @@ class Forgetting:
 
     def _gradients(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
                    temperature: float) -> None:
-        """Of the mean of -log(1 - p) over all tokens: the surer a token was, the more it is suppressed."""
+        """Gradient of the mean of -log(1 - p) over all tokens: more probable tokens are suppressed more."""
         policy, train = self.policy, self.config.train
         rollouts = [(prompt, row) for prompt, completions in answers for done in completions
                     for _, row in training_rows(done)]
@@ -110,7 +109,8 @@ class Forgetting:
             policy.scaler.scale(loss).backward()
 
     def _step(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Against the gradient, by rollout.forget.lr per weight in root mean square; none where it is not finite."""
+        """Steps against the gradient, by rollout.forget.lr per weight in root mean square; skipped where it is not
+        finite."""
         comm.sum_gradients(parameters)
         used = [p for p in parameters if p.grad is not None]
         norm = float(comm.full_tensor(torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])))

@@ -40,7 +40,7 @@ class ForgetSettings(MethodSettings):
         return f"rollout.forget.lr={self.lr:g}", "rollout.forget.lr=0"
 
     def problem(self, config: Any) -> str:
-        """algo.correction=none has to be said."""
+        """algo.correction=none has to be set explicitly."""
         rollout, algo, most = config.rollout, config.algo, config.asynchronous.max_staleness
         if rollout.step_tokens is not None:
             return (f"rollout.step_tokens={rollout.step_tokens} lets answers go on in the next step, where "

@@ -1,12 +1,11 @@
-"""The angle of a prompt: how alike the policy's hidden states of its tokens are, as the sampler gain_rl orders by it.
+"""The angle of a prompt: the similarity of the policy's hidden states of its tokens, by which gain_rl orders prompts.
 
 With unit vectors h of the last layer's hidden states, q the tokens of the question and b those before it:
 
     angle = mean over i, j in q of h_i . h_j  +  mean over i in q, j in b of h_i . h_j
 
 (GAIN-RL, 2506.02281: the angle concentration inside the question's segment, and between it and the one before it.) The
-mean over pairs is the product of the mean unit vectors, so no matrix of tokens x tokens exists.
-"""
+mean over pairs is the product of the mean unit vectors, so no tokens x tokens matrix is needed."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ from vlrl.task import Task, task_messages
 from vlrl.types import Prompt, Sample
 
 CHUNK = 32
-"""Prompts that are encoded and packed together. A chunk belongs to one process whatever their number, so the angles
-are the same bits with one and with several (without FSDP)."""
+"""Prompts that are encoded and packed together. A chunk belongs to one process, so the angles have the same bits with
+one process and with several (without FSDP)."""
 
 
 class Angles:
@@ -47,11 +46,10 @@ class Angles:
 
     def __call__(self, samples: Sequence[Sample], places: np.ndarray,
                  progress: Progress) -> np.ndarray:
-        """Returns [n] float32 in [-2, 2], of the samples at `places` [n]; nan for a prompt that is too long or cannot
-        be read under data.quarantine. Called on every process at the same time; the result is on all.
+        """[n] float32 in [-2, 2] for the samples at `places` [n]; nan for a prompt that is too long or, under
+        data.quarantine, unreadable. Called on every process at the same time; the result is the same on all.
 
-        Raises DataError for media that cannot be read.
-        """
+        Raises DataError for media that cannot be read."""
         chunks = [places[i:i + CHUNK] for i in range(0, len(places), CHUNK)]
         values: list[np.ndarray] = []
         for first in range(0, len(chunks), comm.world()):
@@ -64,7 +62,7 @@ class Angles:
         return np.concatenate(values) if values else np.zeros(0, np.float32)
 
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
-        """Returns [n] float32, of prompts with the text of their question; nan for None. Called on every process."""
+        """[n] float32 for prompts with the text of their question; nan for None. Called on every process."""
         policy, train = self.policy, self.config.train
         angles = np.full(len(prompts), np.nan, np.float32)
         places = {Piece(p[0], (), ()): (i, p[1]) for i, p in enumerate(prompts) if p is not None}
@@ -82,7 +80,7 @@ class Angles:
         return angles
 
     def _states(self, batch: Batch) -> torch.Tensor:
-        """Returns [T, H] float32: what enters the output layer, of every token of a batch of one row."""
+        """[T, H] float32 input of the output layer, for every token of a batch of one row."""
         policy = self.policy
         batch = batch.to(policy.device)
         with policy.autocast():
@@ -94,8 +92,8 @@ class Angles:
 
     def _encoded(self, samples: Sequence[Sample], places: np.ndarray,
                  following: Sequence[np.ndarray]) -> list[tuple[Prompt, str] | None]:
-        """Prompts and questions of samples on their first visit; None for those that cannot be used. Threads go on
-        with the following ones."""
+        """Prompts and questions of samples on their first visit; None for unusable ones. Threads prefetch the
+        `following` ones."""
         def make(place: int) -> Sample:
             sample = samples[place]
             return replace(sample, prompt=self.task.of(sample).template(sample, 0))
@@ -119,8 +117,8 @@ class Angles:
 
 
 def angle(states: torch.Tensor, first: int, end: int) -> float:
-    """The angle of a prompt from its hidden states [P, H], the question being the tokens first .. end - 1; the second
-    mean is 0 where nothing stands before it."""
+    """The angle of a prompt from its hidden states [P, H]; the question is tokens first .. end - 1. The second mean is
+    0 where nothing precedes it."""
     unit = torch.nn.functional.normalize(states, dim=-1)
     own = unit[first:end].mean(0)
     before = unit[:first].mean(0) if first else torch.zeros_like(own)
@@ -129,8 +127,8 @@ def angle(states: torch.Tensor, first: int, end: int) -> float:
 
 def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
                   decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens [P] that hold a character of the question, sought behind the last visual token; all
-    that stands there when the question does not, and the whole prompt when nothing does."""
+    """(first, end) of the tokens [P] that contain the question, sought behind the last visual token; everything behind
+    that token where the question is not found, and the whole prompt where nothing follows it."""
     visual_places = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
     start = int(visual_places[-1]) + 1 if len(visual_places) else 0
     tail = ids[start:]
@@ -149,7 +147,7 @@ def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
 
 
 def _question(messages: Sequence[dict[str, Any]]) -> str:
-    """Returns the last text of the last message, without white space around it."""
+    """The last text of the last message, stripped."""
     content = messages[-1]["content"] if messages else ""
     if isinstance(content, str):
         return content.strip()

@@ -1,4 +1,4 @@
-"""GAIN-RL: prompts in the order of their angle, under a window that moves on as the policy learns."""
+"""GAIN-RL: prompts ordered by angle, drawn under a window that moves as the policy learns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 _REACH = 6
-"""The window is cut off at so many standard deviations."""
+"""The window is cut off at this many standard deviations."""
 _LEAST = 1e-300
-"""Weight of the farthest prompts: below all others, and above 0 so that they can be drawn when nothing else is left."""
+"""Weight of the farthest prompts: below all others, and positive so that they can be drawn when nothing else is left.
+"""
 
 
 class GainRL(Adaptive):
@@ -26,14 +27,13 @@ class GainRL(Adaptive):
         weight of the k-th prompt = exp(-(k - m)^2 / (2 s^2)),   m = 0 at the start
         m <- m + n/2 tanh(sensitivity (accuracy - target)) + n/2 tanh(angle_sensitivity angle), by 0 to n
 
-    with the mean pass rate and the mean angle of the n prompts that were answered. s is `spread` places, at most a
-    quarter of the prompts (the bound is ours). A row may bring its `angle`; the others are measured with the policy
-    that the run begins with (vlrl/methods/gain_rl/angle.py), and a prompt that cannot be used comes last. The paper's
-    policy measures the angle of what it trains on anew; here each prompt has one angle. Constants are those of the
-    released code.
-    """
+    with the mean pass rate and the mean angle of the n prompts that were answered. s is `spread` positions, at most a
+    quarter of the prompts (the bound is ours). A row may have an `angle` field; the others are measured with the
+    initial policy (vlrl/methods/gain_rl/angle.py), and unusable prompts come last. The paper's policy measures the
+    angle of trained prompts again; here each prompt has one angle. Constants are those of the released code."""
 
     measures = "angle"
+    saved = ("mean", "angles", "unknown")
 
     def __init__(self, prompts: Prompts, spread: Rate = 1000.0, target: Fraction = 0.5,
                  sensitivity: NonNegative = 2.0, angle_sensitivity: NonNegative = 2.0):
@@ -41,16 +41,16 @@ class GainRL(Adaptive):
         self.spread = min(spread, prompts.size / 4)
         self.target, self.sensitivity, self.angle_sensitivity = target, sensitivity, angle_sensitivity
         self.mean = 0.0
-        """Of the window: a place in the order."""
+        """Centre of the window: a position in the order."""
         self.angles = prompts.numbers("angle")
-        self._unknown = np.isnan(self.angles)
+        self.unknown = np.isnan(self.angles)
         self._order: np.ndarray | None = None
 
     def missing(self) -> np.ndarray:
-        return np.flatnonzero(self._unknown)
+        return np.flatnonzero(self.unknown)
 
     def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
-        self.angles[indices], self._unknown[indices] = values, False
+        self.angles[indices], self.unknown[indices] = values, False
         self._order = None
         if np.isnan(self.angles).all():
             raise ConfigError(f"curriculum.name='gain_rl' orders prompts by their angle, but of all {len(self.angles)} "
@@ -81,13 +81,9 @@ class GainRL(Adaptive):
                           math.tanh(self.angle_sensitivity * angle))
             self.mean = min(self.mean + len(known) * min(max(move, 0.0), 1.0), self.prompts.size - 1.0)
 
-    def state(self) -> dict[str, Any]:
-        return {"mean": self.mean, "angles": self.angles, "unknown": self._unknown}
-
     def restore(self, state: dict[str, Any]) -> None:
-        self.mean, self._order = float(state["mean"]), None
-        self.angles = np.array(state["angles"], dtype=np.float32)
-        self._unknown = np.array(state["unknown"], dtype=bool)
+        super().restore(state)
+        self._order = None
 
     def metrics(self) -> dict[str, float]:
         return {"curriculum/window": self.mean / self.prompts.size}

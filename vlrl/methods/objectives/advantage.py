@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from vlrl.algo import grouped
@@ -11,14 +9,14 @@ from vlrl.algo.advantage import centred, nan_to_zero, std
 from vlrl.algo.effect import reads
 from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import Scores, requires
+from vlrl.algo.state import Saved
 from vlrl.config.base import Beta, NonNegative, Rate
 
 
 def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """Returns (R - mean of the group) / (std of the raw rewards of the whole step + eps), Bessel's correction.
+    """(R - mean of the group) / (std of the raw rewards of the whole step + eps), Bessel's correction.
 
-    Lite PPO: Tricks or Traps (arXiv 2508.08221) section 4; goes with algo.aggregation=token_mean.
-    """
+    Lite PPO: Tricks or Traps (arXiv 2508.08221) section 4; goes with algo.aggregation=token_mean."""
     return nan_to_zero(centred(s) / (std(s.rewards) + eps))
 
 
@@ -28,35 +26,31 @@ def gdpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
     whole step, Bessel's correction. Reads the parts, not the reward.
 
     GDPO: group reward-decoupled normalization (arXiv 2601.05242); as TRL's normalize_then_sum, apart from groups
-    without any preference, which have exactly 0 here.
-    """
+    without any preference, which have exactly 0 here."""
     unscorable = s.rewards.isnan()
     summed, quiet = torch.zeros_like(s.rewards), torch.ones_like(unscorable)
     for name, weight in s.part_weights.items():
         part = torch.where(unscorable, torch.nan, s.parts[name])
-        own = grouped.centred(part, s.group) / (grouped.std(part, s.group) + eps)
-        summed += nan_to_zero(own * weight)
+        summed += nan_to_zero(grouped.normalized(part, s.group, eps) * weight)
         quiet &= grouped.all_equal(part, s.group)
     summed = torch.where(unscorable, torch.nan, summed)
     return nan_to_zero(torch.where(quiet, 0.0, (summed - summed.nanmean()) / (std(summed) + eps)))
 
 
 def reinforce_pp_baseline(s: Scores, eps: NonNegative = 1e-8) -> torch.Tensor:
-    """x = R - mean of the group, then (x - mean) / sqrt(var + eps) over all trained tokens of the step: a long answer
-    weighs more in mean and variance (Bessel's correction).
+    """x = R - mean of the group, then (x - mean) / sqrt(var + eps) over all trained tokens of the step: longer
+    completions weigh more in mean and variance (Bessel's correction).
 
-    REINFORCE++ with baseline (arXiv 2501.03262), as in verl. A group without preference has what the mean leaves.
-    """
+    REINFORCE++ with baseline (arXiv 2501.03262), as in verl. A group without preference keeps minus the step's mean."""
     values = centred(s)
     return nan_to_zero(whitened(values, torch.where(values.isnan(), 0.0, s.lengths), eps))
 
 
 @requires("local", "greedy")
 def remax(s: Scores) -> torch.Tensor:
-    """R - reward of the greedy answer to the same prompt, which is drawn for it.
+    """R - reward of the greedy completion of the same prompt, which is generated for it.
 
-    ReMax (arXiv 2310.10505) algorithm 1. Zero where the greedy answer is unscorable.
-    """
+    ReMax (arXiv 2310.10505) algorithm 1. Zero where the greedy completion is unscorable."""
     assert s.greedy is not None
     return nan_to_zero(s.rewards - s.greedy)
 
@@ -64,9 +58,8 @@ def remax(s: Scores) -> torch.Tensor:
 def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
     """alpha * (R - mean) / f_norm, alpha = rollouts / rollouts in groups with a preference, over the whole step.
 
-    GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. verl counts rollouts with
-    a reward other than 0 instead of those in valid groups.
-    """
+    GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. verl counts rollouts with a
+    reward other than 0 instead of those in valid groups."""
     scorable = ~s.rewards.isnan()
     valid = scorable & ~grouped.all_equal(s.rewards, s.group)
     return nan_to_zero(centred(s) * (scorable.sum() / valid.sum().clamp(min=1)) / f_norm)
@@ -76,8 +69,7 @@ def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
 def opo(s: Scores) -> torch.Tensor:
     """R - sum_j L_j R_j / sum_j L_j: the baseline of least variance, where longer answers weigh more.
 
-    On-policy RL with optimal reward baseline (OPO, arXiv 2505.23585) eq. 8.
-    """
+    On-policy RL with optimal reward baseline (OPO, arXiv 2505.23585) eq. 8."""
     lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
     weights = torch.where(grouped.total(lengths, s.group) > 0, lengths, torch.ones_like(lengths))
     baseline = grouped.total(s.rewards * weights, s.group) / grouped.total(
@@ -87,10 +79,9 @@ def opo(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> torch.Tensor:
-    """Gives the best answer of the group R_best - R_second, all others 0; normalize: / (std of the group + eps).
+    """R_best - R_second for the best completion of the group, 0 for all others; normalize: / (std of the group + eps).
 
-    What matters is the best of k. arXiv 2503.19595, as verl's grpo_passk. 0 where two answers are best.
-    """
+    The objective is the best of k. arXiv 2503.19595, as verl's grpo_passk. 0 where two are best."""
     best = grouped.largest(s.rewards, s.group)
     is_best = s.rewards == best
     second = grouped.largest(torch.where(is_best, torch.nan, s.rewards), s.group)
@@ -101,11 +92,9 @@ def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> to
 
 @requires("local")
 def maxrl(s: Scores) -> torch.Tensor:
-    """Returns (R - mean) / mean where the mean of the group is above 0, else 0: the gradient of the log-likelihood of
-    success.
+    """(R - mean) / mean where the mean of the group is above 0, else 0: the gradient of the log-likelihood of success.
 
-    Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); rewards of 0 or more.
-    """
+    Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); rewards of 0 or more."""
     mean = grouped.mean(s.rewards, s.group)
     return nan_to_zero(torch.where(mean > 0, centred(s) / mean, 0.0))
 
@@ -113,12 +102,11 @@ def maxrl(s: Scores) -> torch.Tensor:
 @reads("outcome", alone={})
 @requires("local")
 def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Returns `positive` for a correct answer, -1 for a wrong one; no baseline. Correct: as the task says; where one is
+    """`positive` for a correct completion, -1 for a wrong one; no baseline. Correct: as the task says; where one is
     given, `part` or else the reward above `correct`.
 
-    The surprising effectiveness of negative reinforcement (W-REINFORCE, arXiv 2506.01347): positive = 1 is
-    REINFORCE on rewards of +-1.
-    """
+    The surprising effectiveness of negative reinforcement (W-REINFORCE, arXiv 2506.01347): positive = 1 is REINFORCE on
+    rewards of +-1."""
     right = grouped.correct(s, part, correct)
     return torch.where(right, positive, -torch.ones_like(s.rewards)).masked_fill(s.rewards.isnan(), 0.0)
 
@@ -126,22 +114,23 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = 
 @reads("outcome", alone={})
 @requires("local")
 def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Negative samples alone: -1 for a wrong answer, 0 for a correct one. arXiv 2506.01347."""
+    """Negative samples alone: -1 for a wrong completion, 0 for a correct one. arXiv 2506.01347."""
     return w_reinforce(s, 0.0, correct, part)
 
 
-class EmaStd:
-    """(R - mean of the group) / (std of the task + eps): the task's first and second moment of rewards, averaged
-    exponentially over steps and updated first; std = sqrt(max(m2 - m1^2, least^2)).
+class EmaStd(Saved):
+    """(R - mean of the group) / (std of the task + eps): the task's first and second moment of rewards, exponential
+    averages over steps, updated first; std = sqrt(max(m2 - m1^2, least^2)).
 
     A group with any |A| above `limit` is divided by its own std (without Bessel's correction) + eps. EMA-GRPO,
-    OneThinker (arXiv 2512.03043), as in its code: rewards of many tasks have different spreads.
-    """
+    OneThinker (arXiv 2512.03043), as in its code: rewards of many tasks have different spreads."""
+
+    saved = ("moments",)
 
     def __init__(self, decay: Beta = 0.99, limit: Rate = 5.0, least: Rate = 1e-3, eps: NonNegative = 1e-6):
         self.decay, self.limit, self.least, self.eps = decay, limit, least, eps
         self.moments: dict[str, tuple[float, float]] = {}
-        """m1 and m2 by name of the task."""
+        """m1 and m2 by task name."""
 
     def __call__(self, s: Scores) -> torch.Tensor:
         spread = torch.ones_like(s.rewards)
@@ -162,9 +151,3 @@ class EmaStd:
                                   self.decay * before[1] + (1 - self.decay) * now[1])
         m1, m2 = self.moments.get(task, (0.0, 0.0))
         return max(m2 - m1 ** 2, self.least ** 2) ** 0.5
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"moments": {task: list(pair) for task, pair in self.moments.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.moments = {task: (float(m1), float(m2)) for task, (m1, m2) in state["moments"].items()}

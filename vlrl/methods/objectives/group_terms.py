@@ -1,29 +1,24 @@
-"""Policy terms that look at several rollouts: at their group, or at the whole optimizer step of all processes.
+"""Policy terms that depend on several rollouts: on their group, or on the whole optimizer step of all processes.
 
-A group is on one process and its rewards are in every micro-batch, so it needs no more. What holds for the whole step
-is made by `prepare`: with one number per token that carries the pull of the other rollouts, the loss of a rollout
-alone has the gradient that it has in the whole.
-"""
+A group is on one process and its rewards are in every micro-batch, so no more is needed for it. Statistics of the whole
+step are computed by `prepare`: with one number per token for the pull of the other rollouts, the loss of a single
+rollout has the gradient that it has in the whole."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vlrl.algo.clip import AboveOne, ClipRange, clip_metrics, surrogate
 from vlrl.algo.effect import reads
 from vlrl.algo.inputs import LossInputs, Metrics, gather_values, requires
 from vlrl.algo.ratio import acts_through_ratio
+from vlrl.config.base import NonNegative, Rate, Share
 from vlrl.distributed import comm
-
-_AboveZero = Annotated[float, Field(gt=0)]
-_NotNegative = Annotated[float, Field(ge=0)]
-_Share = Annotated[float, Field(gt=0, le=1)]
 
 Prepared = dict[str, torch.Tensor]
 
@@ -32,16 +27,15 @@ Prepared = dict[str, torch.Tensor]
 
 
 @reads("outcome", alone={})
-def nft(x: LossInputs, above: float | None = None, floor: _AboveZero = 1.0, negative: _NotNegative = 1.0,
+def nft(x: LossInputs, above: float | None = None, floor: Rate = 1.0, negative: NonNegative = 1.0,
         like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
-    """Returns -log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio
-    (at most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
+    """-log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio (at
+    most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
 
-    The floor leaves the gradient as it is. Correct: as the task says, or reward > `above`; a group that is all
-    correct or all wrong has no loss. `negative` weighs the second kind; `like` the group, so that on-policy the
-    gradient is Dr. GRPO's (1 - q), or GRPO's (sqrt((1 - q) / q)). It uses rewards, not advantages. NFT (negative-aware,
-    arXiv 2505.18116), with the values of its released training script and algo.aggregation=constant.
-    """
+    The floor does not change the gradient. Correct: as the task says, or reward > `above`; a group that is all correct
+    or all wrong has no loss. `negative` weights wrong rollouts; `like` the group, so that on-policy the gradient is Dr.
+    GRPO's (1 - q), or GRPO's (sqrt((1 - q) / q)). It uses rewards, not advantages. NFT (negative-aware, arXiv
+    2505.18116), with the values of its released training script and algo.aggregation=constant."""
     assert x.rewards is not None
     scorable, good = ~x.rewards.isnan(), x.correct(above)
     counts, hits = x.group_sum(scorable.to(x.logprobs.dtype)), x.group_sum(good.to(x.logprobs.dtype))
@@ -61,22 +55,21 @@ class Pacs:
     """Binary cross-entropy of a rollout's score against its outcome, spread over its tokens. -> [N].
 
     Score: z_i = s_i - mean of s_j over the rest of the group, s = beta sum_t (logp - anchor's logp); outcome y = 1 for
-    a correct rollout (as the task says, or reward > `above`). `balanced`: in a group with both outcomes each weighs
-    n / (2 n_outcome). PACS (arXiv 2509.02522), with algo.aggregation=sequence_sum. The anchor is the policy that
-    sampled, as in the released code; anchor=reference is the other choice. It uses rewards, not advantages; unscorable
-    and masked rollouts are in no group.
+    a correct rollout (as the task says, or reward > `above`). `balanced`: in a group with both outcomes each weighs n /
+    (2 n_outcome). PACS (arXiv 2509.02522), with algo.aggregation=sequence_sum. The anchor is the policy that sampled,
+    as in the released code; anchor=reference is the alternative. It uses rewards, not advantages; unscorable and masked
+    rollouts are excluded.
 
     With e_i = w_i (sigmoid(z_i) - y_i) the pull on s_j is e_j - sum_{i != j} e_i / (G - 1), so the loss of one rollout
-    is this number times s, plus the value.
-    """
+    is this number times s, plus the value."""
 
-    beta: _AboveZero = 1.0
+    beta: Rate = 1.0
     above: float | None = None
     balanced: bool = True
     anchor: Literal["old", "reference"] = "old"
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """pull and value, [N] each, of each token's rollout."""
+        """"pull" and "value", [N] each, of each token's rollout."""
         assert x.rewards is not None
         anchor = x.old_logprobs if self.anchor == "old" else x.reference_logprobs
         assert anchor is not None
@@ -107,25 +100,24 @@ class Pacs:
 @reads("outcome", alone={"weighted": False, "negative": 0})
 @dataclass(frozen=True)
 class Oreal:
-    """-logp A per token, normalised on its own for correct rollouts (as the task says, or reward > `above`; times
-    `positive`) and for the others (times `negative`): each kind is divided by its own number of trained tokens. -> [N].
+    """-logp A per token, with separate normalisation of correct rollouts (as the task says, or reward > `above`; times
+    `positive`) and others (times `negative`): each kind is divided by its own number of trained tokens. -> [N].
 
-    Behaviour cloning on what best-of-N keeps, and a policy gradient with the reward reshaped by the pass rate on the
+    Behaviour cloning on best-of-N completions, and a policy gradient with the reward reshaped by the pass rate on the
     rest: OREAL (arXiv 2502.06781) as in its released trainer without the token-level reward model, with
     algo.advantage=rloo, algo.aggregation=token_mean and kl_coef=0.01. `weighted`=false: correct rollouts are cloned
     with weight 1 instead of A. Unscorable rollouts have no loss.
 
-    The trainer writes the term of the others as exp(logp - sg(logp)) A with the logp of the same forward pass: a ratio
-    that is 1 at any number of optimizer steps. Its gradient is A grad logp, so that of the -A logp here is the same.
-    """
+    The trainer writes the term of the others as exp(logp - sg(logp)) A with the logp of the same forward pass, a ratio
+    that is always 1. Its gradient is A grad logp, the same as that of -A logp here."""
 
-    positive: _NotNegative = 1.0
-    negative: _NotNegative = 0.5
+    positive: NonNegative = 1.0
+    negative: NonNegative = 0.5
     above: float | None = None
     weighted: bool = True
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """share: [N] factor of each token."""
+        """"share": [N] factor of each token."""
         assert x.rewards is not None
         good, bad = x.correct(self.above), x.wrong(self.above)
         hits, misses = comm.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
@@ -140,20 +132,19 @@ class Oreal:
 @acts_through_ratio("clip_low", "clip_high", "pre_clip", alone=False)
 @dataclass(frozen=True)
 class StableReinforce:
-    """PPO's clipped term with the log-ratio kept within +-log(pre_clip) before it is exponentiated, and without the
-    tokens whose advantage is more than `sigma` standard deviations from the mean of the step's. -> [N].
+    """PPO's clipped term with the log-ratio clamped to +-log(pre_clip) before it is exponentiated, without the tokens
+    whose advantage is more than `sigma` standard deviations from the step's mean. -> [N].
 
-    StableReinforce of R1-Reward (arXiv 2505.02835), as its text means it; mean and deviation (of the population) are
-    over the trained tokens. Its advantages are those of Reinforce++.
-    """
+    StableReinforce of R1-Reward (arXiv 2505.02835), as its text means it; mean and (population) deviation are over the
+    trained tokens. Its advantages are those of Reinforce++."""
 
     clip_low: ClipRange = 0.2
     clip_high: ClipRange = 0.2
     pre_clip: AboveOne = 1e3
-    sigma: _AboveZero = 3.0
+    sigma: Rate = 3.0
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """keep: [N], 0 where the token is left out."""
+        """"keep": [N], 0 on excluded tokens."""
         a, mask = x.advantages.double(), x.mask.double()
         n, total = comm.total(float(mask.sum()), float((a * mask).sum()))
         mean = total / max(n, 1.0)
@@ -172,22 +163,21 @@ class StableReinforce:
 @requires("step")
 @dataclass(frozen=True)
 class ClipCov:
-    """PPO's clipped term; a few tokens drawn at random among those with a high covariance have no gradient. -> [N].
+    """PPO's clipped term; a few random tokens with a high covariance have no gradient. -> [N].
 
-    Covariance: (A - mean A)(logp - mean logp), means over the trained tokens of the step. Drawn are `share` of all
-    trained tokens (at least one) among those between `cov_low` and `cov_high` that the clip does not take anyway.
-    The draw depends on the seed, the step and the rollout, not on batches or processes. Clip-Cov of The Entropy
-    Mechanism of RL (arXiv 2505.22617).
-    """
+    Covariance: (A - mean A)(logp - mean logp), means over the trained tokens of the step. `share` of all trained tokens
+    (at least one) are drawn among those between `cov_low` and `cov_high` that the clip leaves a gradient. The draw
+    depends on the seed, the step and the rollout, not on batches or processes. Clip-Cov of The Entropy Mechanism of RL
+    (arXiv 2505.22617)."""
 
-    share: _Share = 2e-4
+    share: Share = 2e-4
     cov_low: float = 1.0
     cov_high: float = 5.0
     clip_low: ClipRange = 0.2
     clip_high: ClipRange = 0.2
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """keep: [N], 0 on the tokens drawn."""
+        """"keep": [N], 0 on drawn tokens."""
         cov, ratio, a = _covariance(x), x.log_ratio.exp(), x.advantages
         clipped = ((ratio > 1 + self.clip_high) & (a > 0)) | ((ratio < 1 - self.clip_low) & (a < 0))
         eligible = (cov > self.cov_low) & (cov < self.cov_high) & (x.mask > 0) & ~clipped
@@ -204,18 +194,17 @@ class ClipCov:
 @requires("step")
 @dataclass(frozen=True)
 class KlCov:
-    """-r A per token, not clipped, plus coef |logp - old logp| on the `share` of the step's trained tokens (at least
-    one) with the highest covariance, see clip_cov. -> [N].
+    """-r A per token, unclipped, plus coef |logp - old logp| on the `share` of the step's trained tokens (at least one)
+    with the highest covariance, see clip_cov. -> [N].
 
-    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). While the weights are those that sampled the
-    penalty has no gradient, so it needs rollout.updates or rollout.minibatches above 1.
-    """
+    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). While the weights are those that sampled, the penalty has
+    no gradient, so it needs rollout.updates or rollout.minibatches above 1."""
 
-    share: _Share = 2e-4
-    coef: _NotNegative = 1.0
+    share: Share = 2e-4
+    coef: NonNegative = 1.0
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """held: [N], 1 on the tokens with the penalty."""
+        """"held": [N], 1 on tokens with the penalty."""
         penalized = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
         return {"held": penalized.to(x.mask.dtype)}
 
@@ -225,7 +214,7 @@ class KlCov:
 
 
 def token_keys(x: LossInputs) -> torch.Tensor:
-    """Returns [N] int64, random by seed, step, rollout and place in it: the same in any batch and on any process."""
+    """[N] int64, random by seed, step, rollout and position in it: the same in any batch and on any process."""
     _, counts = torch.unique_consecutive(x.rollout_id, return_counts=True)
     place = torch.arange(len(x.rollout_id), device=x.rollout_id.device)
     place = place - (counts.cumsum(0) - counts).repeat_interleave(counts)
@@ -245,7 +234,7 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
 
 
 def _covariance(x: LossInputs) -> torch.Tensor:
-    """Returns [N] float64; see ClipCov."""
+    """[N] float64; see ClipCov."""
     a, logp, mask = x.advantages.double(), x.logprobs.detach().double(), x.mask.double()
     n, sum_a, sum_l = comm.total(float(mask.sum()), float((a * mask).sum()), float((logp * mask).sum()))
     return (a - sum_a / max(n, 1.0)) * (logp - sum_l / max(n, 1.0))
@@ -256,7 +245,7 @@ def _portion(x: LossInputs, share: float) -> int:
 
 
 def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns [N] bool: the `count` eligible tokens of all processes with the least value, then the least key."""
+    """[N] bool: the `count` eligible tokens of all processes with the smallest value, then the smallest key."""
     every_value, every_key = gather_values(values[eligible]), gather_values(keys[eligible])
     if len(every_key) <= count:
         return eligible

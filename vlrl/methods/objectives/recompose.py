@@ -14,7 +14,7 @@ from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Fraction, Positive, Rate
 
 _STREAM = 21
-"""Names the random numbers of `pf_ppo` among those of a run's seed."""
+"""Key of the random stream of `pf_ppo`."""
 _EVERY = "algo.batch.{}=1: every rollout is trained on in every step"
 
 
@@ -24,15 +24,14 @@ _EVERY = "algo.batch.{}=1: every rollout is trained on in every step"
 @requires("local")
 def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
              correct: float | None = None, part: str = "", buffered: bool = False) -> torch.Tensor:
-    """Priority batches: of each group the shortest `keep` of the correct answers and the longest `keep` of the wrong
-    ones (rounded up, ties included). In a compensation step the rest is trained on too.
+    """Priority batches: of each group the shortest `keep` of the correct completions and the longest `keep` of the
+    wrong ones (rounded up, ties included). In a compensation step the rest is trained on too.
 
-    Compensation steps come with a frequency that falls from 1 to `floor` by a cosine over `decay` steps; they lie where
-    its sum passes a whole number, so they are the same on a resumed run. Advantages are those of the whole group.
-    RoRecomp (arXiv 2509.25958), as described there: here the compensation batch is what the same step left over, drawn
-    by the policy as it is. `buffered`: no step compensates; what is left over is stored, and comes back by
-    algo.stored.batch=rest as the paper's replay buffer has it.
-    """
+    The frequency of compensation steps falls from 1 to `floor` by a cosine over `decay` steps; they are where its sum
+    passes a whole number, so they are the same on a resumed run. Advantages are those of the whole group. RoRecomp
+    (arXiv 2509.25958), as described there: here the compensation batch is the rest of the same step, sampled by the
+    current policy. `buffered`: no step compensates; the rest is stored, and replayed by algo.stored.batch=rest like the
+    paper's replay buffer."""
     if not buffered and _compensates(s.step, decay, floor):
         return grouped.every_rollout(s)
     return _priority(s, keep, correct, part)
@@ -41,27 +40,26 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
 @reads("outcome")
 @requires("local")
 def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Returns what `rorecomp` with the same `keep` leaves over: long correct and short wrong answers."""
+    """The complement of `rorecomp` with the same `keep`: long correct and short wrong completions."""
     return ~_priority(s, keep, correct, part) & ~s.rewards.isnan()
 
 
 @reads("outcome")
 @requires("local")
 def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Returns the correct answers. RAFT++ (arXiv 2504.11343): positives alone."""
+    """The correct completions. RAFT++ (arXiv 2504.11343): positives alone."""
     return grouped.correct(s, part, correct)
 
 
 @reads("reward")
 def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "best_worst", keep: Fraction = 0.5,
            best: Rate = 0.4, others: Rate = 0.1) -> torch.Tensor:
-    """Returns `keep` of each group (rounded up), drawn without replacement by weights that its rewards have.
+    """`keep` of each group (rounded up), drawn without replacement by weights from its rewards.
 
     best_random: `best` for the largest reward, `others` else; best_worst: 1 for the largest and the smallest, 0 else;
-    square: R^2. Unscorable answers and those of weight 0 are never drawn. PF-PPO: Policy Filtration for RLHF (arXiv
-    2409.06957), which draws with replacement. For rewards of a model; the paper takes the policy under which the
-    reward says most of the true score.
-    """
+    square: R^2. Unscorable completions and those of weight 0 are never drawn. PF-PPO: Policy Filtration for RLHF (arXiv
+    2409.06957), which draws with replacement. For rewards of a model; the paper chooses the variant under which the
+    reward predicts the true score best."""
     most, least = grouped.largest(s.rewards, s.group), grouped.smallest(s.rewards, s.group)
     top, bottom = s.rewards == most, s.rewards == least
     weights = {"best_random": torch.where(top, best, others), "best_worst": (top | bottom).double(),
@@ -92,7 +90,7 @@ def _compensates(step: int, decay: int, floor: float) -> bool:
 
 
 def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: float) -> torch.Tensor:
-    """Returns [R] bool: among those, the `keep` of each group with the smallest keys."""
+    """[R] bool: in each group the share `keep` of the rollouts in `among` with the smallest keys."""
     chosen = torch.zeros_like(among)
     for number in group[among].unique().tolist():
         own = among & (group == number)

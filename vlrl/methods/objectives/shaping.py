@@ -1,9 +1,8 @@
-"""Changes of the rewards before the advantage: `Scores -> [R]` rewards; unscorable rollouts stay NaN.
+"""Reward shaping before the advantage: `Scores -> [R]` rewards; unscorable rollouts stay NaN.
 
-What is stored as the reward is what the task paid. An answer is correct when the task says so
-(Task.correct); where `correct` or `part` is given, when its reward, or the raw part of that name, is above `correct`,
-0.5 by default. All but CallCost look at one group at a time.
-"""
+The stored reward is the unshaped one. A completion is correct when the task says so (Task.correct); where `correct` or
+`part` is given, when its reward, or the raw part of that name, is above `correct`, 0.5 by default. All but CallCost
+look at one group at a time."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import torch
 from vlrl.algo import grouped
 from vlrl.algo.effect import FunctionUse, idle, idle_when, reads
 from vlrl.algo.inputs import Scores, requires
+from vlrl.algo.state import Saved
 from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
 _WEIGHTLESS = "its weight is 0"
@@ -32,11 +32,10 @@ def _beyond_all(use: FunctionUse) -> str:
 @requires("local")
 def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None,
              buffer: Positive | None = None) -> torch.Tensor:
-    """+ weight * (0 up to limit - buffer tokens, falling in a line to -1 at limit, -1 beyond it).
+    """+ weight * (0 up to limit - buffer tokens, falling linearly to -1 at limit, -1 beyond it).
 
     limit: rollout.max_new_tokens by default; buffer: a fifth of it. DAPO (arXiv 2503.14476) eq. 13, which has 20,480
-    and 4,096.
-    """
+    and 4,096."""
     most = float(limit or s.max_length)
     room = float(buffer or most / 5)
     return s.rewards - weight * ((s.lengths - (most - room)) / room).clamp(0, 1)
@@ -53,11 +52,11 @@ def _begins_late(use: FunctionUse) -> str:
 @requires("local")
 def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float | None = None,
                 part: str = "") -> torch.Tensor:
-    """+ weight * l for a correct answer, + weight * min(0, l) for a wrong one, l = 0.5 - (L - min) / (max - min) over
-    the lengths of the group, 0 where all are equal.
+    """+ weight * l for a correct completion, + weight * min(0, l) for a wrong one, l = 0.5 - (L - min) / (max - min)
+    over the lengths of the group, 0 where all are equal.
 
-    after: steps before it begins, as the authors warm up without it. Kimi k1.5 (arXiv 2501.12599) section 2.3.3.
-    """
+    after: steps without it at the start, which the authors call its warm-up. Kimi k1.5 (arXiv 2501.12599) section
+    2.3.3."""
     lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
     least, most = grouped.smallest(lengths, s.group), grouped.largest(lengths, s.group)
     share = torch.where(most > least, 0.5 - (lengths - least) / (most - least), 0.0)
@@ -79,10 +78,9 @@ def _of_no_length(use: FunctionUse) -> str:
 @requires("local")
 def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float | None = None,
                  part: str = "") -> torch.Tensor:
-    """+ bonus for a correct answer of low to high tokens, in a group with at least two correct ones.
+    """+ bonus for a correct completion of low to high tokens, in a group with at least two correct ones.
 
-    Video-R1 (arXiv 2503.21776) eq. 4; constants of its code, which takes a reward above 0.1 for correct.
-    """
+    Video-R1 (arXiv 2503.21776) eq. 4; constants of its code, which counts a reward above 0.1 as correct."""
     right = grouped.correct(s, part, correct, without=0.1)
     enough = grouped.total(right.to(s.rewards.dtype), s.group) >= 2
     within = right & enough & (s.lengths >= low) & (s.lengths <= high)
@@ -95,11 +93,10 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
            wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float | None = None,
            part: str = "") -> torch.Tensor:
     """Replaces the reward by long + (short - long) * (1 + cos(pi L / limit)) / 2, of the pair for correct or wrong
-    answers; `exceed` for a truncated answer.
+    completions; `exceed` for a truncated one.
 
-    Short correct answers earn most, short wrong ones lose most. limit: rollout.max_new_tokens by default. Demystifying
-    long chain-of-thought (arXiv 2502.03373) section 4.2.
-    """
+    Short correct completions gain most, short wrong ones lose most. limit: rollout.max_new_tokens by default.
+    Demystifying long chain-of-thought (arXiv 2502.03373) section 4.2."""
     most = float(limit or s.max_length)
     right = grouped.correct(s, part, correct)
     fall = (1 + torch.cos(torch.pi * (s.lengths / most).clamp(max=1))) / 2
@@ -113,12 +110,11 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
 @requires("local")
 def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | None = None,
          correct: float | None = None, part: str = "") -> torch.Tensor:
-    """+ max(slope * l + offset, 0.1) for a correct answer, + min(0.9 * l - 0.1, -0.1) for a wrong one.
+    """+ max(slope * l + offset, 0.1) for a correct completion, + min(0.9 * l - 0.1, -0.1) for a wrong one.
 
-    l = (L - B) / B, and the budget B = p * mean length of the correct ones + (1 - p) * limit with the share p of
-    correct answers: hard prompts may think longer. limit: rollout.max_new_tokens by default. DAST (arXiv 2503.04472)
-    as in UI-R1-E (arXiv 2503.21620).
-    """
+    l = (L - B) / B, with the budget B = p * mean length of the correct ones + (1 - p) * limit and the share p of
+    correct completions: hard prompts may have longer reasoning. limit: rollout.max_new_tokens by default. DAST (arXiv
+    2503.04472) as in UI-R1-E (arXiv 2503.21620)."""
     right = grouped.correct(s, part, correct)
     share = grouped.total(right.to(s.rewards.dtype), s.group) / grouped.count(s.rewards, s.group)
     length = grouped.mean(torch.where(right, s.lengths, torch.nan), s.group)
@@ -130,12 +126,11 @@ def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | 
 @reads("outcome")
 @requires("local", "texts")
 def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """- weight * (1 - fewest / steps) for a correct answer, fewest = steps of the shortest correct answer of the group;
-    what a wrong answer earned above 0 is withheld.
+    """- weight * (1 - fewest / steps) for a correct completion, fewest = steps of the shortest correct completion of
+    the group; positive rewards of wrong completions are set to 0.
 
     Steps are paragraphs, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as described there:
-    the size of the penalty is ours, and its halt at overlong steps is left to who watches the run.
-    """
+    the size of the penalty is ours, and its automatic stop at overlong steps is not included."""
     right = grouped.correct(s, part, correct)
     steps = torch.tensor([max(1, len(_paragraphs(text))) for text in s.texts], dtype=s.rewards.dtype)
     fewest = grouped.smallest(torch.where(right, steps, torch.nan), s.group)
@@ -147,15 +142,13 @@ def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = No
 @requires("local", "texts")
 def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Rate = 0.5, correct: float | None = None,
          part: str = "") -> torch.Tensor:
-    """- weight * sum_k w_k z_k for a correct answer: z_k = (c_k - mean) / std over the group, of the count c_k of its
-    segments in cluster k.
+    """- weight * sum_k w_k z_k for a correct completion: z_k = (c_k - mean) / std over the group, of the count c_k of
+    its segments in cluster k.
 
-    Reasoning is cut into segments at paragraphs and at words that turn it (but, wait, so, ...); the segments of a group
+    Reasoning is split into segments at paragraphs and at turning words (but, wait, so, ...); the segments of a group
     form clusters of equal size by length in words. w_k falls by `ratio` from the shortest cluster to the longest and
-    sums to 1: many short segments are a meandering thought. z is clipped to +-3.
-    Mitigating overthinking through reasoning shaping (GRSP, arXiv 2510.09535), as described there; the constants are
-    ours.
-    """
+    sums to 1: many short segments are meandering thought. z is clipped to +-3. Mitigating overthinking through
+    reasoning shaping (GRSP, arXiv 2510.09535), as described there; the constants are ours."""
     right = grouped.correct(s, part, correct)
     segments = [[len(piece.split()) for piece in _segments(text)] for text in s.texts]
     counts = torch.zeros(clusters, len(segments), dtype=s.rewards.dtype)
@@ -180,22 +173,22 @@ def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Ra
 
 
 @idle(_WEIGHTLESS, alpha=0)
-class CallCost:
-    """(1 - alpha) R + alpha C for R >= 0, C = 1 - (root of cost - low) / (high - low) within [0, 1]; low and high are
-    quantiles of the roots of the last `window` costs, those of this step included. C is 0.5 where these are equal.
+class CallCost(Saved):
+    """(1 - alpha) R + alpha C for R >= 0, C = 1 - (sqrt(cost) - low) / (high - low) within [0, 1]; low and high are
+    quantiles of the square roots of the last `window` costs, including this step. C is 0.5 where these are equal.
 
-    The cost of an answer is its raw reward part `part`, of weight 0 in the task, e.g. price x tokens of the models that
-    it called. A reward below 0 (a wrong form, in the paper) stays, and so does that of a task without the part.
-    Router-R1 (arXiv 2506.09033), constants of its code, whose alpha is 0 unless it is set.
-    """
+    The cost of a completion is its raw reward part `part`, of weight 0 in the task, e.g. price x tokens of the models
+    that it called. A reward below 0 (wrong format, in the paper) is unchanged, and so is that of a task without the
+    part. Router-R1 (arXiv 2506.09033), constants of its code, whose alpha is 0 unless it is set."""
 
     requires = frozenset[str]()
+    saved = ("seen",)
 
     def __init__(self, alpha: Fraction = 0.6, part: str = "cost", window: Positive = 1000, quantile: Fraction = 0.05):
         if quantile >= 0.5:
             raise ValueError(f"quantile={quantile:g}: the upper one is 1 - quantile, so it must be below 0.5")
         self.alpha, self.part, self.quantile = alpha, part, quantile
-        self._costs: deque[float] = deque(maxlen=window)
+        self.seen: deque[float] = deque(maxlen=window)
 
     def __call__(self, s: Scores) -> torch.Tensor:
         """Raises ValueError where no answer has the part, and for a cost below 0."""
@@ -205,31 +198,22 @@ class CallCost:
         if bool((cost < 0).any()):
             raise ValueError(f"the reward part '{self.part}' is {float(cost.nan_to_num().min()):g}, and a cost is at "
                              "least 0")
-        self._costs.extend(cost[~cost.isnan() & ~s.rewards.isnan()].sqrt().tolist())
-        known = torch.tensor(self._costs or [0.0], dtype=torch.float64)
+        self.seen.extend(cost[~cost.isnan() & ~s.rewards.isnan()].sqrt().tolist())
+        known = torch.tensor(self.seen or [0.0], dtype=torch.float64)
         low, high = torch.quantile(known, torch.tensor([self.quantile, 1 - self.quantile], dtype=torch.float64))
         cheap = 1 - ((cost.sqrt() - low) / (high - low)).clamp(0, 1) if high - low >= 1e-8 else torch.where(
             cost.isnan(), cost, 0.5)
         paid = (1 - self.alpha) * s.rewards + self.alpha * cheap
         return torch.where((s.rewards >= 0) & ~cost.isnan(), paid, s.rewards)
 
-    def state_dict(self) -> dict[str, list[float]]:
-        """Returns the costs seen."""
-        return {"seen": [*self._costs]}
-
-    def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        """Takes what `state_dict` gave."""
-        self._costs.clear()
-        self._costs.extend(state["seen"])
-
 
 _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
                     r"second|third|finally|let me|let's)\b)", re.IGNORECASE)
-"""Where a segment of reasoning ends."""
+"""Boundaries of reasoning segments."""
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Returns those of the reasoning: what stands before the answer tag or after a think tag."""
+    """Paragraphs of the reasoning: the text before the answer tag and inside the think tags."""
     return [p for p in re.split(r"\n\s*\n", _reasoning(text)) if p.strip()]
 
 

@@ -1,28 +1,23 @@
-"""Policy terms of papers that look at one rollout at a time; `group_terms` has those that look at several.
+"""Policy terms of papers that look at one rollout at a time; those in `group_terms` look at several.
 
-A value may be of the kind whose gradient alone matters (CISPO, VESPO ...). Where a term stands for a whole rollout, the
-docstring names the aggregation that its paper has.
-"""
+Only the gradient of some terms is meaningful, not their value (CISPO, VESPO ...). Where a term covers a whole rollout,
+the docstring names the aggregation of its paper."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from vlrl.algo.clip import ClipRange, clip_metrics, surrogate
 from vlrl.algo.effect import FunctionUse, idle_when, reads
 from vlrl.algo.inputs import LossInputs, Metrics, requires
 from vlrl.algo.ratio import LARGEST_LOG, acts_through_ratio
+from vlrl.config.base import Fraction, Positive, Rate
 from vlrl.config.sections import active
-
-_AboveZero = Annotated[float, Field(gt=0)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_Count = Annotated[int, Field(ge=1)]
 
 
 def _without_attempts(use: FunctionUse) -> str:
@@ -35,13 +30,12 @@ def _without_attempts(use: FunctionUse) -> str:
 @idle_when(_without_attempts)
 @acts_through_ratio("clip_low", "clip_high", alone=False)
 @requires("variant:guided")
-def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: ClipRange = 0.2,
+def critique_grpo(x: LossInputs, shape: Rate = 0.1, clip_low: ClipRange = 0.2,
                   clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """Returns PPO's clipped term per token, and -A p / (p + shape) of second attempts, p = exp(logp) under the prompt
-    without the critique: no clip, and most gradient where p is about `shape`. -> [N].
+    """PPO's clipped term per token, and -A p / (p + shape) for retries, p = exp(logp) under the prompt without the
+    critique: no clip, and the largest gradient where p is about `shape`. -> [N].
 
-    Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join.
-    """
+    Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join."""
     clipped_term, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
     if "guided" not in x.variants:
         return clipped_term, metrics
@@ -57,8 +51,7 @@ def gspo(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4)
     mean. -> [N].
 
     GSPO (arXiv 2507.18071) eq. 5 and 7, clip ranges of section 5.1. With algo.aggregation=sequence_mean; with
-    sequence_sum it is LUSPO (2602.05261).
-    """
+    sequence_sum it is LUSPO (2602.05261)."""
     return surrogate(x, x.spread(x.sequence_mean(x.log_ratio)).exp(), clip_low, clip_high)
 
 
@@ -67,8 +60,7 @@ def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange =
     """As gspo, with s_t = sg(s) p / sg(p): the value of s, and each token's own gradient, so advantages may differ
     inside a rollout. -> [N].
 
-    GSPO-token (arXiv 2507.18071) section 4.3.
-    """
+    GSPO-token (arXiv 2507.18071) section 4.3."""
     mean = x.spread(x.sequence_mean(x.log_ratio.detach()))
     return surrogate(x, (mean + x.logprobs - x.logprobs.detach()).exp(), clip_low, clip_high)
 
@@ -78,10 +70,10 @@ def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange =
 @requires("turns")
 def gspo_turn(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term with one ratio per action of an episode, the geometric mean of the ratios of its trained
-    tokens, clipped as a whole; the gradient goes through the mean. -> [N].
+    tokens, clipped as a unit; the gradient goes through the mean. -> [N].
 
-    GSPO (arXiv 2507.18071) eq. 5 and 7 with turns as sequences, the ratio of StepPO. On answers of one turn it is gspo.
-    """
+    GSPO (arXiv 2507.18071) eq. 5 and 7 with turns as sequences, the ratio of StepPO. On completions of one turn it is
+    gspo."""
     assert x.turns is not None
     _, action = torch.unique(torch.stack([x.rollout_id, x.turns]), dim=1, return_inverse=True)
     count = int(action.max()) + 1 if len(action) else 0
@@ -91,14 +83,13 @@ def gspo_turn(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 
 
 @acts_through_ratio("tokens", "clip_low", "clip_high")
 @requires("turns")
-def ppo_macro(x: LossInputs, tokens: _Count = 5, clip_low: ClipRange = 0.2,
+def ppo_macro(x: LossInputs, tokens: Positive = 5, clip_low: ClipRange = 0.2,
               clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """PPO's clipped term of each macro action, in equal parts on its tokens, with one ratio, the product of theirs,
-    clipped once. A macro action is `tokens` trained tokens of a turn in a row, less at its end. -> [N].
+    """PPO's clipped term of each macro action, divided equally among its tokens, with one ratio, the product of theirs,
+    clipped once. A macro action is `tokens` consecutive trained tokens of a turn, fewer at its end. -> [N].
 
-    MA-RLHF (arXiv 2410.02743) with fixed n-grams, for algo.advantage=macro_gae. The log of the product is kept within
-    +-20. With tokens=1 it is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip.
-    """
+    MA-RLHF (arXiv 2410.02743) with fixed n-grams, for algo.advantage=macro_gae. The log of the product is clamped to
+    +-20. With tokens=1 it is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip."""
     assert x.turns is not None
     action = torch.stack([x.rollout_id, x.turns])
     here = torch.arange(action.shape[1], device=action.device)
@@ -121,14 +112,13 @@ def _one_bound(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 @acts_through_ratio("cap", "clip_low", "clip_high", hidden=_one_bound)
-def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: ClipRange | None = None,
+def cispo(x: LossInputs, cap: Rate | None = None, clip_low: ClipRange | None = None,
           clip_high: ClipRange | None = None) -> tuple[torch.Tensor, Metrics]:
-    """Returns -sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
+    """-sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
 
     Two conventions for the bounds: `cap` is the largest weight itself (ScaleRL 2510.13786: 5), `clip_low` and
-    `clip_high` are distances from 1, w in [1 - clip_low, 1 + clip_high]. Every bound that is given holds; without any
-    the cap is 5, which is also clip_low=1 with clip_high=4. MiniMax-M1 (arXiv 2506.13585) eq. 4 and 5.
-    """
+    `clip_high` are distances from 1, w in [1 - clip_low, 1 + clip_high]. All given bounds apply; without any the cap is
+    5, which is also clip_low=1 with clip_high=4. MiniMax-M1 (arXiv 2506.13585) eq. 4 and 5."""
     high = min(math.inf if cap is None else cap, math.inf if clip_high is None else 1 + clip_high)
     high = 5.0 if high == math.inf else high
     low = 0.0 if clip_low is None else max(0.0, 1 - clip_low)
@@ -138,23 +128,21 @@ def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: ClipRange | No
 
 
 @acts_through_ratio("tau_positive", "tau_negative")
-def sapo(x: LossInputs, tau_positive: _AboveZero = 1.0,
-         tau_negative: _AboveZero = 1.05) -> tuple[torch.Tensor, Metrics]:
+def sapo(x: LossInputs, tau_positive: Rate = 1.0,
+         tau_negative: Rate = 1.05) -> tuple[torch.Tensor, Metrics]:
     """-(4 / tau) sigmoid(tau (r - 1)) A per token: a soft gate instead of a clip, tau by the sign of A. -> [N].
 
-    Soft Adaptive Policy Optimization (arXiv 2511.20347). With algo.aggregation=sequence_mean.
-    """
+    Soft Adaptive Policy Optimization (arXiv 2511.20347). With algo.aggregation=sequence_mean."""
     tau = torch.where(x.advantages > 0, tau_positive, tau_negative).to(x.logprobs.dtype)
     return -4 / tau * torch.sigmoid(tau * (x.log_ratio.exp() - 1)) * x.advantages, {}
 
 
 @acts_through_ratio("clip_low", "clip_high", farthest={"clip_low": LARGEST_LOG, "clip_high": LARGEST_LOG})
 def gmpo(x: LossInputs, clip_low: ClipRange = 0.4, clip_high: ClipRange = 0.4) -> tuple[torch.Tensor, Metrics]:
-    """Returns -A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space,
-    at clip_high for A > 0 and at -clip_low otherwise. -> [N].
+    """-A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space, at
+    clip_high for A > 0 and at -clip_low otherwise. -> [N].
 
-    Geometric-Mean Policy Optimization (arXiv 2507.20673). With algo.aggregation=sequence_mean.
-    """
+    Geometric-Mean Policy Optimization (arXiv 2507.20673). With algo.aggregation=sequence_mean."""
     free = x.log_ratio
     clamped = free.clamp(-clip_low, clip_high)
     clipped = torch.where(x.advantages > 0, torch.minimum(free, clamped), torch.maximum(free, clamped))
@@ -163,15 +151,14 @@ def gmpo(x: LossInputs, clip_low: ClipRange = 0.4, clip_high: ClipRange = 0.4) -
 
 
 @acts_through_ratio("k_positive", "lambda_positive", "k_negative", "lambda_negative")
-def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZero = 3.0,
-          k_negative: _AboveZero = 3.0, lambda_negative: _AboveZero = 2.0,
+def vespo(x: LossInputs, k_positive: Rate = 2.0, lambda_positive: Rate = 3.0,
+          k_negative: Rate = 3.0, lambda_negative: Rate = 2.0,
           from_sampler: bool = False) -> tuple[torch.Tensor, Metrics]:
-    """Returns -sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
+    """-sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
 
-    w = exp(sum_t log-ratio) of the rollout, log w within [log 1e-8, 20]; k and lambda by the sign of A.
-    `from_sampler`: the ratio is to the engine's log-probabilities, where it knows them, so that the correction is part
-    of w; leave algo.correction at none then. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean.
-    """
+    w = exp(sum_t log-ratio) of the rollout, log w within [log 1e-8, 20]; k and lambda by the sign of A. `from_sampler`:
+    the ratio is to the engine's log-probabilities, where known, so that the correction is part of w; use
+    algo.correction=none then. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean."""
     with torch.no_grad():
         ratio = x.log_ratio + x.sampler_gap if from_sampler else x.log_ratio
         log_w = x.spread(x.per_sequence(ratio).clamp(math.log(1e-8), 20))
@@ -182,27 +169,25 @@ def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZe
 
 
 @acts_through_ratio("tau")
-def kimi(x: LossInputs, tau: _AboveZero = 0.1) -> tuple[torch.Tensor, Metrics]:
-    """Returns -A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that
-    sampled. -> [N].
+def kimi(x: LossInputs, tau: Rate = 0.1) -> tuple[torch.Tensor, Metrics]:
+    """-A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that sampled.
+    -> [N].
 
     Summed over a rollout the gradient is -A grad log p + tau/2 grad (log p/p_old)^2: Kimi k1.5 (arXiv 2501.12599)
     section 2.3.2, with A = r - mean r (algo.advantage=dr_grpo) and algo.aggregation=sequence_sum. The paper names no
-    value for tau.
-    """
+    value for tau."""
     distance = x.per_sequence(x.log_ratio) ** 2 / x.lengths.clamp(min=1)
     return -x.logprobs * x.advantages + tau / 2 * x.spread(distance), {}
 
 
 @acts_through_ratio("delta_low", "delta_high", "cap")
 def dppo_tv(x: LossInputs, delta_low: ClipRange = 0.2, delta_high: ClipRange = 0.2,
-            cap: _AboveZero = 20.0) -> tuple[torch.Tensor, Metrics]:
-    """Returns -sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its
-    advantage is left out: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
+            cap: Rate = 20.0) -> tuple[torch.Tensor, Metrics]:
+    """-sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its advantage
+    is excluded: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
 
     Divergence Proximal Policy Optimization, binary total variation (arXiv 2602.04879). The bounds are distances of
-    probabilities, not of ratios.
-    """
+    probabilities, not of ratios."""
     with torch.no_grad():
         moved = x.logprobs.exp() - x.old_logprobs.exp()
         keep = torch.where(x.advantages > 0, moved <= delta_high, moved >= -delta_low)
@@ -212,12 +197,11 @@ def dppo_tv(x: LossInputs, delta_low: ClipRange = 0.2, delta_high: ClipRange = 0
 
 @acts_through_ratio(like="a multiple of that")
 @requires("stat:mean_logprob", "old_stat:mean_logprob")
-def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics]:
-    """Returns (Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random
-    policy, V' = the mean of Q over the vocabulary at the next token (0 after the last). -> [N].
+def rover(x: LossInputs, scale: Rate = 1.0) -> tuple[torch.Tensor, Metrics]:
+    """(Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random policy,
+    V' = the mean of Q over the vocabulary at the next token (0 after the last). -> [N].
 
-    ROVER (arXiv 2509.24981), with A = r - mean r (algo.advantage=dr_grpo) on every token.
-    """
+    ROVER (arXiv 2509.24981), with A = r - mean r (algo.advantage=dr_grpo) on every token."""
     value = x.stats["mean_logprob"].detach()
     mean_q = scale * (value - x.old_stats.get("mean_logprob", value))
     here = torch.arange(len(value), device=value.device)
@@ -227,13 +211,12 @@ def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics
 
 
 @acts_through_ratio("decay", "floor")
-def mdpo(x: LossInputs, decay: _Count = 100, floor: _AboveZero = 0.01) -> tuple[torch.Tensor, Metrics]:
-    """Returns -r A + (r log r - r + 1) / t per token, t falling in a line from 1 to `floor` over `decay` steps. -> [N].
+def mdpo(x: LossInputs, decay: Positive = 100, floor: Rate = 0.01) -> tuple[torch.Tensor, Metrics]:
+    """-r A + (r log r - r + 1) / t per token, t falling linearly from 1 to `floor` over `decay` steps. -> [N].
 
-    Not clipped: several optimizer steps on one batch maximise E[r A] - KL(policy, policy that sampled) / t, and the
-    second term, whose mean over what was sampled is that KL, has no gradient in the first of them. Mirror Descent
-    Policy Optimization (arXiv 2005.09814), with 10 optimizer steps a batch; floor 0.01 is our choice.
-    """
+    Unclipped: several optimizer steps on one batch maximise E[r A] - KL(policy, policy that sampled) / t, and the
+    second term, whose sample mean is that KL, has no gradient in the first of them. Mirror Descent Policy Optimization
+    (arXiv 2005.09814), with 10 optimizer steps per batch; floor 0.01 is our choice."""
     t = max(1 - x.step / decay, floor)
     log_r = x.log_ratio
     ratio = log_r.exp()
@@ -243,15 +226,14 @@ def mdpo(x: LossInputs, decay: _Count = 100, floor: _AboveZero = 0.01) -> tuple[
 @reads("outcome")
 @acts_through_ratio("clip_low", "clip_high", alone=False)
 @requires("entropy", "stat:top:{k}")
-def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: float = 1.1,
-          above: float | None = None, k: _Count = 3, clip_low: ClipRange = 0.2,
+def simko(x: LossInputs, share: Fraction = 0.01, quantile: Fraction = 0.8, penalty: float = 1.1,
+          above: float | None = None, k: Positive = 3, clip_low: ClipRange = 0.2,
           clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term, changed on tokens whose entropy is above that quantile of their rollout. -> [N].
 
-    In a correct rollout (as the task says, or reward > `above`) `share` of the gradient of logp goes in equal parts to
-    the `k` most probable tokens; in one with A < 0 a sampled token that is the most probable one counts `penalty`
-    times. SimKO (arXiv 2510.14807), with the values of its released training script.
-    """
+    In a correct rollout (as the task says, or reward > `above`) a `share` of the gradient of logp goes in equal parts
+    to the `k` most probable tokens; in one with A < 0 a sampled token that is the most probable one counts `penalty`
+    times. SimKO (arXiv 2510.14807), with the values of its released training script."""
     assert x.entropy is not None
     top = x.stats[f"top:{k}"]
     fork = x.entropy > x.spread(_sequence_quantile(x, x.entropy, quantile))
@@ -264,7 +246,7 @@ def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: 
 
 
 def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.Tensor:
-    """Returns [N] -> [R], the quantile over the trained tokens of each rollout; 0 where there is none here."""
+    """[R] the quantile of values [N] over the trained tokens of each rollout; 0 where there is none here."""
     out = torch.zeros_like(x.lengths, dtype=torch.float32)
     for r in x.rollout_id.unique().tolist():
         own = values[(x.rollout_id == r) & (x.mask > 0)]

@@ -1,4 +1,4 @@
-"""Advantages that differ from token to token: `Scores -> list of [T]`, 0 on tokens that are not trained."""
+"""Advantages that differ between tokens: `Scores -> list of [T]`, 0 on tokens that are not trained."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from vlrl.methods.objectives.turn_advantage import warn_once
 
 @requires("tokens", "token_kl")
 def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> list[torch.Tensor]:
-    """Returns G_t = sum_{u >= t} gamma^(u - t) r_u over the trained tokens of an answer, then
-    (G - mean) / sqrt(var + eps) over all trained tokens of the step, Bessel's correction.
+    """G_t = sum_{u >= t} gamma^(u - t) r_u over the trained tokens of a completion, then (G - mean) / sqrt(var + eps)
+    over all trained tokens of the step, Bessel's correction.
 
-    r is -kl_coef * k1 on every token where the KL is in the reward, and the reward besides on the last one. No
-    baseline of the group. REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl.
-    """
+    r is -kl_coef * k1 on every token where the KL is in the reward, plus the reward on the last one. No group baseline.
+    REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl."""
     known = (~s.rewards.isnan()).tolist()
     trained = [np.asarray(mask, bool) & scorable for mask, scorable in zip(s.masks, known, strict=True)]
     penalties = [s.kl_coef * kl for kl in s.kl] or [np.zeros(len(mask)) for mask in trained]
@@ -36,7 +35,7 @@ def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> l
 
 
 def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
-    """Returns [L] discounted sums from each token to the last; penalty [L] is taken off every token."""
+    """[L] discounted sums from each token to the last; penalty [L] is subtracted from every token."""
     paid = (-penalty).tolist()
     if paid:
         paid[-1] += reward
@@ -47,14 +46,12 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
 @requires("steps")
 def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, normalize: bool = True,
                eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """A + scale * min(r_k - eta, 0) on the tokens of step k of an answer, r_k its value, eta their mean over all steps
-    of the training step; A, R - mean of the group, alone where there is no step. normalize: A / (std + eps).
+    """A + scale * min(r_k - eta, 0) on the tokens of step k of a completion, r_k its value, eta their mean over all
+    steps of the training step; without steps A alone, R - mean of the group. normalize: A / (std + eps).
 
     Clip and Delta (arXiv 2410.15115): Clip pays c_k = min(r_k - eta, 0), Delta c_k - c_{k+1} and the last c. From step
-    k on these add up to c_k, so that repeating a good step earns nothing.
-    """
-    base = grouped.centred(s.rewards, s.group)
-    base = base / (grouped.std(s.rewards, s.group) + eps) if normalize else base
+    k on these add up to c_k, so that repeating a good step gains nothing."""
+    base = grouped.normalized(s.rewards, s.group, eps, normalize)
     known = [value for own, r in zip(s.steps, s.rewards.tolist(), strict=True) if r == r for *_, value in own]
     if not known and bool((~s.rewards.isnan()).any()):
         warn_once("algo.advantage=clip_delta: no answer has step values, so this acts as grpo: add "

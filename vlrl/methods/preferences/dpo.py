@@ -1,9 +1,8 @@
 """Direct preference optimisation on given pairs: rows with a `solution` and a `rejected` answer to the same prompt.
 
 Direct Preference Optimization (arXiv 2305.18290), on the data path of supervised fine-tuning: a group holds the
-rejected answer, and the preferred one beside it as algo.guided has it (its loss dpo). The reference is the model
-that the run begins with. The objective itself has no gradient: nobody sampled these answers, and their advantage is 0.
-"""
+rejected answer, and the preferred one aside as a retry of algo.guided (its loss dpo). The reference is the initial
+model. The objective itself has no gradient: these answers were not sampled, and their advantage is 0."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def train_dpo(config: Config, dpo: Named) -> Session:
 
 
 def preference_config(config: Config, dpo: Named) -> Config:
-    """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
+    """The settings of such a run: those of a supervised one, with the preference as its only gradient."""
     algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
                                         "aggregation": config.algo.aggregation})
     return derived(supervised_config(config), algo=algo)
@@ -61,13 +60,13 @@ def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:
 
 
 def _pair(better: Group, worse: Group) -> Group:
-    """Returns the group of a pair, whatever the task says of the two."""
+    """The group of a pair, whatever the task says about correctness."""
     (won,), (lost,) = better.rollouts, worse.rollouts
     return replace(better, rollouts=(_unsampled(replace(lost, correct=False, train_prompt=None)),), aside=(
         _unsampled(replace(won, index=1, variant=GUIDED, correct=True, trained=True)),))
 
 
 def _unsampled(rollout: Rollout) -> Rollout:
-    """Returns an answer whose log-probabilities no sampler knows."""
+    """An answer without sampler log-probabilities."""
     done = rollout.completion
     return replace(rollout, completion=replace(done, logprobs=np.full(len(done.tokens), np.nan, np.float32)))

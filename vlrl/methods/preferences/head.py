@@ -1,4 +1,4 @@
-"""The head of a reward model that learns from pairs of answers (algo.loss=bradley_terry)."""
+"""The head of a reward model trained on pairs of answers (algo.loss=bradley_terry)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vlrl.models.heads import HeadSettings, RewardHead
 
 
 class PairHead(RewardHead):
-    """It learns from pairs of answers, at algo.loss.head_lr, and the model with it."""
+    """Learns from pairs of answers at algo.loss.head_lr, together with the model."""
 
     key = "critic"
-    """What checkpoints of reward models call it."""
+    """Its name in checkpoints of reward models."""
     centre: float = 0.0
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -24,7 +24,6 @@ class PairHead(RewardHead):
 
 
 def of_run(config: Config, width: int, device: torch.device) -> PairHead:
-    """Returns the head of a run."""
     options = config.algo.loss.options
     head = PairHead(width, HeadSettings(options.get("head_lr", HEAD_LR)), device)
     head.centre = float(options.get("centre", 0.0))

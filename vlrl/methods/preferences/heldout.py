@@ -1,4 +1,4 @@
-"""How often a reward model scores the better one of two held-out answers higher: the evaluations of its run."""
+"""Evaluation of a reward model: how often it scores the better one of two held-out answers higher."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from vlrl.training.build import Parts
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
-"""Pairs read together, over all processes."""
+"""Pairs computed together, over all processes."""
 
 
 def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], list[Group]]:
-    """Returns a line of eval.jsonl, and the pairs of this process. The line has with 95 % intervals `accuracy`, the
-    share of the pairs of a split whose better answer has the higher score (.5 for equal ones), `loss`, the mean of
-    -log sigmoid(s+ - s-), and `margin`, that of s+ - s-. Called on every process.
-    """
+    """A line of eval.jsonl, and the pairs of this process. With 95 % intervals the line has `accuracy`, the share of
+    the pairs whose better answer has the higher score (.5 for equal ones), `loss`, the mean of -log sigmoid(s+ - s-),
+    and `margin`, that of s+ - s-. Called on every process."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     margins: dict[str, float] = {}
     rejected, pairs = 0, list[Group]()
@@ -49,7 +48,7 @@ def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], l
 
 
 def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> tuple[list[Group], int]:
-    """Returns the pairs of numbered samples, and how many had a prompt that cannot be used."""
+    """The pairs of numbered samples, and the number of samples with an unusable prompt."""
     accepted, refused = [], 0
     for number, sample in samples:
         try:
@@ -62,7 +61,7 @@ def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step
 
 
 def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
-    """Returns s+ - s- of each group by its id."""
+    """s+ - s- of each group by its id."""
     policy = parts.policy
     head = policy.head
     assert head is not None

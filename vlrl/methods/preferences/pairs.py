@@ -1,4 +1,4 @@
-"""Pairs of given answers as groups of two rollouts, the better one first with reward 1, the other with 0."""
+"""Pairs of given answers as groups of two rollouts: the better one first with reward 1, the other with 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.types import Completion, Group, Rollout
 
 def pair_groups(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
            split: str = "train") -> list[Group]:
-    """Returns a group for each sample. Raises DataError for one without a pair, or of two equal answers."""
+    """A group for each sample. Raises DataError for one without a pair, or with two equal answers."""
     return [_group(task, encode, one, step, split) for one in accepted]
 
 

@@ -1,4 +1,4 @@
-"""What a reward model learns from in a step."""
+"""Group source of a reward model's run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.types import Group
 
 
 class PairSource(GroupSource):
-    """Groups of two given answers each, of which one is better."""
+    """Groups of two given answers each, one of them better."""
 
     generates = False
 

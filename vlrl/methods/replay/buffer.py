@@ -1,11 +1,11 @@
-"""Rollouts of run folders, kept to be learned from again: an index in memory, the rows in files that are mapped.
+"""A replay buffer of rollouts from run folders: an index in memory, the rows in memory-mapped files.
 
-    stored/000012-00003.arrow     what was taken of one rollout file before step 12; rows of a group side by side
-    stored/taken.jsonl            a line a step: which files were looked at, what was taken, what was refused and why
+    stored/000012-00003.arrow     rows copied from one rollout file before step 12; rows of a group are adjacent
+    stored/taken.jsonl            one line per step: files examined, rows taken, and rows refused with reasons
 
-A file is looked at once, in the step in which it is first seen. What was taken is copied, so a folder of another run
-may grow, change or vanish: a resumed run reads of each step what `taken.jsonl` says, and draws what it drew. No torch.
-"""
+A file is examined once, in the step in which it is first seen. Its usable rows are copied, so a folder of another run
+may grow, change or vanish: a resumed run takes in each step what `taken.jsonl` says, and draws the same groups. No
+torch."""
 
 from __future__ import annotations
 
@@ -32,43 +32,42 @@ _log = logging.getLogger(__name__)
 
 GROUPS = np.dtype([("key", "u8"), ("file", "i4"), ("first", "i4"), ("size", "i4"), ("own", "?"), ("age_from", "i4"),
                    ("best", "f8"), ("spread", "f8")])
-"""A group of the index: hash of its name, its file and rows in it, whether it is of this run, the step that its age is
-counted from (of this run's the steps completed by the weights that sampled it, of others' the step that took it), the
-largest reward - the mean one, and the largest - the smallest; NaN of other runs, whose rewards are not trusted."""
+"""A group of the index: hash of its name, its file and rows, whether it is of this run, the step that its age counts
+from (for this run the steps completed by the weights that sampled it, for others the step that took it), its largest
+reward - the mean, and the largest - the smallest; NaN for other runs, whose rewards are not trusted."""
 
 Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(groups [n] of GROUPS, ages [n] in steps) -> [n] weights of a draw."""
+"""(groups [n] of GROUPS, ages [n] in steps) -> [n] sampling weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredGroup:
-    """The rollouts of a group as they are stored."""
+    """The stored rollouts of a group."""
 
     name: str
     own: bool
     age: int
     rows: list[dict[str, Any]]
-    """Columns of KEPT; lists of tokens are arrays."""
+    """Columns of KEPT; token lists are arrays."""
 
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """A run folder that rollouts are taken of."""
+    """A run folder to take rollouts from."""
 
     path: Path
     own: bool = False
 
     @property
     def name(self) -> str:
-        """In taken.jsonl; a run knows its own folder wherever it is moved to."""
+        """Its name in taken.jsonl; empty for the run's own folder, which may be moved."""
         return "" if self.own else str(self.path)
 
 
 class RolloutBuffer:
-    """At most `capacity` rollouts of several run folders, the newest. One process uses it.
+    """The newest rollouts of several run folders, at most `capacity`. Used by one process.
 
-    `tokenizer` is the text of this run's tokenizer.json: a folder with another one gives nothing.
-    """
+    `tokenizer` is the text of this run's tokenizer.json: a folder with another one is ignored."""
 
     def __init__(self, folder: Path, sources: Sequence[SourceFolder], limits: RowLimits, capacity: int,
                  tokenizer: str = ""):
@@ -76,23 +75,23 @@ class RolloutBuffer:
         self._tokenizer = hashlib.sha256(tokenizer.encode()).digest()
         self.groups = np.zeros(0, GROUPS)
         self.refused: Counter[str] = Counter()
-        """Rows that were left out so far, by reason; "file" counts whole files."""
+        """Rows refused so far, by reason; "file" counts whole files."""
         self._files: list[str] = []
         self._examined: dict[tuple[str, str], tuple[int, int] | None] = {}
-        """Size and time of a file that could not be read: it is looked at again once these change; None of others."""
+        """By source and file name: size and time of an unreadable file, which is read again when they change; None for
+        others."""
         self._recorded = self._lines()
 
     @property
     def rollouts(self) -> int:
-        """In the index."""
+        """Number of rollouts in the index."""
         return int(self.groups["size"].sum())
 
     # --- taking ---------------------------------------------------------------------------------------------------
 
     def take(self, step: int) -> None:
-        """Takes what is new before a step; of a step that `taken.jsonl` knows what it says. Raises RunError where a
-        file of `stored/` is gone or damaged.
-        """
+        """Adds new rollouts before a step; for a step in `taken.jsonl` those listed there. Raises RunError where a file
+        of `stored/` is missing or damaged."""
         known = False
         while self._recorded and self._recorded[0]["step"] <= step:
             line = self._recorded.pop(0)
@@ -117,8 +116,8 @@ class RolloutBuffer:
         return sorted(out, key=lambda line: line["step"])
 
     def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
-        """Copies what can be taken of new files, the newest first while there is room, and yields their entries oldest
-        first."""
+        """Copies the usable rows of new files, newest first while there is room, and yields their entries oldest first.
+        """
         candidates = [(source, name, place) for source in self.sources for name, place in self._new(source)]
         room, entries = self.capacity, []
         for source, name, place in reversed(candidates):
@@ -131,7 +130,7 @@ class RolloutBuffer:
         yield from reversed(entries)
 
     def _new(self, source: SourceFolder) -> list[tuple[str, Path]]:
-        """Returns files of a folder that were not looked at, by their steps."""
+        """Files of a folder that were not examined yet, by step."""
         folder, names = source.path / "rollouts", []
         try:
             names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in self._examined
@@ -160,7 +159,7 @@ class RolloutBuffer:
         return other
 
     def _copied(self, place: Path, name: str) -> dict[str, Any]:
-        """Returns what an entry says of a file, whose usable rows are copied to `name`."""
+        """The entry of a file, whose usable rows are copied to `name`."""
         signature = _signature(place)
         try:
             table, refused = read_stored(place, self.limits, self.capacity)
@@ -173,7 +172,7 @@ class RolloutBuffer:
         return {"file": name if len(table) else None, "rows": len(table), "refused": dict(refused)}
 
     def _note(self, entry: dict[str, Any], step: int) -> None:
-        """Takes an entry into the index."""
+        """Adds an entry to the index."""
         signature = entry.get("signature")
         self._examined[entry["from"], entry["name"]] = (int(signature[0]), int(signature[1])) if signature else None
         self.refused.update(entry.get("refused") or {})
@@ -187,7 +186,7 @@ class RolloutBuffer:
             self.groups = self.groups[len(self.groups) - int(np.searchsorted(sizes, self.capacity, "right")):]
 
     def _indexed(self, entry: dict[str, Any], step: int) -> np.ndarray:
-        """Returns [n] of GROUPS of a copied file."""
+        """[n] of GROUPS for a copied file."""
         self._files.append(entry["file"])
         with self._mapped(entry["file"]) as batch:
             columns = {name: batch.column(name).to_pylist() for name in ("step", "group_id", "policy_step", "reward")}
@@ -206,9 +205,8 @@ class RolloutBuffer:
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
              max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:
-        """Returns at most `count` groups, each once, by weights; none older than `max_age` steps, and of this run none
-        without a preference unless `settled`. Groups of other runs, which are not weighed, have the mean weight of this
-        run's.
+        """Draws at most `count` different groups by weight, none older than `max_age` steps, and of this run none with
+        equal rewards unless `settled`. Groups of other runs, which are not weighed, have the mean weight of this run's.
         """
         ages = np.maximum(step - self.groups["age_from"], 0)
         young = ages <= (step if max_age is None else max_age)

@@ -1,4 +1,4 @@
-"""Which stored rollouts are drawn in a step, and what is made of them."""
+"""Which stored rollouts are replayed in a step, and how they become groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vlrl.training.advantages import credit_alone
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
 
 _STREAM = 22
-"""Names the random numbers of the draws among those of a run's seed."""
+"""Key of the random stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class ReplayFunctions:
 
     @classmethod
     def of(cls, settings: Any) -> ReplayFunctions:
-        """Raises ConfigError naming the setting, and for an advantage that needs more than a group's answers."""
+        """Raises ConfigError naming the setting, and for an advantage that needs more than a group's completions."""
         rule = bind("algo.stored.rule", settings.rule, RULES)
         needs = frozenset[str](getattr(rule.function, "requires", ()))
         advantage = bind("algo.stored.advantage", settings.advantage, ADVANTAGES)
@@ -62,7 +62,7 @@ class ReplayFunctions:
 
 
 def check(config: Config, task: Task) -> None:
-    """Raises ConfigError where algo.stored could learn nothing, or gradients cannot be told apart."""
+    """Raises ConfigError where algo.stored has nothing to learn from, or train.sharding hides its gradient norm."""
     if shards.is_sharded(config):
         raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
                           f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
@@ -85,14 +85,13 @@ class ReplaySampler:
     policy: Policy
     parts: ReplayFunctions
     unused: Counter[str] = field(default_factory=Counter)
-    """Of the last draw, this process's groups that could not be used, by reason."""
+    """This process's unusable groups of the last draw, by reason."""
     drawn: int = 0
-    """Groups of the last draw, over all processes."""
+    """Number of groups in the last draw, over all processes."""
 
     def __call__(self, step: int, flush: Callable[[], None]) -> list[Group]:
-        """Returns this process's share of a step's stored groups, credited; `flush` waits for this run's own files.
-        Called on every process.
-        """
+        """This process's share of a step's stored groups, with advantages; `flush` waits until this run's rollout files
+        are written. Called on every process."""
         settings, parts = self.settings, self.parts
         self.unused, self.drawn = Counter(), 0
         if not settings.coef:
@@ -121,7 +120,7 @@ class ReplaySampler:
 
     @cached_property
     def buffer(self) -> RolloutBuffer:
-        """On the main process."""
+        """Exists on the main process only."""
         settings, policy, run = self.settings, self.policy, Path(self.config.run.dir)
         texts, end = TokenTexts(policy), policy.eos
         limits = RowLimits(vocabulary=policy.base.config.get_text_config().vocab_size,
@@ -133,16 +132,15 @@ class ReplaySampler:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Place of each training row by the id that rollout files have of it."""
+        """Index of each training row by its id in rollout files."""
         rows = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
         return {utf8(sample.id): i for i, sample in rows if sample is not None}
 
     # --- stored rows -> groups ------------------------------------------------------------------------------------
 
     def _group(self, stored: StoredGroup, step: int) -> Group | None:
-        """Returns a stored group under the prompt of this run's own row, scored by this run where another one wrote it;
-        None where it cannot be used.
-        """
+        """A stored group under the prompt of this run's row, scored again if it is of another run; None where it is
+        unusable."""
         match = self._matching(stored)
         if match is None:
             return None
@@ -160,7 +158,8 @@ class ReplaySampler:
         return group
 
     def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
-        """Returns the row of a group and its prompt, which are what the group was drawn with: words and media."""
+        """The training row of a group and its prompt, which must have the text and media that the group was sampled
+        with."""
         first = stored.rows[0]
         place = self._places.get(first["sample_id"])
         sample = readable(self.samples, place) if place is not None else None
@@ -179,7 +178,7 @@ class ReplaySampler:
         return None
 
     def _credited(self, group: Group, step: int, parts: ReplayFunctions) -> Group | None:
-        """Returns the group with its advantages; None where its rewards are equal and give it none."""
+        """The group with its advantages; None where they are all 0 because its rewards are equal."""
         seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
         credited = credit_alone(group, parts.advantage, parts.batch, step, seed, "algo.stored")
         if group.zero_variance and not any(r.advantage for r in credited.rollouts):
@@ -188,9 +187,7 @@ class ReplaySampler:
         return replace(credited, rollouts=tuple(r for r in credited.rollouts if r.trained))
 
     def metrics(self) -> dict[str, float]:
-        """Returns what is known of the buffer and of the last draw, over all processes. Called on every
-        process.
-        """
+        """Metrics of the buffer and of the last draw, over all processes. Called on every process."""
         if not self.settings.coef:
             return {}
         unused = sum((Counter(c) for c in comm.gather(dict(self.unused))), Counter[str]())

@@ -1,4 +1,4 @@
-"""Stored rollouts, of earlier steps and of other runs, learned from again beside the policy's own."""
+"""Replay: stored rollouts, of earlier steps and of other runs, are trained on beside the policy's new ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlrl.types import Group, Sample
 
 
 class Replay(Method):
-    """Draws stored groups in each step, and learns from them by algo.stored.rule."""
+    """Draws stored groups in each step, and trains on them by algo.stored.rule."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)

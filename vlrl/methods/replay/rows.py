@@ -1,8 +1,7 @@
-"""Rollout files of run folders, read to be learned from again: which rows can be, and why others cannot. No torch.
+"""Reading rollout files for replay: which rows are usable, and why others are not. No torch.
 
-A file may be of another run, half-written, or made to harm: what cannot be read, or does not fit together, is counted
-under a reason and left out, and is no error.
-"""
+A file may be of another run, half-written, or malicious: what cannot be read, or is inconsistent, is counted under a
+reason and skipped; it is no error."""
 
 from __future__ import annotations
 
@@ -22,39 +21,39 @@ from vlrl.store import SCHEMA, as_schema, utf8
 KEPT = pa.schema([*(SCHEMA.field(name) for name in (
     "group_id", "sample_id", "task", "index", "step", "policy_step", "prompt", "completion", "token_ids", "loss_mask",
     "logprobs", "parts", "weights", "reward", "correct", "finish_reason")), ("hashes", pa.list_(pa.string()))])
-"""The columns that are kept of a rollout; `hashes` are those of its media."""
+"""Columns of a rollout in the buffer; `hashes` are those of its media."""
 _READ = [SCHEMA.field(name) for name in (*KEPT.names[:-1], "media", "schema", "split", "variant", "episode_id",
                                          "trainer_logprobs", "error")]
 _LARGEST = 2**31
-"""Bytes that a file may have, unpacked."""
+"""Size limit of an uncompressed file in bytes."""
 _ABOVE_ZERO = 1e-3
-"""What a log-probability may be above 0 by rounding."""
+"""Tolerance of a log-probability above 0, for rounding."""
 _FINISHED = ("stop", "length")
 
 
 class UnreadableFile(Exception):
-    """A file that cannot be taken; says why."""
+    """A file that cannot be used, with the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowLimits:
-    """What a row must keep to."""
+    """Limits of a usable row."""
 
     vocabulary: int
     """Token ids are below it ..."""
     banned: frozenset[int]
-    """... and none of these, which no answer holds."""
+    """... and none of these, which are never sampled."""
     most_tokens: int
     decode: Callable[[Sequence[int]], str]
-    """The text of token ids, an end token left out."""
+    """The text of token ids, without an end token."""
     most_gap: float
-    """Largest mean |log p(sampler) - log p(trainer)| of a row that has both: beyond it they are of other weights."""
+    """Largest mean |log p(sampler) - log p(trainer)| of a row that has both: beyond it they are of different weights.
+    """
 
 
 def read_stored(file: Path, limits: RowLimits, most_rows: int) -> tuple[pa.Table, Counter[str]]:
-    """Returns the rows of one file that can be learned from, as a table of KEPT in which the rows of a group stand side
-    by side, and how many were left out for which reason. Raises Unreadable.
-    """
+    """The usable rows of one file, as a table of KEPT in which the rows of a group are adjacent, and the number of
+    refused rows by reason. Raises UnreadableFile."""
     try:
         with pq.ParquetFile(file) as reader:
             facts = reader.metadata
@@ -92,7 +91,8 @@ def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]
 
 
 def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns the rows of a batch, token lists as arrays: of another kind than their type where one holds a null."""
+    """The rows of a batch with token lists as arrays, whose dtype is not that of their column where a list contains a
+    null."""
     light = batch.drop_columns(["token_ids", "loss_mask", "logprobs", "trainer_logprobs", "media"]).to_pylist()
     lists = {name: batch.column(name) for name in ("token_ids", "loss_mask", "logprobs", "trainer_logprobs")}
     media = batch.column("media").to_pylist()
@@ -105,9 +105,8 @@ def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def problem(row: Mapping[str, Any], limits: RowLimits) -> str:
-    """Returns why a row cannot be learned from; "" where it can. May mend log-probabilities that the engine did not
-    know from those of the trainer.
-    """
+    """Why a row is unusable; "" where it is usable. Fills in log-probabilities that the engine did not know with the
+    trainer's."""
     if row["split"] != "train" or row["variant"] or row["episode_id"]:
         return "no plain answer to a training row"
     if any(row[name] is None for name in ("group_id", "sample_id", "index", "step", "policy_step", "prompt",

@@ -1,11 +1,10 @@
-"""Stored rollouts beside RL (algo.stored): which are drawn, when, and the off-policy rule that learns from them.
+"""Off-policy rules of algo.stored, and which stored groups are drawn in which steps.
 
     L = L_RL + coef * L_stored
 
-o are the log-probabilities of the weights that sampled an answer, l those of now, r those of the reference. A rule is
-made once for a run. `keep` says of whole answers, before the first gradient of an optimizer step, which are learned
-from; `loss` gives a micro-batch's share, divided by counts of the whole optimizer step.
-"""
+o are the log-probabilities of the weights that sampled a completion, l the current ones, r those of the reference. A
+rule is created once per run. `keep` selects completions, before the first gradient of an optimizer step; `loss` gives a
+micro-batch's share, divided by counts of the whole optimizer step."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from vlrl.config.base import Fraction, NonNegative, Positive, Rate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReplayBatch:
-    """Stored answers of one micro-batch, or of a whole optimizer step on this process. N tokens, R answers."""
+    """Stored completions of one micro-batch, or of a whole optimizer step on this process. N tokens, R completions."""
 
     logprobs: torch.Tensor
     """[N] l, with gradient."""
@@ -33,36 +32,36 @@ class ReplayBatch:
     reference: torch.Tensor | None = None
     """[N] r, for rules that require "reference"."""
     mask: torch.Tensor
-    """[N] 1.0 on tokens that are learned, 0.0 on the rest."""
+    """[N] 1.0 on trained tokens, 0.0 on the rest."""
     answer: torch.Tensor
-    """[N] int64 number of each token's answer, 0..R-1."""
+    """[N] int64 number of each token's completion, 0..R-1."""
     advantages: torch.Tensor
     """[R]"""
     rewards: torch.Tensor
-    """[R] by the rules of this run."""
+    """[R] as this run scores them."""
     correct: torch.Tensor
     """[R] bool."""
     group: torch.Tensor
-    """[R] int64 number of the group; all of a group's kept answers are on one process."""
+    """[R] int64 number of the group; all kept completions of a group are on one process."""
     weights: torch.Tensor
     """[R] weight of the row."""
     gain: torch.Tensor
     """[R] D = sum_t (l - r) before this optimizer step; 0 without a reference."""
     kept: torch.Tensor
-    """[R] bool, those that are learned from."""
+    """[R] bool: trained on."""
     total_tokens: float = 1.0
-    """Learned tokens of the optimizer step, over all processes."""
+    """Trained tokens of the optimizer step, over all processes."""
     total_answers: float = 1.0
     total_pairs: float = 1.0
-    """Pairs of learned answers to one prompt, likewise."""
+    """Pairs of kept completions of one prompt, likewise."""
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns [N] -> [R], sums over learned tokens."""
+        """[R] sums of [N] values over trained tokens."""
         return torch.zeros(len(self.advantages), dtype=values.dtype, device=values.device).index_add(
             0, self.answer, values * self.mask)
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns [N] -> [R], means over learned tokens; 0 where there is none."""
+        """[R] means of [N] values over trained tokens; 0 where there is none."""
         return self.sums(values) / self.sums(torch.ones_like(values)).clamp(min=1)
 
     @property
@@ -72,7 +71,7 @@ class ReplayBatch:
 
     @property
     def above_reference(self) -> torch.Tensor:
-        """[R] D = sum_t (l - r) of now, with gradient."""
+        """[R] the current D = sum_t (l - r), with gradient."""
         assert self.reference is not None
         return self.sums(self.logprobs - self.reference)
 
@@ -82,11 +81,10 @@ class Rule(Protocol):
 
 
 class Truncated:
-    """Returns - sum_i w_i A_i sum_t l_t / tokens, w = min(exp(mean_t(l - o)), cap) without gradient.
+    """- sum_i w_i A_i sum_t l_t / tokens, w = min(exp(mean_t(l - o)), cap) without gradient.
 
-    The policy gradient with one truncated weight an answer, the geometric mean of its ratios; at l = o it is that of
-    REINFORCE. The form is that of GSPO's ratio (arXiv 2507.18071); cap 2 is our choice.
-    """
+    The policy gradient with one truncated weight per completion, the geometric mean of its ratios; at l = o it is that
+    of REINFORCE. The form is that of GSPO's ratio (arXiv 2507.18071); cap 2 is our choice."""
 
     def __init__(self, cap: Rate = 2.0):
         self.cap = cap
@@ -96,16 +94,15 @@ class Truncated:
         return -((weight * x.advantages * x.weights)[x.answer] * x.logprobs * x.mask).sum() / max(x.total_tokens, 1.0)
 
     def clipped(self, x: ReplayBatch) -> torch.Tensor:
-        """Returns [N] bool."""
         return (x.means(x.ratio.detach()).exp() > self.cap)[x.answer]
 
 
 class Clipped:
-    """Returns - sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, w = exp(l - o) of each token.
+    """- sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, w = exp(l - o) of each token.
 
-    PPO's term (arXiv 1707.06347) to the weights that sampled. With algo.stored.batch=right it is RAFT++ (A Minimalist
-    Approach to LLM Reasoning, 2504.11343), with algo.stored.logprobs=own the sharing of Swarm SAPO (2509.08721).
-    """
+    PPO's term (arXiv 1707.06347), relative to the weights that sampled. With algo.stored.batch=right it is RAFT++ (A
+    Minimalist Approach to LLM Reasoning, 2504.11343), with algo.stored.logprobs=own the sharing of Swarm SAPO
+    (2509.08721)."""
 
     def __init__(self, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2):
         self.clip_low, self.clip_high = clip_low, clip_high
@@ -116,26 +113,23 @@ class Clipped:
         return -(worse * x.mask).sum() / max(x.total_tokens, 1.0)
 
     def clipped(self, x: ReplayBatch) -> torch.Tensor:
-        """Returns [N] bool."""
         w, a = x.ratio.detach().exp(), x.advantages[x.answer]
         return ((w > 1 + self.clip_high) & (a > 0)) | ((w < 1 - self.clip_low) & (a < 0))
 
 
 class ALol:
-    """Returns - sum_i A'_i w_i sum_t l_t / answers, over answers with A > 0 alone.
+    """- sum_i A'_i w_i sum_t l_t / completions, over completions with A > 0 alone.
 
     `form` ratio: w = clip(exp(D), 1 - clip, 1 + clip) without gradient, A' = A; free: w = 1 and no reference in the
-    gradient; kl: w = 1, A' = A - beta D. Advantage-Leftover Lunch RL (arXiv 2305.14718). There A = R - V of a head that
-    is fitted to rewards of the reference's answers; here algo.stored.advantage=dr_grpo has the mean reward of the
-    group's answers for V. clip 0.2 is our choice.
-    """
+    gradient; kl: w = 1, A' = A - beta D. Advantage-Leftover Lunch RL (arXiv 2305.14718). There A = R - V with a value
+    head fitted to rewards of the reference's completions; here algo.stored.advantage=dr_grpo uses the mean reward of
+    the group for V. clip 0.2 is our choice."""
 
     def __init__(self, form: Literal["ratio", "free", "kl"] = "ratio", clip: ClipRange = 0.2, beta: NonNegative = 0.1):
         self.form, self.clip, self.beta = form, clip, beta
         self.requires = frozenset[str]() if form == "free" else frozenset({"reference"})
 
     def keep(self, x: ReplayBatch) -> torch.Tensor:
-        """Returns [R] bool: A > 0."""
         return x.advantages > 0
 
     def loss(self, x: ReplayBatch) -> torch.Tensor:
@@ -151,19 +145,18 @@ class ALol:
 
 @requires("reference")
 class CoPG:
-    """Returns - sum over pairs of [(R_b - R_b') sum_t l_t + (R_b' - R_b) sum_t l'_t] / pairs, R_b = R - beta D without
-    gradient; pairs are any two stored answers to one prompt.
+    """- sum over pairs of [(R_b - R_b') sum_t l_t + (R_b' - R_b) sum_t l'_t] / pairs, R_b = R - beta D without
+    gradient; pairs are any two stored completions of one prompt.
 
-    Contrastive Policy Gradient (arXiv 2406.19185): 1 / (2 beta) of the gradient of (R - R' - beta (D - D'))^2. At
-    beta = 0 and l = o it is RLOO up to a factor. The pull of all others on an answer is one number, taken before the
-    optimizer step, so a group may lie in several micro-batches.
-    """
+    Contrastive Policy Gradient (arXiv 2406.19185): 1 / (2 beta) of the gradient of (R - R' - beta (D - D'))^2. At beta
+    = 0 and l = o it is RLOO up to a factor. The pull of all others on a completion is one number, computed before the
+    optimizer step, so a group may be split over micro-batches."""
 
     def __init__(self, beta: NonNegative = 0.1):
         self.beta = beta
 
     def pull(self, x: ReplayBatch) -> torch.Tensor:
-        """Returns [R] sum over the others of the group of R_b - R_b'."""
+        """[R] sum over the other completions of the group of R_b - R_b'."""
         retained = x.kept.to(x.rewards.dtype)
         worth = (x.rewards - self.beta * x.gain) * retained
         groups = int(x.group.max()) + 1 if len(x.group) else 0
@@ -177,14 +170,13 @@ class CoPG:
 @reads("outcome")
 @requires("reference")
 class WebRL:
-    """Returns sum_i (beta D - A)^2 / answers, over correct answers whose mean probability exp(mean_t l) is within `low`
+    """sum_i (beta D - A)^2 / completions, over correct completions whose mean probability exp(mean_t l) is within `low`
     .. `high` before the update.
 
-    WebRL (arXiv 2411.02337): replayed are successes whose perplexity under the actor is within [1 / high, 1 / low], and
-    the policy is fitted to its advantage. An answer is one action here and the mean reward of its group stands for the
-    critic (algo.stored.advantage=dr_grpo): A = R - V. The reference is algo.reference, there the last phase's policy.
-    beta 0.1 is our choice.
-    """
+    WebRL (arXiv 2411.02337): successes whose perplexity under the actor is within [1 / high, 1 / low] are replayed, and
+    the policy is fitted to their advantage. Here a completion is one action and the mean reward of its group stands for
+    the critic (algo.stored.advantage=dr_grpo): A = R - V. The reference is algo.reference, there the last phase's
+    policy. beta 0.1 is our choice."""
 
     def __init__(self, beta: Rate = 0.1, low: Fraction = 0.5, high: Fraction = 0.95):
         if low > high:
@@ -192,7 +184,6 @@ class WebRL:
         self.beta, self.low, self.high = beta, low, high
 
     def keep(self, x: ReplayBatch) -> torch.Tensor:
-        """Returns [R] bool."""
         sure = x.means(x.logprobs.detach())
         return x.correct & (sure >= math.log(max(self.low, 1e-300))) & (sure <= math.log(max(self.high, 1e-300)))
 
@@ -203,7 +194,7 @@ class WebRL:
 
 
 def _present(x: ReplayBatch) -> torch.Tensor:
-    """Returns [R] bool: answers with learned tokens in this micro-batch."""
+    """[R] bool: answers with learned tokens in this micro-batch."""
     return x.sums(torch.ones_like(x.logprobs)) > 0
 
 
@@ -214,17 +205,17 @@ RULES: dict[str, Any] = {"truncated": Truncated, "clipped": Clipped, "a_lol": AL
 
 
 def uniform(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """Returns 1 for each group. -> [n]"""
+    """[n] ones."""
     return np.ones(len(groups))
 
 
 def by_advantage(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """Returns the largest reward of a group - its mean one: what A-LoL (arXiv 2305.14718) draws by. -> [n]"""
+    """[n] the largest reward of each group - its mean, by which A-LoL (arXiv 2305.14718) samples."""
     return groups["best"]
 
 
 def recent(groups: np.ndarray, ages: np.ndarray, half_life: Rate = 10.0) -> np.ndarray:
-    """Returns 2^-(age / half_life), ages in steps. -> [n]"""
+    """[n] 2^-(age / half_life), ages in steps."""
     return 0.5 ** (ages / half_life)
 
 
@@ -232,14 +223,13 @@ DRAWS: dict[str, Any] = {"uniform": uniform, "by_advantage": by_advantage, "rece
 
 
 def constant(step: int, k: Positive = 1) -> bool:
-    """Returns whether a step is every k-th one."""
+    """Whether a step is a k-th one."""
     return step % k == k - 1
 
 
 def growing(step: int, first: Positive = 2, last: Positive = 8, over: Positive = 200) -> bool:
-    """Returns whether a step is one of those that lie k steps apart, k growing from `first` to `last` in a line over
-    `over` steps. RoRecomp (arXiv 2509.25958); 2, 8 and 200 are our choices.
-    """
+    """Whether a step is due, with intervals that grow linearly from `first` to `last` over `over` steps. RoRecomp
+    (arXiv 2509.25958); 2, 8 and 200 are our choices."""
     def so_far(steps: int) -> float:
         slope, early = (last - first) / over, min(steps, over)
         area = early / first if slope == 0 else math.log1p(slope * early / first) / slope
@@ -252,6 +242,6 @@ SCHEDULES: dict[str, Any] = {"constant": constant, "growing": growing}
 
 
 def apply_keep(x: ReplayBatch, rule: Any) -> ReplayBatch:
-    """Returns the answers of a whole optimizer step with those of `keep` alone kept."""
+    """Restricts the completions of a whole optimizer step to those that the rule keeps."""
     retained = x.kept & rule.keep(x) if hasattr(rule, "keep") else x.kept
     return replace(x, kept=retained, mask=x.mask * retained[x.answer])

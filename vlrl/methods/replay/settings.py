@@ -12,7 +12,7 @@ from vlrl.config.base import MethodSettings, Named, NonNegative, Positive, Rate
 
 
 class StoredSettings(MethodSettings):
-    """Stored rollouts learned from again beside the policy's own: of this run's steps, and of other runs' folders."""
+    """Replay of stored rollouts beside the policy's new ones: of this run's steps, and of other runs' folders."""
 
     runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="Folders of other runs, or folders with a `rollouts` of the same columns, whose "

@@ -1,4 +1,4 @@
-"""The update on stored rollouts: their own micro-batches beside those of the objective."""
+"""The loss of replayed rollouts: their own micro-batches beside those of the objective."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from vlrl.types import Group
 
 @dataclass(eq=False)
 class ReplayPass:
-    """The loss of the stored answers of one optimizer step: a Pass."""
+    """The loss of the replayed completions of one optimizer step: a Pass."""
 
     policy: Policy
     algorithm: Objectives
     rule: Any
-    """The object of algo.stored.rule."""
+    """The instance of algo.stored.rule."""
     part: Minibatch
-    """Their `old` is the policy before the update."""
+    """Its `old` log-probabilities are those of the policy before the update."""
     whole: ReplayBatch
-    """Of this process, as the rule sees them before the first gradient."""
+    """This process's whole batch before the first gradient."""
     ages: np.ndarray
-    """[R] steps."""
+    """[R] in steps."""
     learned: float
-    """Answers that are learned from, over all processes."""
+    """Kept completions, over all processes."""
     stale: float
-    """Answers left out by algo.stored.max_drift, over all processes."""
+    """Completions excluded by algo.stored.max_drift, over all processes."""
     answers: float
-    """All of them."""
+    """All replayed completions, over all processes."""
     loss: float = 0.0
-    """This process's share of the last pass, without the weight."""
+    """This process's share in the last pass, unweighted."""
     clipped: float = 0.0
-    """This process's tokens of the last pass that the rule's bounds hold back."""
+    """This process's tokens in the last pass that the rule clips."""
     norm: float = 0.0
     norm_rl: float = 0.0
-    """Of the gradients of the last pass, over all processes; the first with its weight."""
+    """Gradient norms of the last pass, over all processes: of this loss (weighted) and of the objective."""
     apart = True
 
     @property
@@ -78,9 +78,8 @@ def _settings(algorithm: Objectives) -> Any:
 
 def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, rule: Bound,
                 step: int) -> list[ReplayPass | None]:
-    """Packs the stored answers of each optimizer step of a pass, and reads them once; None where nothing is learned
-    from on any process. Called on every process.
-    """
+    """Packs the replayed completions of each optimizer step and computes their log-probabilities before the update;
+    None where no process has any. Called on every process."""
     count = algorithm.config.rollout.minibatches
     if not any(comm.gather(len(groups))):
         return [None] * count
@@ -109,7 +108,7 @@ def _pass(policy: Policy, numbered: Sequence[NumberedRollout], algorithm: Object
 
 
 def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) -> None:
-    """Fills in log-probabilities of the policy before the update, and of the reference."""
+    """Computes log-probabilities under the policy before the update, and under the reference."""
     def work(b: int) -> None:
         micro = part.batches[b]
         batch = micro.batch.to(policy.device)
@@ -121,9 +120,8 @@ def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) 
 
 
 def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Returns log-probabilities [N] of the policy before the update, those that ratios may be to, and those of the
-    reference, of all tokens, answer after answer.
-    """
+    """[N] log-probabilities of all tokens, completion after completion: of the policy before the update, again as the
+    possible base of ratios, and of the reference."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for micro in part.batches:
         assert micro.old is not None
@@ -138,16 +136,14 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
 
 
 def _stored_logprobs(part: Minibatch, x: ReplayBatch) -> torch.Tensor:
-    """Returns [N] the stored log-probabilities."""
     flat = np.concatenate([np.zeros(0, np.float32), *(t.row.logprobs for t in part.rollouts)])
     return torch.where(x.mask > 0, torch.from_numpy(flat).to(x.logprobs), x.logprobs.detach())
 
 
 def replay_batch(part: Minibatch, order: Sequence[int],
               values: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], own: bool) -> ReplayBatch:
-    """Returns what a rule sees of the rows `order`: `values` are their log-probabilities [N] of now, of the policy
-    before the update, and of the reference. `own`: ratios are to the policy before the update.
-    """
+    """The ReplayBatch of the rows `order`. `values` are their current log-probabilities [N], those of the policy before
+    the update, and those of the reference. `own`: ratios are relative to the policy before the update."""
     logprobs, old, reference = values
     rows, firsts, device = [part.rollouts[r] for r in order], part.firsts, logprobs.device
 
@@ -171,15 +167,13 @@ def replay_batch(part: Minibatch, order: Sequence[int],
 
 
 def _pairs(x: ReplayBatch) -> float:
-    """Pairs of kept answers of this process's groups."""
+    """Number of pairs of kept completions in this process's groups."""
     counts = torch.bincount(x.group[x.kept]).double()
     return float((counts * (counts - 1) / 2).sum())
 
 
 def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
-    """Returns the metrics of a step's stored answers, means over its optimizer steps. Called on every
-    process.
-    """
+    """Metrics of a step's replayed completions, means over its optimizer steps. Called on every process."""
     known = [a for a in stored if a is not None]
     if not known:
         return {"stored/applied": 0.0}
@@ -200,6 +194,6 @@ def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
 
 
 def _ratios(one: ReplayPass) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean_t(l - o) before the update, and the ages, of this process's learned answers."""
+    """mean_t(l - o) before the update, and the ages, of this process's kept completions."""
     x, retained = one.whole, one.whole.kept.cpu().numpy()
     return x.means(x.logprobs - x.sampler).double().cpu().numpy()[retained], one.ages[retained]

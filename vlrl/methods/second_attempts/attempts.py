@@ -1,11 +1,10 @@
-"""Second attempts: `algo.guided`.
+"""Retries of failed groups with guidance in the prompt: `algo.guided`.
 
-A group whose answers failed is asked again, with words of guidance.WORDS behind the question. These answers are in no
-statistic of the group: the sampler, filters and rewards of the step see what was answered to the question alone. They
-stand aside (`Group.aside`, variant "guided"), and `taught` makes of them what algo.guided.use says.
-Agent-RLVR: Training Software Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425); the others
-stand at their functions.
-"""
+A group with wrong completions is retried, with guidance (guidance.WORDS) behind the question. The retries are in no
+statistic of the group: sampler, filters and rewards of the step see only the completions without guidance. They are
+kept in `Group.aside` (variant "guided"), and `taught` uses them as algo.guided.use says. Agent-RLVR: Training Software
+Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425); the other papers are cited at their
+functions."""
 
 from __future__ import annotations
 
@@ -33,45 +32,45 @@ from vlrl.types import Answer, Completion, Group, Prompt, Sample
 log = logging.getLogger(__name__)
 
 _STREAM = 10
-"""First number of the keys of second attempts; the others are in generate.py, episodes.py and recording.py."""
+"""First number of the random-stream keys of retries; the others are in generate.py, episodes.py and recording.py."""
 _LOOKED_AT = 256
-"""Rows that are searched for guidance before a run."""
+"""Number of rows searched for guidance before a run."""
 _MOST_LEVELS = 8
-"""How often a group is asked again in a step at most."""
+"""Largest number of retries of a group in a step."""
 
 Asking = tuple[int, Request]
-"""Place of a group, and what is asked of the engine for it."""
+"""Index of a group, and its request to the engine."""
 Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
-"""A group, the prompt that completions were drawn with, and these -> a group of them."""
+"""(group, prompt of the completions, completions) -> the completions scored as a group."""
 
 
 @dataclass
 class _Counts:
-    """Of one process, since the metrics were told."""
+    """Counts of one process since the last metrics."""
 
     groups: int = 0
     retried: int = 0
-    """Groups among them that were asked again."""
+    """Groups that were retried."""
     attempts: int = 0
     correct: int = 0
     retained: int = 0
     bare: int = 0
-    """Attempts with nothing before their answer, where an explanation is asked for."""
+    """Retries without reasoning before their answer, where an explanation is required."""
     rejected: int = 0
-    """Groups whose prompt cannot be read with the guidance behind it."""
+    """Groups whose prompt with guidance is unusable."""
     members: int = 0
-    """Attempts that became members of their group."""
+    """Retries that became members of their group."""
     tokens: int = 0
-    """That are learned from of attempts ..."""
+    """Trained tokens of retries ..."""
     own: int = 0
-    """... and of answers to the question alone."""
+    """... and of completions without guidance."""
     levels: list[int] = field(default_factory=lambda: [0] * _MOST_LEVELS)
-    """Groups with an attempt that is kept, by how often they were asked before."""
+    """Groups with a kept retry, by the number of retries before it."""
 
 
 @dataclass(eq=False)
 class RetryGenerator:
-    """Has groups asked again, and counts what became of it. `read` is what the policy finds of answers."""
+    """Retries groups and counts the results. `read` computes log-probabilities under the policy."""
 
     config: Config
     encode: Encoder
@@ -86,14 +85,13 @@ class RetryGenerator:
 
     @property
     def trains_guided(self) -> bool:
-        """Whether attempts are trained under the prompt with the guidance."""
+        """Whether retries are trained under the prompt with the guidance."""
         return self.settings.use.name == "hinted"
 
     def __call__(self, engine: Engine, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                  answers: Sequence[Sequence[Answer]], score: Score) -> list[Group]:
-        """Returns the groups with second attempts aside. Called on every process, as often as on the others. Raises
-        TaskError where `Task.guidance` fails.
-        """
+        """The groups with their retries aside. Called on every process, equally often. Raises TaskError where
+        `Task.guidance` fails."""
         out = [*groups]
         self.counts.groups += len(groups)
         for level in range(_MOST_LEVELS):
@@ -110,7 +108,7 @@ class RetryGenerator:
 
     def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                 answers: Sequence[Sequence[Answer]], level: int) -> list[Asking]:
-        """Returns what is to be asked again, by the place of the group."""
+        """The requests of a retry round, with the index of their group."""
         wanted = all_wrong if self.settings.groups == "failed" else any_wrong
         return [(i, retry) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
                 if wanted(group) and not second_attempts(group)
@@ -148,7 +146,7 @@ class RetryGenerator:
         return replace(group, aside=(*group.aside, *second))
 
     def taught(self, group: Group) -> Group:
-        """Returns the group as algo.guided.use has it trained."""
+        """The group as algo.guided.use has it trained."""
         out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
         self.counts.members += sum(r.variant == GUIDED for r in out.rollouts)
@@ -159,8 +157,8 @@ class RetryGenerator:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Returns, since the last call and over all processes, the share of groups that were asked again, of second
-        attempts that are correct and that are kept, and of the tokens of them among all that are learned from."""
+        """Since the last call and over all processes: the share of groups that were retried, of retries that are
+        correct and that are kept, and of their tokens among all trained ones."""
         c, self.counts = self.counts, _Counts()
         groups, retried, attempts, correct, retained, bare, rejected, members, tokens, own, *levels = comm.total(
             c.groups, c.retried, c.attempts, c.correct, c.retained, c.bare, c.rejected, c.members, c.tokens, c.own,
@@ -178,7 +176,7 @@ class RetryGenerator:
 
 
     def _warn(self, bare: int, attempts: int) -> None:
-        """Says once that no attempt explains anything."""
+        """Warns once when no retry has an explanation."""
         if bare == attempts and not self._warned and comm.is_main():
             self._warned = True
             log.warning("algo.guided.keep=explains keeps nothing: none of %d second attempts has anything before its "
@@ -187,18 +185,18 @@ class RetryGenerator:
 
 
 def all_wrong(group: Group) -> bool:
-    """Returns whether answers of a group are known to be wrong, and none to be correct."""
+    """Whether completions of a group are known to be wrong, and none to be correct."""
     known = [r.correct for r in group.rollouts if r.correct is not None]
     return bool(known) and not any(known)
 
 
 def any_wrong(group: Group) -> bool:
-    """Returns whether an answer of a group is known to be wrong."""
+    """Whether a completion of a group is known to be wrong."""
     return any(r.correct is False for r in group.rollouts)
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError where algo.guided could not act: nothing can be said in a second attempt."""
+    """Raises ConfigError where algo.guided could have no effect, because there is no guidance."""
     settings: Any = config.algo.guided
     bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
     bind("algo.guided.use", settings.use, USES)

@@ -1,7 +1,6 @@
-"""What a second attempt is told behind the question (algo.guided.words): `Tried -> text`, None for no attempt.
+"""Guidance behind the question of a retry (algo.guided.words): `FirstAnswers -> text`, None for no retry.
 
-Guidance is prompt: none of its words is ever learned. Evaluations are never guided.
-"""
+Guidance is part of the prompt and never trained on. Evaluations are never guided."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from vlrl.config.base import Share
 from vlrl.config.registry import failure
 from vlrl.errors import TaskError, VlrlError
 from vlrl.rewards.text import answer_offset, parse_answer
@@ -18,44 +18,42 @@ from vlrl.task import Task
 from vlrl.task.interface import given_answer
 from vlrl.types import Answer, Sample
 
-_Share = Annotated[float, Field(gt=0, le=1)]
-_Shares = Annotated[tuple[_Share, ...], Field(min_length=1)]
+_Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, eq=False)
 class FirstAnswers:
-    """The first answers to a prompt. G answers."""
+    """The first completions of a prompt. G completions."""
 
     task: Task
     sample: Sample
     answers: Sequence[Answer]
     """[G]"""
     correct: Sequence[bool | None]
-    """[G] what is known of each."""
+    """[G] None = unknown."""
     level: int = 0
-    """How often it was asked again before, in this step."""
+    """Number of earlier retries in this step."""
 
     @property
     def wrong(self) -> Answer | None:
-        """The first answer that is known to be wrong."""
+        """The first completion known to be wrong."""
         return next((a for a, right in zip(self.answers, self.correct, strict=True) if right is False), None)
 
 
 Guidance = Callable[..., str | None]
-"""(Tried, options)"""
+"""(FirstAnswers, options) -> text."""
 
 
 def task_guidance(t: FirstAnswers) -> str | None:
-    """Returns what Task.guidance says. Agent-RLVR (arXiv 2506.11425)."""
+    """The text of Task.guidance. Agent-RLVR (arXiv 2506.11425)."""
     return guidance_of(t.task, t.sample, t.answers) if t.level == 0 else None
 
 
 def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
-    """Returns the beginning of the given solution: the first of `shares` of its characters, the next share where no
-    attempt under that one is correct, and so on. The final answer is never in it, which is our choice.
+    """The beginning of the given solution: the first of `shares` of its characters, the next share where no retry with
+    that one is correct, and so on. It never contains the final answer, which is our choice.
 
-    GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning (arXiv 2507.10628).
-    """
+    GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning (arXiv 2507.10628)."""
     text = given_answer(t.task, t.sample) if t.level < len(shares) else None
     if not text:
         return None
@@ -64,28 +62,24 @@ def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
 
 
 def true_answer(t: FirstAnswers) -> str | None:
-    """Returns the true answer, for an explanation of it. ExPO: Unlocking Hard Reasoning with
-    Self-Explanation-Guided Reinforcement Learning (arXiv 2507.02834); the words are ours.
-    """
+    """The true answer, to be explained. ExPO: Unlocking Hard Reasoning with Self-Explanation-Guided Reinforcement
+    Learning (arXiv 2507.02834); the wording is ours."""
     answer = _final(t) if t.level == 0 else None
     return answer and (f"The correct answer is: {answer}\nExplain step by step how to find it, and end with it in the "
                        "form that is asked for.")
 
 
 def solution(t: FirstAnswers) -> str | None:
-    """Returns the given solution, to be written again in the policy's own words. EGSR (arXiv 2505.08364); the words
-    are ours.
-    """
+    """The given solution, to be rewritten in the policy's own words. EGSR (arXiv 2505.08364); the wording is ours."""
     text = given_answer(t.task, t.sample) if t.level == 0 else None
     return text and f"This is a correct solution:\n{text}\nSolve the problem again in your own words."
 
 
 def critique(t: FirstAnswers) -> str | None:
-    """Returns the first wrong answer and that it is wrong, with the true answer where it is known.
+    """The first wrong completion and that it is wrong, with the true answer where it is known.
 
     Critique-GRPO: Advancing LLM Reasoning with Natural Language and Numerical Feedback (arXiv 2506.03106), its
-    critiques by rule; the words are ours.
-    """
+    rule-based critiques; the wording is ours."""
     if t.level or t.wrong is None:
         return None
     right = _final(t)
@@ -98,8 +92,8 @@ WORDS: dict[str, Guidance] = {"task": task_guidance, "hint": hint, "answer": tru
 
 
 def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | None:
-    """Returns what a task tells a second attempt; None where it has nothing to say, an empty text included. Raises
-    TaskError when `guidance` fails or gives anything else."""
+    """A task's guidance for a retry; None where it has none or an empty text. Raises TaskError when `guidance` fails or
+    returns anything else."""
     task = task.of(sample)
     try:
         guidance: Any = task.guidance(sample, answers)

@@ -1,7 +1,6 @@
-"""Which second attempts are learned from (algo.guided.keep): `[Attempted], read -> [[bool]]`.
+"""Which retries are trained on (algo.guided.keep): `[RetryGroup], read -> [[bool]]`.
 
-Called on every process at the same time, with or without attempts: `read` computes on all of them.
-"""
+Called on every process at the same time, with or without retries, because `read` contains collectives."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from vlrl.task.interface import given_answer
 from vlrl.types import Completion, Prompt, Rollout, Sample
 
 LogprobReader = Callable[[Sequence[Prompt], Sequence[np.ndarray]], list[np.ndarray]]
-"""Prompts and the tokens [T] of an answer to each -> [T] log-probabilities under the current policy."""
+"""(prompts, tokens [T] of a completion of each) -> [T] log-probabilities under the current policy."""
 
 
 @dataclass(frozen=True, eq=False)
 class RetryGroup:
-    """The second attempts of a group."""
+    """The retries of a group."""
 
     task: Task
     sample: Sample
@@ -34,16 +33,15 @@ class RetryGroup:
 
 
 def correct(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
-    """Returns which attempts are correct, as the task says; nothing is read."""
+    """Keeps correct retries, as the task says."""
     return [[bool(r.correct) for r in g.attempts] for g in groups]
 
 
 def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
-    """Returns which correct attempts are good explanations: under the prompt alone the mean log-probability of their
-    tokens is above that of the given solution, and the true answer is likelier behind the explanation than without it.
+    """Keeps correct retries that are good explanations: under the prompt alone the mean log-probability of their tokens
+    exceeds that of the given solution, and the true answer is more probable after the explanation than without it.
 
-    ExPO (arXiv 2507.02834). The answer is what stands from its last <answer> on.
-    """
+    ExPO (arXiv 2507.02834). The answer is the text from the last <answer> on."""
     attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
                 for g in groups for r in g.attempts]
     given = [given_answer(g.task, g.sample) for g in groups]
@@ -59,7 +57,7 @@ def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[boo
 
 
 def answer_start(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> int:
-    """Returns the place of the token [T] with the first character of the final answer."""
+    """Index of the token [T] with the first character of the final answer."""
     place = answer_offset(decode(tokens))
     return max(bisect_right(range(len(tokens) + 1), place, key=lambda k: len(decode(tokens[:k]))) - 1, 0)
 
@@ -69,6 +67,6 @@ KEEPS: dict[str, Keep] = {"correct": correct, "explains": explains}
 
 
 def as_completion(tokens: np.ndarray) -> Completion:
-    """Returns tokens as an answer that is only read."""
+    """Tokens as a completion, for computing log-probabilities only."""
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
                       text="", finish_reason="stop")

@@ -1,9 +1,8 @@
-"""What becomes of a group with second attempts (algo.guided.use): `Group -> Group`, once all statistics of its own
-answers are taken and before its advantages.
+"""How retries change their group (algo.guided.use): `Group -> Group`, after all statistics of its own completions and
+before its advantages.
 
-Attempts are aside, those that may be learned from with `trained`. What they were told is prompt; an attempt that
-becomes a member is read under the prompt without it (`train_prompt`), but for `hinted`.
-"""
+Retries are in `aside`; those that may be trained on have `trained`. Their guidance belongs to the prompt; a retry that
+becomes a member is trained under the prompt without it (`train_prompt`), except with `hinted`."""
 
 from __future__ import annotations
 
@@ -15,36 +14,31 @@ from vlrl.types import Group, Rollout
 
 
 def second_attempts(group: Group) -> list[Rollout]:
-    """Returns the second attempts beside a group that are learned from."""
+    """The retries beside a group that are trained on."""
     return [r for r in group.beside if r.variant == GUIDED]
 
 
 def mark_moved(group: Group) -> Group:
-    """Returns a group that algo.guided.use has made, with second attempts among its members and the answers that they
-    replace marked as moved (Group.plain)."""
+    """Marks retries among the members, and the completions that they replaced, as moved (Group.plain)."""
     return replace(group, rollouts=tuple(replace(r, moved=True) if r.variant == GUIDED else r for r in group.rollouts),
                    aside=tuple(replace(r, moved=True) if r.variant == REPLACED else r for r in group.aside))
 
 
 def beside(group: Group) -> Group:
-    """Returns the group as it is: its attempts have a loss of their own, algo.guided.loss."""
+    """The group unchanged: its retries have their own loss, algo.guided.loss."""
     return group
 
 
 def join(group: Group) -> Group:
-    """Returns the group with the first attempt that is kept among its members; advantages are those of all of them.
+    """Adds the first kept retry to the members; advantages are computed over all of them.
 
-    Critique-GRPO (arXiv 2506.03106), which takes one refinement of each prompt.
-    """
+    Critique-GRPO (arXiv 2506.03106), which takes one refinement of each prompt."""
     attempts = second_attempts(group)[:1]
     return replace(group, rollouts=(*group.rollouts, *attempts), aside=_resting(group, attempts))
 
 
 def replace_wrong(group: Group) -> Group:
-    """Returns the group with the first attempt that is kept in place of the last wrong answer.
-
-    EGSR (arXiv 2505.08364).
-    """
+    """Replaces the last wrong completion by the first kept retry. EGSR (arXiv 2505.08364)."""
     attempts = second_attempts(group)[:1]
     wrong = [i for i, r in enumerate(group.rollouts) if r.correct is False]
     if not attempts or not wrong:
@@ -55,11 +49,10 @@ def replace_wrong(group: Group) -> Group:
 
 
 def hinted(group: Group) -> Group:
-    """Returns the group of the first hint under which an answer is kept: all attempts under it, with its prompt, which
-    they are trained under; the group as it is where there is none, which is our choice.
+    """Replaces the members by all retries under the first hint with a kept retry, trained with that hint in the prompt.
+    Without a kept retry the group stays as it is, which is our choice.
 
-    GHPO (arXiv 2507.10628).
-    """
+    GHPO (arXiv 2507.10628)."""
     attempts = second_attempts(group)[:1]
     if not attempts:
         return replace(group, aside=_resting(group, ()))
@@ -76,7 +69,7 @@ def _out(rollout: Rollout, group: Group) -> Rollout:
 
 
 def _resting(group: Group, taken: Sequence[Rollout]) -> tuple[Rollout, ...]:
-    """Returns what stays aside, where no attempt is learned from."""
+    """`aside` without the retries in `taken`; none of the rest is trained on."""
     rest = (r for r in group.aside if not any(r is one for one in taken))
     return tuple(replace(r, trained=False) if r.variant == GUIDED else r for r in rest)
 

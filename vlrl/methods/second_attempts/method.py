@@ -1,4 +1,4 @@
-"""Second attempts of groups in which answers failed, under guidance: when they are asked for, and learned from."""
+"""Retries of groups with wrong completions, with guidance: when they are generated, and how they are trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlrl.types import Completion, Group, Prompt, Sample
 
 
 class SecondAttempts(Method):
-    """Has groups asked again once they are scored, and learns from what is kept as algo.guided.use says."""
+    """Retries groups after scoring, and trains on the kept retries as algo.guided.use says."""
 
     collective = True
 
@@ -31,7 +31,7 @@ class SecondAttempts(Method):
         super().__init__(section, settings, algorithm)
         loss = bind("algo.guided.loss", settings.loss, LOSSES)
         self.loss: Bound | None = loss if settings.beside else None
-        """None where attempts are members of their groups."""
+        """None where retries become members of their groups."""
         self.requires = loss.requires if settings.beside else frozenset()
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
@@ -47,7 +47,7 @@ class SecondAttempts(Method):
         self.guiding = RetryGenerator(self.config, run.encode, read)
 
     def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
-        """Second attempts stand aside; they are scored as a group of their own, as answers to the sample as it is."""
+        """Adds retries aside; they are scored as a separate group, as completions of the unchanged sample."""
         stays = self.guiding.trains_guided
         answers = [[answer_of(r.completion, g.prompt, ask.step, r.variant) for r in g.rollouts] for g in groups]
 

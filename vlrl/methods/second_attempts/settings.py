@@ -11,7 +11,7 @@ from vlrl.config.base import MethodSettings, Named, Positive, Rate
 
 
 class GuidedSettings(MethodSettings):
-    """Second attempts of groups in which answers failed, with more behind the question (docs/objectives.md)."""
+    """Retries of groups with wrong completions, with guidance behind the question (docs/objectives.md)."""
 
     answers: Positive = Field(
         default=1, description="Second attempts of a group, written under the prompt and what algo.guided.words says; "
@@ -38,7 +38,7 @@ class GuidedSettings(MethodSettings):
 
     @property
     def beside(self) -> bool:
-        """Whether attempts have a loss of their own, and are no members of their group."""
+        """Whether retries have their own loss, and are not members of their group."""
         return self.use.name == "beside"
 
     def problem(self, config: Any) -> str:

@@ -1,4 +1,4 @@
-"""The update on correct second attempts (algo.guided): their own micro-batches beside those of the objective."""
+"""The loss of correct retries (algo.guided): their own micro-batches beside those of the objective."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vlrl.types import Group, Rollout
 
 @dataclass(eq=False)
 class RetryPass:
-    """The loss of the second attempts of one optimizer step, read under the prompts without guidance: a Pass."""
+    """The loss of the retries of one optimizer step, under the prompts without guidance: a Pass."""
 
     policy: Policy
     algorithm: Objectives
@@ -34,13 +34,13 @@ class RetryPass:
     coef: float
     step: int
     part: Minibatch
-    """Rows with the same `unit` are an attempt, and where the loss compares it, a failure of its group."""
+    """Rows with the same `unit` are a retry and, where the loss compares it, a failure of its group."""
     loss: float = 0.0
-    """This process's share of the last pass over the batch."""
+    """This process's share in the last epoch over the batch."""
     logratio: float = 0.0
-    """Sum over the sampled tokens of the first pass of log p(prompt) - log p(prompt and guidance)."""
+    """Sum over the sampled tokens in the first epoch of log p(prompt) - log p(prompt and guidance)."""
     done: int = 0
-    """Passes over the batch."""
+    """Completed epochs over the batch."""
     active = True
     apart = False
 
@@ -67,7 +67,7 @@ class RetryPass:
 
 def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Bound,
               step: int) -> RetryPass | None:
-    """Packs the second attempts of one optimizer step; None where no process has any. Called on every process."""
+    """Packs the retries of one optimizer step; None where no process has any. Called on every process."""
     config = algorithm.config
     groups = [*{id(t.group): t.group for t in part.rollouts}.values()]
     compared = "failures" in loss.requires
@@ -88,7 +88,7 @@ def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Boun
 
 
 def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
-    """Returns each correct second attempt with a failure of its group, which take turns."""
+    """Each correct retry with a failure of its group; failures are used in turn."""
     attempts = [r for r in second_attempts(group) if r.completion.loss_mask.any()
                 and not (drop_truncated and r.completion.truncated)]
     failures = [r for r in group.rollouts if r.correct is False and r.train_prompt is None]
@@ -97,8 +97,8 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
 
 def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
                 compared: bool) -> RetryBatch:
-    """Returns what a loss sees of one micro-batch. Raises TrainingError where an attempt and the failure that it is
-    compared with went apart when memory did not suffice."""
+    """The RetryBatch of one micro-batch. Raises TrainingError where a retry and its paired failure were split when
+    memory ran out."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
     if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):
@@ -118,7 +118,7 @@ def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
 
 
 def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float:
-    """An engine may not know a token's log-probability (NaN)."""
+    """Tokens with unknown engine log-probability (NaN) do not count."""
     flat = np.concatenate([np.zeros(0, np.float32), *(part.rollouts[r].row.logprobs for r in micro.order)])
     sampled = torch.from_numpy(flat).to(attempts.mask.device)
     own = (attempts.mask > 0) & attempts.second & sampled.isfinite()
@@ -126,7 +126,7 @@ def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float
 
 
 def metrics(passes: Sequence[RetryPass]) -> dict[str, float]:
-    """Returns means over the optimizer steps that had second attempts, over all processes; {} where none had any."""
+    """Means over the optimizer steps with retries, over all processes; {} where there was none."""
     if not passes:
         return {}
     loss, logratio = comm.total(sum(p.loss for p in passes), sum(p.logratio for p in passes))

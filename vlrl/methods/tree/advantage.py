@@ -1,8 +1,7 @@
-"""Credit along the tree that the tokens of a group's answers form: `Scores -> list of [T]`.
+"""Credit along the prefix tree of a group's completions: `Scores -> list of [T]`.
 
-The value of a node is the mean reward of the answers through it; a node lasts from where answers part to where they
-part again. It matters most with rollout.branch, whose answers go on from each other's text.
-"""
+The value of a node is the mean reward of the completions through it; a node extends from one branching point to the
+next. Most useful with rollout.branch, whose completions continue each other's text."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from vlrl.methods.tree.search_tree import SearchNode, search_nodes
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What an answer shares from token `start` on with `leaves` - 1 others."""
+    """The tokens from `start` on that `leaves` completions share."""
 
     start: int
     value: float
-    """Mean reward of the answers through it."""
+    """Mean reward of the completions through it."""
     before: float
-    """That of the node that it goes on from."""
+    """Value of its parent."""
     leaves: int
 
 
@@ -38,9 +37,7 @@ Credit = Callable[[Node, float], float]
 
 
 def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
-    """Returns of each rollout the nodes below the root, in no order: one for each place where the tree of the tokens
-    parts.
-    """
+    """The nodes of each rollout below the root, unordered: one for each branching point of the token tree."""
     nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:
@@ -62,12 +59,11 @@ def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Seq
 
 @requires("local", "tokens")
 def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
-    """V(node) - V(node before) on the tokens of each node; along an answer they add up to R - V(root).
+    """V(node) - V(parent) on the tokens of each node; along a completion they add up to R - V(root).
 
-    A correct answer is paid 1 - shorter * (L - min) / (max - min) times as much, L its length beside those of the
-    group's correct ones. ROSE, as described in its paper: segments end where answers branch, which
-    rollout.branch.at=meaning chooses by the meanings of continuations.
-    """
+    A correct completion's reward is multiplied by 1 - shorter * (L - min) / (max - min), L its length among the group's
+    correct ones. ROSE, as described in its paper: segments end where completions branch, which
+    rollout.branch.at=meaning chooses by the meanings of continuations."""
     right = grouped.correct(s)
     lengths = torch.where(right, s.lengths, torch.nan)
     low, high = grouped.smallest(lengths, s.group), -grouped.smallest(-lengths, s.group)
@@ -78,23 +74,21 @@ def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
 
 @requires("local", "tokens")
 def treerl(s: Scores) -> list[torch.Tensor]:
-    """(V(node) - V(root) + V(node) - V(node before)) / sqrt(answers through the node) on its tokens.
+    """(V(node) - V(root) + V(node) - V(parent)) / sqrt(completions through the node) on its tokens.
 
-    Global and local advantage of TreeRL (arXiv 2506.11902), section 3.2.
-    """
+    Global and local advantage of TreeRL (arXiv 2506.11902), section 3.2."""
     return _on_nodes(s, s.rewards,
                      lambda node, root: (2 * node.value - root - node.before) / node.leaves ** 0.5)
 
 
 @requires("local", "tokens")
 def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """(R - mean + V_{t+1} - V_t) / (std + eps): V_t is the mean reward of the answers of the group that begin with the
+    """(R - mean + V_{t+1} - V_t) / (std + eps): V_t is the mean reward of the group's completions that begin with the
     tokens before t, V_{t+1} that of those that share token t too.
 
-    The answers of a group form a tree of prefixes. Where it does not branch the correction is 0, and this is grpo.
-    TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv 2509.18314), read so that
-    values are divided like the reward.
-    """
+    The completions of a group form a prefix tree. Without branches the correction is 0, and this is grpo. TEMPO:
+    Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv 2509.18314), read so that values are
+    divided like the reward."""
     base = grouped.centred(s.rewards, s.group)
     scale, flat = grouped.std(s.rewards, s.group) + eps, grouped.all_equal(s.rewards, s.group).tolist()
     out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
@@ -113,12 +107,10 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
 @reads("outcome", alone={})
 @requires("local", "nodes")
 def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
-    """V(node) - mean of V(end) over the group on the tokens of each node, V = what the search found out
-    (search_tree.py).
+    """V(node) - mean of V(end) over the group on the tokens of each node, V from the search (search_tree.py).
 
-    An end has V = 1 where its answer is right, else -1. On other nodes tanh(V / temperature) stands for V; None = V as
-    it is. An answer that was written in one go is one node, an end. DeepSearch (arXiv 2509.25454), section 3.5.
-    """
+    An end has V = 1 where its completion is correct, else -1. On other nodes tanh(V / temperature) replaces V; None = V
+    unchanged. A completion without search is a single node, an end. DeepSearch (arXiv 2509.25454), section 3.5."""
     right = grouped.correct(s).tolist()
     nodes = [search_nodes(extra) or [SearchNode(0, len(mask), 1.0 if correct else -1.0, 1)]
              for extra, mask, correct in zip(s.extra or [{}] * len(right), s.masks, right, strict=True)]
@@ -149,7 +141,7 @@ def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Te
 
 
 def scored_by_group(s: Scores) -> Iterator[list[int]]:
-    """Yields the rollouts of each group that have a reward."""
+    """The rollouts of each group that have a reward."""
     groups: dict[int, list[int]] = defaultdict(list)
     for i, number in enumerate(s.group.tolist()):
         if not s.rewards[i].isnan():

@@ -1,11 +1,10 @@
-"""Answers that go on from each other's text: `rollout.branch`.
+"""Groups whose completions branch from each other: `rollout.branch`.
 
-Some answers of a group are written from its prompt, the roots. Each of the others takes a point in an answer that is
-there, and goes on from the text before it in its own random stream. What was there is not written again, and the update
-computes it once (models/prefix_tree.py). Episodes branch between turns: an action is written anew in the same world,
-whose environment was reset to the same seed and has answered the same actions again (episodes.py). Credit by node:
-algo.advantage=rose, treerl or tempo.
-"""
+Some completions of a group, the roots, are generated from its prompt. Each of the others continues an existing
+completion from a chosen token, with its own random stream. The shared text is neither generated again nor computed
+twice in the update (models/prefix_tree.py). Episodes branch between turns: an action is generated anew in the same
+world, whose environment is reset to the same seed and replays the same actions (episodes.py). Credit by node:
+algo.advantage=rose, treerl or tempo."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ from vlrl.task.variants import has_variants
 from vlrl.types import Completion
 
 Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
-"""(answer, places [K] of the tokens that may be sampled again, how often others have gone on from it, random numbers)
--> one of the places."""
+"""(completion, positions [K] that may be sampled again, number of branches it already has, random generator) -> one of
+the positions."""
 
 
 def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """The token with the lowest log-probability; the next time that of the next lowest. TreeRL (arXiv 2506.11902). Of
-    an episode the turn that has it."""
+    """The token with the lowest log-probability; on the next call the next lowest. TreeRL (arXiv 2506.11902). In an
+    episode the turn that contains it."""
     known = np.nan_to_num(answer.logprobs, nan=0.0)
     lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
     order = np.argsort([lowest.get(place, known[place]) for place in places.tolist()], kind="stable")
@@ -43,31 +42,32 @@ def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random
 
 
 def uniform(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """Any of them alike."""
+    """Any position with equal probability."""
     return int(rng.choice(places))
 
 
 POINTS: dict[str, Point | type[Meaning]] = {"surprise": surprise, "uniform": uniform, "meaning": Meaning}
 _PROBED = 11
-"""First number of the keys of continuations; the others are in generate.py, episodes.py and recording.py."""
+"""First number of the random-stream keys of continuations; the others are in generate.py, episodes.py and recording.py.
+"""
 
 
 @dataclass(eq=False)
 class Leaf:
-    """An answer of a group."""
+    """A completion of a group."""
 
     completion: Completion
     first: int
-    """The first token that may be sampled again: not those that it shares, nor the first one of a root."""
+    """The first token that may be sampled again: after the shared tokens, and not the first one of a root."""
     parted: int = 0
-    """How often others have gone on from it."""
+    """Number of branches from it."""
     entropies: dict[int, float] = field(default_factory=dict)
-    """Semantic entropy by place, for a rule that reads continuations."""
+    """Semantic entropy by position, for a rule that uses continuations."""
 
     @property
     def places(self) -> np.ndarray:
-        """[K] of its tokens that may be sampled again; not those that were forced. Of an episode the first ones of its
-        actions, none of one whose environment failed."""
+        """[K] positions of its tokens that may be sampled again, without forced ones; for an episode the first tokens
+        of its actions, none where its environment failed."""
         done = self.completion
         if done.episode_id:
             return np.array([a.start for a in done.actions if a.start >= self.first and not done.error], np.int64)
@@ -76,24 +76,23 @@ class Leaf:
 
 @dataclass(eq=False)
 class BranchingGenerator:
-    """Draws groups whose answers branch, and counts tokens that were written, and that answers share."""
+    """Generates groups whose completions branch, and counts generated and shared tokens."""
 
     config: Config
     read: Callable[[np.ndarray], str] = str
-    """Text of tokens, for a rule that reads continuations."""
+    """Decodes tokens, for a rule that uses continuations."""
     written: int = 0
     reused: int = 0
     probed: int = 0
-    """Tokens of continuations that were read and left, among those that were written."""
+    """Generated tokens of continuations that are used for the choice only."""
 
     def __post_init__(self) -> None:
         self.point = point_of(self.config)
         self._unread = 0
 
     def generate(self, engine: Engine, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the answers to each request: up to request.n, fewer where rollout.branch.tokens are written. Called
-        on every process, as often as on the others.
-        """
+        """The completions of each request: up to request.n, fewer once rollout.branch.tokens are generated. Called on
+        every process, equally often."""
         settings = branch_of(self.config)
         assert settings.roots
         trees = [[Leaf(c, 1) for c in answers] for answers in engine.generate(
@@ -120,9 +119,8 @@ class BranchingGenerator:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of answer tokens that were not written again, since the last call and over all processes;
-        and of all tokens that were written those of continuations that chose the branches.
-        """
+        """Since the last call and over all processes: the share of completion tokens that were not generated again, and
+        the share of continuations for the choice among all generated tokens."""
         written, reused, probed = comm.total(self.written, self.reused, self.probed)
         self.written = self.reused = self.probed = 0
         shares = {"branch/reused_frac": reused / max(written - probed + reused, 1.0)}
@@ -131,7 +129,7 @@ class BranchingGenerator:
 
     def _probe(self, engine: Engine, rule: Meaning, requests: Sequence[Request], trees: Sequence[list[Leaf]],
                wanted: Sequence[int], spent: list[int]) -> None:
-        """Has continuations written from places of the answers that have none yet, and notes their entropies."""
+        """Generates continuations from positions of new completions, and records their entropies."""
         probes = [(i, leaf, place, self._probing(rule, requests[i], leaf, number, place)) for i in wanted
                   for number, leaf in enumerate(trees[i]) if not leaf.entropies
                   for place in rule.candidates(leaf.places)]
@@ -147,9 +145,8 @@ class BranchingGenerator:
                        sampling=at_most(request.sampling, place + rule.tokens))
 
     def _round(self, request: Request, tree: list[Leaf]) -> Request:
-        """Returns what is asked for next: all that are missing, with a budget as many as there are roots; each goes on
-        from the answer that fewest have gone on from.
-        """
+        """The next request: all missing completions, with a token budget as many as there are roots; each continues the
+        completion with the fewest branches."""
         settings = branch_of(self.config)
         n, begun = request.n - len(tree), []
         n = n if settings.tokens is None else min(n, settings.roots or n)
@@ -164,7 +161,7 @@ class BranchingGenerator:
         return replace(request, n=n, begun=tuple(begun), way_out="rollout.branch.roots=null")
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
-        """Raises ConfigError where a function of one's own fails, or gives none of the places."""
+        """Raises ConfigError where a user's own function fails, or returns none of the positions."""
         named, places = f"rollout.branch.at={branch_of(self.config).at.name!r}", leaf.places
         if isinstance(self.point.function, Meaning):
             return self.point(leaf.entropies, leaf.parted, rng)
@@ -185,18 +182,18 @@ class BranchingGenerator:
 
 
 def at_most(sampling: Sampling, tokens: int) -> Sampling:
-    """Returns it with answers of at most so many tokens; without a thinking budget that is not reached then."""
+    """Sampling with at most `tokens` new tokens; without the thinking budget where that is not lower."""
     most, budget = min(tokens, sampling.max_new_tokens), sampling.thinking_budget
     return replace(sampling, max_new_tokens=most, thinking_budget=budget if (budget or most) < most else None)
 
 
 def point_of(config: Config) -> Bound:
-    """Returns the rule of rollout.branch.at with its options. Raises ConfigError where it is not known."""
+    """The rule of rollout.branch.at with its options. Raises ConfigError where it is unknown."""
     return bind("rollout.branch.at", branch_of(config).at, POINTS, skip=4)
 
 
 def check(config: Config, task: Task, generates: bool) -> None:
-    """Raises ConfigError where rollout.branch cannot be."""
+    """Raises ConfigError where rollout.branch.roots is not supported."""
     settings, problem = branch_of(config), ""
     if not settings.roots:
         return
@@ -214,7 +211,7 @@ def check(config: Config, task: Task, generates: bool) -> None:
 
 
 def _cut(completion: Completion, place: int) -> Completion:
-    """Returns the first `place` tokens, to be gone on from; of an episode with the turns that they are."""
+    """The first `place` tokens, to be continued; for an episode with its turns up to there."""
     turns = tuple(t for t in completion.turns if t.end <= place) if completion.episode_id else ()
     return replace(completion, tokens=completion.tokens[:place], logprobs=completion.logprobs[:place],
                    loss_mask=completion.loss_mask[:place], text="", finish_reason="length", turns=turns, shown=None,

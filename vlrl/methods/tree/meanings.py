@@ -1,11 +1,9 @@
-"""Where the meanings of short continuations differ most: `rollout.branch.at=meaning`, ROSE's choice of branches.
+"""Branching where the meanings of short continuations differ most: `rollout.branch.at=meaning`, the rule of ROSE.
 
-From places spread over a finished answer a few short continuations are written. They are put into clusters of one
-meaning each, and the entropy of the clusters, the semantic entropy (Semantic Uncertainty, arXiv 2302.09664; its
-discrete form, Nature 630, 625), says how much is still open there. No model is asked what means the same: it is texts
-that share half of their words (`words`), texts that are equal but for case and punctuation (`exact`), or what a
-function of one's own says.
-"""
+A few short continuations are generated from positions spread over a finished completion. They are clustered by meaning,
+and the entropy of the clusters, the semantic entropy (Semantic Uncertainty, arXiv 2302.09664; its discrete form, Nature
+630, 625), measures how open the position still is. No model judges the meaning: texts are alike that share half of
+their words (`words`), or that are equal except for case and punctuation (`exact`), or by a user's own function."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ ALIKE: dict[str, Alike] = {"words": words, "exact": same_label}
 
 
 def semantic_entropy(texts: Sequence[str], alike: Alike) -> float:
-    """Returns the entropy in nats of the shares of the clusters of one meaning; 0 = all mean the same. A text joins the
-    first cluster whose first text is like it."""
+    """Entropy in nats of the cluster shares; 0 = all have the same meaning. A text joins the first cluster whose first
+    text is like it."""
     clusters: list[list[str]] = []
     for text in texts:
         own = next((cluster for cluster in clusters if alike(cluster[0], text)), None)
@@ -47,11 +45,10 @@ def semantic_entropy(texts: Sequence[str], alike: Alike) -> float:
 
 
 class Meaning:
-    """The place of the largest semantic entropy; the next time that of the next largest. ROSE.
+    """The position with the largest semantic entropy; on the next call the next largest. ROSE.
 
-    Of each answer `candidates` places, evenly spread, get `continuations` of at most `tokens` tokens. With probability
-    `root` an answer is written from the prompt anew.
-    """
+    `candidates` evenly spread positions of each completion get `continuations` of at most `tokens` tokens. With
+    probability `root` a completion is generated from the prompt."""
 
     def __init__(self, continuations: Annotated[int, Field(ge=2)] = 4, tokens: Positive = 16,
                  candidates: Positive = 8, root: Fraction = 0.1, alike: str = "words"):
@@ -59,7 +56,7 @@ class Meaning:
         self.alike = resolve("rollout.branch.at.alike", alike, ALIKE)
 
     def candidates(self, places: np.ndarray) -> list[int]:
-        """Returns which of the places [K] get continuations."""
+        """The positions among [K] that get continuations."""
         count = min(self.most, len(places))
         return [int(places[round(i * (len(places) - 1) / max(count - 1, 1))]) for i in range(count)]
 
@@ -67,8 +64,7 @@ class Meaning:
         return semantic_entropy(texts, self.alike)
 
     def __call__(self, entropies: Mapping[int, float], before: int, rng: np.random.Generator) -> int:
-        """Returns a place, 0 = from the prompt. `entropies` by place; `before`: how often others have gone on from the
-        answer."""
+        """A position, 0 = from the prompt. `entropies` by position; `before`: number of branches of the completion."""
         if rng.random() < self.root:
             return 0
         order = sorted(entropies, key=lambda place: (-entropies[place], place))

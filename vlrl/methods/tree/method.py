@@ -1,4 +1,4 @@
-"""Answers of a group that have text in common: they go on from each other, or are leaves of a tree search."""
+"""Groups whose completions share text: they branch from each other, or are leaves of a tree search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlrl.types import Completion, Sample
 
 
 class TreeRollouts(Method):
-    """Writes the groups of a step as rollout.branch.roots or rollout.branch.search says."""
+    """Generates the groups of a step as rollout.branch.roots or rollout.branch.search says."""
 
     collective = True
     state_at = "source.search"

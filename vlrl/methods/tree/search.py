@@ -1,13 +1,12 @@
-"""Answers found by a tree search: `rollout.branch.search`.
+"""Completions found by a tree search: `rollout.branch.search`.
 
-From a node of the tree `width` pieces are written; where answers have ended they are scored, and one is backed up; then
-the next node grows (search_tree.py), of all prompts of a step at the same time. rollout.group_size answers that were
-backed up are the group, with their nodes' values (Completion.extra) for algo.advantage=deepsearch.
+`width` pieces are generated from a node of the tree; complete ones are scored, and one of them is backed up; then the
+next node is expanded (search_tree.py), for all prompts of a step at the same time. The group are rollout.group_size
+backed-up completions, with their nodes' values (Completion.extra) for algo.advantage=deepsearch.
 
-A prompt is searched while few of its answers are right. What was right then is kept, and begins the group at the next
-visit in place of a search; the others are written from the prompt, and say how hard it still is. DeepSearch (arXiv
-2509.25454), section 3.4; that it is found out while training, and not between rounds of it, is this project's.
-"""
+A prompt is searched while few of its completions are correct. The correct ones are cached and begin the group at the
+next visit in place of a search; the others are generated from the prompt, and measure its difficulty. DeepSearch (arXiv
+2509.25454), section 3.4; there the cache is filled between rounds of training, here during it."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from vlrl.task.variants import has_variants
 from vlrl.types import Completion, Prompt
 
 Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
-"""(request, answers to it that have ended) -> of each, whether it is correct; None = nobody can tell."""
+"""(request, complete completions) -> whether each is correct; None = unknown."""
 
 _EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
                     text="", finish_reason="length")
@@ -40,12 +39,12 @@ _EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float3
 
 @dataclass(frozen=True, eq=False)
 class PromptMemory:
-    """What is remembered of the last visit to a prompt."""
+    """Result of the last visit to a prompt."""
 
     right: float
-    """Share of the answers written then that were."""
+    """Share of correct completions among those generated then."""
     cached: tuple[Completion, ...] = ()
-    """Right answers, of this visit and those before, where that share is low."""
+    """Correct completions, of this visit and earlier ones, where that share is low."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"right": self.right, "kept": [
@@ -54,14 +53,13 @@ class PromptMemory:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> PromptMemory:
-        """Returns the visit of a `state_dict`."""
         return cls(state["right"], tuple(_cached_answer(**{**c, "tokens": np.asarray(c["tokens"], np.int64),
                                                            "loss_mask": np.asarray(c["loss_mask"], bool)})
                                          for c in state["kept"]))
 
 
 class _Writing:
-    """A group that is written from its prompt, behind answers that were kept."""
+    """A group generated from its prompt, after cached completions."""
 
     def __init__(self, request: Request, cached: Sequence[Completion] = ()):
         self.request, self.cached = request, tuple(cached[:request.n - 1])
@@ -79,7 +77,7 @@ class _Writing:
 
     @property
     def tokens(self) -> tuple[int, int, int]:
-        """Tokens that were written, that answers of now have, and that these share."""
+        """Tokens generated, tokens of the new completions, and tokens that these share."""
         total = sum(len(c.tokens) for c in self.completions)
         return total, total, 0
 
@@ -97,12 +95,13 @@ class _Searching:
 
     @property
     def wants(self) -> bool:
-        """Whether a node is still to grow: not once enough answers are there, or the budget is spent and one is."""
+        """Whether another node is to be expanded: not once there are enough completions, or the budget is spent and
+        there is one."""
         count = len(self.tree.ends)
         return count < self.request.n and (self.spent < self.budget or not count)
 
     def asks(self) -> Request:
-        """Returns what is to be written from the current node; each piece has a number of its own in the group."""
+        """The request for pieces from the current node; each piece has its own number in the group."""
         node = self.tree.current
         assert node is not None
         sampling = at_most(self.request.sampling, len(node.written.tokens) + self.piece)
@@ -142,7 +141,7 @@ class _Counts:
     groups: int = 0
     searched: int = 0
     begun: int = 0
-    """Groups that began with kept answers."""
+    """Groups that began with cached completions."""
     grown: int = 0
     written: int = 0
     total: int = 0
@@ -150,21 +149,21 @@ class _Counts:
 
 
 class SearchGenerator:
-    """Finds the groups of a step, and remembers prompts from visit to visit: the same on all processes."""
+    """Generates the groups of a step by search, and remembers prompts from visit to visit, the same on all processes.
+    """
 
     def __init__(self, config: Config):
         settings = branch_of(config)
         assert settings.search
         self.settings, self.budget = settings.search, math.inf if settings.tokens is None else settings.tokens
         self.visits: dict[str, PromptMemory] = {}
-        """By prompt, the longest unseen one first."""
+        """By prompt, least recently visited first."""
         self._counts = _Counts()
 
     def generate(self, engine: Engine, requests: Sequence[Request], judge: Judge, step: int,
                  done: Done | None = None) -> list[list[Completion]]:
-        """Returns the answers to each request: request.n, fewer where rollout.branch.tokens are written. Called on
-        every process, as often as on the others. `judge` is asked of answers in their last form.
-        """
+        """The completions of each request: request.n, fewer once rollout.branch.tokens are generated. Called on every
+        process, equally often. `judge` is called with final completions."""
         keys = [_key(r.prompt) for r in requests]
         groups = [self._begin(r, key) for r, key in zip(requests, keys, strict=True)]
         while any(comm.gather(any(group.wants for group in groups))):
@@ -198,7 +197,7 @@ class SearchGenerator:
             del self.visits[key]
 
     def _visit(self, group: _Writing | _Searching, step: int) -> PromptMemory | None:
-        """Returns what there is to remember; None where nobody could tell what is right."""
+        """What to remember of a group; None where correctness is unknown."""
         judged = [(c, right) for c, right in zip(group.completions, group.right, strict=True) if right is not None]
         if not judged:
             return None
@@ -221,10 +220,9 @@ class SearchGenerator:
                 counts.written + written, counts.total + total, counts.shared + shared)
 
     def metrics(self) -> dict[str, float]:
-        """Returns, since the last call and over all processes: the share of groups that were searched, and that began
-        with kept answers; nodes that grew in one search; the share of written tokens that are in no answer, and of
-        answers' tokens that were not written again.
-        """
+        """Since the last call and over all processes: the share of groups that were searched, and that began with
+        cached completions; expanded nodes per search; the share of generated tokens that are in no completion, and of
+        completion tokens that were not generated again."""
         c, self._counts = self._counts, _Counts()
         groups, searched, begun, grown, written, total, shared = comm.total(
             c.groups, c.searched, c.begun, c.grown, c.written, c.total, c.shared)
@@ -234,23 +232,21 @@ class SearchGenerator:
                 **({"search/nodes_mean": grown / searched} if searched else {})}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs."""
         return {"visits": [[key, visit.state_dict()] for key, visit in self.visits.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
         self.visits = {key: PromptMemory.of(visit) for key, visit in state["visits"]}
 
 
 def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,
                    kept_at: int) -> Completion:
-    """Returns an answer for later visits. Its log-probabilities are not known: other weights will learn from it."""
+    """A completion for later visits. Its log-probabilities are unknown, because other weights will learn from it."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
                       finish_reason=finish_reason, policy_step=kept_at)
 
 
 def _key(prompt: Prompt) -> str:
-    """Returns a name of what the model is shown: an answer to one template is none to another."""
+    """A key of the model's input: a completion of one template is none of another."""
     shown = sha256(prompt.ids.tobytes())
     for media in prompt.media:
         shown.update(media.sha256.encode())
@@ -258,7 +254,7 @@ def _key(prompt: Prompt) -> str:
 
 
 def check(config: Config, task: Task, generates: bool) -> None:
-    """Raises ConfigError where rollout.branch.search cannot be."""
+    """Raises ConfigError where rollout.branch.search is not supported."""
     if branch_of(config).search is None:
         return
     problem = ""

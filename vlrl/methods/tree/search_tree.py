@@ -1,14 +1,13 @@
-"""The tree of a search: which node grows next, and what its nodes are worth.
+"""The tree of a search: which node is expanded next, and the values of nodes.
 
-    tree = Tree(settings, nothing_written)
-    ends = tree.grow(pieces, most)                  # what was written from tree.current, most = tokens of an answer
+    tree = Tree(settings, empty)
+    ends = tree.grow(pieces, most)                  # pieces generated from tree.current; most = token limit
     tree.judge(ends, [True, False])                 # one of them is backed up; tree.current is the next node
 
-A node is a piece of an answer, and stands for all of the answer up to its end. N counts its visits: as often as it was
-written, unless the answer has ended, and one for each end below it that was backed up. V is what these were worth to
-it, Q = V / N. DeepSearch (arXiv 2509.25454), sections 3.1 to 3.3, and its released code where the paper does not say.
-That equal pieces are one node is this project's: without it N is 1 on all new nodes, and the first is chosen.
-"""
+A node is a piece of a completion, and represents the completion up to its end. N counts its visits: how often it was
+generated, unless it is an end, and one for each backed-up end below it. V is the sum of their values at this node, Q =
+V / N. DeepSearch (arXiv 2509.25454), sections 3.1 to 3.3, and its released code where the paper is silent. Equal pieces
+are one node, which is our addition: otherwise N is 1 on all new nodes, and the first is chosen."""
 
 from __future__ import annotations
 
@@ -24,38 +23,37 @@ from vlrl.types import Completion
 
 
 class SearchNode(NamedTuple):
-    """What an answer went through in a search: its tokens start..end, and what was found out about them."""
+    """A node on the path of a completion: its tokens start..end, and its statistics."""
 
     start: int
     end: int
     value: float
-    """Sum of what the answers through it were worth to it; 1 or -1 for the last one of an answer."""
+    """Sum of the values of the completions through it; 1 or -1 for an end."""
     visits: int
 
 
 def as_extra(nodes: Sequence[SearchNode]) -> dict[str, Any]:
-    """Returns the nodes of an answer, in order, as its completion keeps them; they are stored as its turns."""
+    """The nodes of a completion, in order, as Completion.extra; they are stored as its turns."""
     return {"turns": [{"start": n.start, "end": n.end, "info": {"value": n.value, "visits": n.visits}} for n in nodes]}
 
 
 def search_nodes(extra: Mapping[str, Any]) -> list[SearchNode]:
-    """Returns the nodes that an answer goes through, which hold all of its tokens; none of one that was not searched
-    for."""
+    """The nodes on the path of a completion, which cover all of its tokens; empty without a search."""
     return [SearchNode(turn["start"], turn["end"], **turn["info"]) for turn in extra.get("turns", ())]
 
 
 @dataclass(eq=False)
 class Node:
-    """A piece of an answer; the root is the empty one."""
+    """A piece of a completion; the root is empty."""
 
     written: Completion
-    """All of the answer up to its end."""
+    """The completion up to its end."""
     parent: Node | None = None
     depth: int = 0
     ended: bool = False
-    """Whether the answer ends here."""
+    """Whether the completion ends here."""
     right: bool | None = None
-    """Of an end, whether the answer is correct; None = nobody can tell."""
+    """For an end, whether the completion is correct; None = unknown."""
     backed_up: bool = False
     children: list[Node] = field(default_factory=list)
     visits: int = 0
@@ -67,23 +65,23 @@ class Node:
 
     @property
     def start(self) -> int:
-        """Place of its first token in the answer."""
+        """Position of its first token in the completion."""
         return len(self.parent.written.tokens) if self.parent else 0
 
     @property
     def entropy(self) -> float:
-        """Mean -log p of the sampled tokens of its piece: an estimate of the policy's entropy there."""
+        """Mean -log p of the sampled tokens of its piece: an estimate of the policy entropy there."""
         return _entropy(self.written, self.start)
 
     def above(self) -> Iterator[Node]:
-        """Yields it and all before it, the root last."""
+        """The node and its ancestors, the root last."""
         node: Node | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def below(self) -> Iterator[Node]:
-        """Yields it and all behind it, each before its children."""
+        """The node and its descendants, each before its children."""
         open_: list[Node] = [self]
         while open_:
             node = open_.pop()
@@ -91,27 +89,27 @@ class Node:
             open_.extend(reversed(node.children))
 
     def completion(self) -> Completion:
-        """Returns the answer that ends here with the nodes that it goes through."""
+        """The completion that ends here, with the nodes on its path."""
         nodes = [SearchNode(n.start, len(n.written.tokens), n.value, n.visits) for n in [*self.above()][-2::-1]]
         return Completion(tokens=self.written.tokens, logprobs=self.written.logprobs, loss_mask=self.written.loss_mask,
                           text=self.written.text, finish_reason=self.written.finish_reason, extra=as_extra(nodes))
 
 
 class Tree:
-    """A search for answers to one prompt."""
+    """A search for completions of one prompt."""
 
     def __init__(self, settings: SearchSettings, empty: Completion):
         self.settings = settings
         self.root = Node(empty)
         self.current: Node | None = self.root
-        """What is to grow next; None = no node is open."""
+        """The node to expand next; None = no node is open."""
         self.ends: list[Node] = []
-        """The ends that were backed up, in order."""
+        """The backed-up ends, in order."""
         self.grown = 0
 
     def grow(self, pieces: Sequence[Completion], most: int) -> list[Node]:
-        """Takes what was written from the current node, and returns the answers among it that have ended, with `most`
-        tokens at the latest."""
+        """Adds the pieces generated from the current node, and returns the ends among them; a completion ends with
+        `most` tokens at the latest."""
         node, new = self.current, dict[bytes, Node]()
         assert node is not None
         ends = [Node(c, node, node.depth + 1, ended=True) for c in pieces if _ends(c, most)]
@@ -123,7 +121,7 @@ class Tree:
         return ends
 
     def judge(self, ends: Sequence[Node], right: Sequence[bool | None]) -> None:
-        """Takes which of the new ends are correct, backs up one of them, and chooses the next node."""
+        """Sets whether the new ends are correct, backs up one of them, and chooses the next node."""
         for node, correct in zip(ends, right, strict=True):
             node.right = correct
         if ends:
@@ -131,14 +129,14 @@ class Tree:
         self.current = self._next(bool(ends))
 
     def settle(self) -> bool:
-        """Backs up an end that was passed over, where no node is to grow any more; returns whether there was one."""
+        """Backs up one of the remaining ends, once no node is to be expanded; returns whether there was one."""
         waiting = [node for node in self.root.below() if node.ended and not node.backed_up]
         if waiting:
             self._back_up(_first(waiting))
         return bool(waiting)
 
     def again(self) -> None:
-        """Has the root grow once more, where no node is open."""
+        """Expands the root again where no node is open."""
         self.current = self.current or self.root
 
     def uct(self, node: Node) -> float:
@@ -149,25 +147,24 @@ class Tree:
         return node.q + self.settings.explore * math.sqrt(math.log(node.parent.visits) / node.visits)
 
     def promise(self, node: Node) -> float:
-        """by_value * tanh(Q(parent)) + by_entropy * H + by_depth * sqrt(depth of it / depth)."""
+        """by_value * tanh(Q(parent)) + by_entropy * H + by_depth * sqrt(its depth / depth)."""
         assert node.parent is not None
         s = self.settings
         return (s.by_value * math.tanh(node.parent.q) + s.by_entropy * node.entropy
                 + s.by_depth * math.sqrt(node.depth / s.depth))
 
     def _next(self, ended: bool) -> Node | None:
-        """Returns, where nothing has ended, the best of the new nodes; else of all open ones. The first of equals."""
+        """Where nothing has ended the best of the new nodes; else the best of all open ones. The first among equals."""
         open_ = [n for n in self.root.below() if n.parent and not n.ended and not n.children]
         if ended:
             return max(open_, key=self.promise, default=None)
         return max((n for n in open_ if n.parent is self.current), key=self.uct)
 
     def _back_up(self, end: Node) -> None:
-        """Adds +-max((d + 1) / (D + 1), least) to V of the nodes on the way, d their depth and D that of the end.
+        """Adds +-max((d + 1) / (D + 1), least) to V of the nodes on the path, d their depth and D that of the end.
 
-        What a right answer gives takes the place of a negative V, what a wrong one takes leaves a positive V as it is.
-        An answer of which nobody can tell counts as a visit alone.
-        """
+        The value of a correct completion replaces a negative V, that of a wrong one leaves a positive V unchanged. A
+        completion of unknown correctness counts only as a visit."""
         end.backed_up = True
         self.ends.append(end)
         worth = {True: 1.0, False: -1.0, None: 0.0}[end.right]
@@ -185,8 +182,8 @@ def _ends(answer: Completion, most: int) -> bool:
 
 
 def _first(ends: Sequence[Node]) -> Node:
-    """Returns which of some ends is backed up: a right one if any, else a wrong one; of these that of which the policy
-    was surest, with the lowest mean entropy from the first token on."""
+    """The end to back up: a correct one if any, else a wrong one; among these the one with the lowest mean entropy from
+    the first token on."""
     return min(ends, key=lambda node: ({True: 0, False: 1, None: 2}[node.right], _entropy(node.written)))
 
 

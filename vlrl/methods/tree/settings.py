@@ -10,7 +10,7 @@ from vlrl.config.base import Count, Fraction, MethodSettings, Named, NonNegative
 
 
 class SearchSettings(Settings):
-    """A tree of pieces of answers that is grown where it promises most (DeepSearch, 2509.25454)."""
+    """A tree of pieces of completions that is expanded where it is most promising (DeepSearch, 2509.25454)."""
 
     width: Annotated[int, Field(ge=2)] = Field(default=8, description="Pieces that are written from one node.")
     depth: Annotated[int, Field(ge=2)] = Field(
@@ -46,7 +46,7 @@ class SearchSettings(Settings):
 
 
 class BranchSettings(MethodSettings):
-    """Answers of a group that go on from each other's text instead of the prompt."""
+    """Completions of a group that continue each other's text instead of starting from the prompt."""
 
     roots: Positive | None = Field(
         default=None, description="Answers of a group that are written from the prompt; each of the others goes on "
@@ -103,12 +103,11 @@ class BranchSettings(MethodSettings):
 
 
 def branch_of(config: Any) -> BranchSettings:
-    """Returns the section of a config."""
     return config.rollout.branch
 
 
 def without_nodes(config: Any, advantage: str) -> str:
-    """Why an advantage of nodes finds none; "" with a search."""
+    """Why an advantage over search nodes has none; "" with a search."""
     if branch_of(config).search is not None:
         return ""
     return (f"algo.advantage={advantage!r} reads what a tree search has found, and rollout.branch.search=null: set "

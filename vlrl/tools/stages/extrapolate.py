@@ -1,11 +1,10 @@
-"""Weights beyond a checkpoint, along the way that training went: `vlrl extrapolate`.
+"""Extrapolates weights along the direction of training: `vlrl extrapolate`.
 
     theta* = theta_B + k (theta_B - theta_A), A the earlier checkpoint and B the later one (arXiv 2601.04537)
 
-k = 0 is B, k = -1 is A, between them lie averages. Full models and LoRA adapters, file by file and tensor by tensor, so
-neither model is in memory as a whole. Of an adapter the two factors are extrapolated each on its own. Everything else
-(config, processor) is B's.
-"""
+k = 0 is B, k = -1 is A, values in between are averages. Full models and LoRA adapters, file by file and tensor by
+tensor, so neither model is fully in memory. The two factors of an adapter are extrapolated separately. Everything else
+(config, processor) is B's."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ExtrapolationResult:
-    """What was written."""
+    """The written model."""
 
     earlier: Path
     later: Path
@@ -39,17 +38,16 @@ class ExtrapolationResult:
     k: float
     tensors: int
     moved: int
-    """Tensors that differ between the two."""
+    """Number of tensors that differ between the two."""
     distance: float
     """Euclidean distance of the two, over all weights."""
 
 
 def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:
-    """Writes theta_later + k (theta_later - theta_earlier) into the folder `out`, loadable as the later one is.
+    """Writes theta_later + k (theta_later - theta_earlier) into the folder `out`, in the format of the later one.
 
-    Both are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError when they are not of
-    one model, when one is damaged, or when `out` holds files.
-    """
+    Both are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError when they are of
+    different models, when one is damaged, or when `out` is not empty."""
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is no finite number")
     a, b = (_checkpoint_path(path) for path in (earlier, later))
@@ -103,7 +101,7 @@ def _weights(path: Path) -> list[Path]:
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """Returns the file of each weight."""
+    """The file of each weight."""
     out: dict[str, Path] = {}
     try:
         for file in _weights(path):
@@ -115,9 +113,8 @@ def _places(path: Path) -> dict[str, Path]:
 
 
 def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[int, int, float]:
-    """Returns all files of `b` with other weights; how many tensors there are, how many moved, and their squared
-    distance.
-    """
+    """Writes all files of `b` with new weights; returns the number of tensors, how many moved, and their squared
+    distance."""
     count, moved, square = 0, 0, 0.0
     for file in sorted(b.iterdir()):
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (MANIFEST, STATE):
@@ -139,7 +136,7 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
 
 
 def _beyond(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
-    """new + k (new - old) in float32, rounded to new's type; and the squared distance of the two."""
+    """new + k (new - old) in float32, rounded to new's dtype; and the squared distance of the two."""
     if not new.is_floating_point():
         return new, 0.0
     step = new.float() - old.float()

@@ -1,13 +1,12 @@
-"""Rounds of rejection sampling: answers are drawn and scored, right ones are kept, and are learned from. A stage.
+"""Rounds of rejection sampling, as a stage: answers are sampled and scored, correct ones are kept and trained on.
 
-    round-01/answers.jsonl    every answer with its reward; an interrupted round goes on in it (evaluation/rows.py)
-    round-01/rows.jsonl       the answers that were kept, with where they come from (data/sources/solutions.py)
+    round-01/answers.jsonl    every answer with its reward; an interrupted round continues in it (evaluation/rows.py)
+    round-01/rows.jsonl       the kept answers, with their origin (data/sources/solutions.py)
     round-01/                 the run folder of the supervised steps on them
-    stages.json               the rounds, and what those that are finished left
+    stages.json               the rounds, and the results of finished ones
 
 RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5, 2501.12599), selective
-self-rehearsal (2409.04787), re-distillation (2505.17988).
-"""
+self-rehearsal (2409.04787), re-distillation (2505.17988)."""
 
 from __future__ import annotations
 
@@ -48,13 +47,13 @@ ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 LEARNS = {"sft": guided.sft, "dpo": guided.dpo}
-"""How a round learns; the options of dpo are those of the loss."""
+"""The loss of a round; the options of dpo are those of the loss."""
 
 Say = Callable[[str], None]
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError where the settings of rounds cannot be."""
+    """Raises ConfigError for settings of rounds that contradict each other."""
     bind("rounds.choose", config.rounds.choose, CHOICES)
     bind("rounds.learn", config.rounds.learn, LEARNS)
     if config.data.solutions:
@@ -71,9 +70,8 @@ def check(config: Config) -> None:
 
 
 def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
-    """Runs the rounds that are not finished; returns whether all are. `first` is the model of the whole run. Called on
-    every process.
-    """
+    """Runs the unfinished rounds; returns whether all are finished. `first` is the initial model of the whole run.
+    Called on every process."""
     folder, model = Path(config.run.dir), config.model.name
     known: StageList = comm.on_main(partial(_opened, folder, config.rounds.count))
     for number, (name, _) in enumerate(known.stages):
@@ -95,7 +93,7 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
 
 
 def left(config: Config) -> str:
-    """Returns the folder of the weights that the last round left."""
+    """The folder of the last round's weights."""
     known = read_stages(Path(config.run.dir))
     assert known
     return str(known.done[known.stages[-1][0]]["model"])
@@ -116,9 +114,8 @@ def _finished(known: StageList, name: str, steps: int, said: Mapping[str, Any]) 
 
 
 def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
-    """Has the answers of a round drawn, and writes those that are kept; returns figures of them. What is on the disk is
-    not done again.
-    """
+    """Samples the answers of a round, and writes the kept ones; returns their counts. Work that is on the disk is not
+    repeated."""
     place = folder / f"round-{number + 1:02d}"
     if not comm.on_main(lambda: (place / ROWS).is_file()):
         one = choose_model(config, model)
@@ -156,7 +153,7 @@ def _draw(config: Config, one: ModelChoice, number: int, file: RowFile) -> None:
 
 
 def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]]:
-    """Returns the prompts of a round with their places in the training split; each round has the next template."""
+    """The prompts of a round with their indices in the training split; each round uses the next template."""
     samples, most = task_samples(task, "train"), config.rounds.prompts
     places = [(number * most + i) % len(samples) for i in range(min(most, len(samples)))]
     placed = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]
@@ -168,7 +165,7 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 
 
 def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
-    """Writes the rows that are kept, and with rounds.keep_rows those of the rounds before too."""
+    """Writes the kept rows, and with rounds.keep_rows those of earlier rounds too."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
     task = make_task(config)
@@ -192,7 +189,7 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
 
 
 def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
-    """Returns what a row says of an answer that the kept one is preferred to, for each of them; {} without dpo."""
+    """The columns of each answer that the kept one is preferred to; {} without dpo."""
     if config.rounds.learn.name == "sft":
         return [{}]
     return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
@@ -213,12 +210,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows in order, each text of a prompt once."""
+    """The rows in order, without repeated texts of a prompt."""
     return [*{(row["number"], row["solution"], row.get("rejected")): row for row in reversed(rows)}.values()][::-1]
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:
-    """Returns how many answers of a round are right, and how many were kept."""
+    """How many answers of a round are correct, and how many were kept."""
     answers = _by_prompt(read_rows(place / ANSWERS))
     right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
     retained = _lines(place / ROWS)
@@ -229,7 +226,7 @@ def _figures(config: Config, place: Path) -> dict[str, Any]:
 
 
 def _learning(config: Config, model: str, place: Path) -> Config:
-    """Returns the settings of the supervised steps of a round."""
+    """The settings of the supervised steps of a round."""
     rows = place / (ALL_ROWS if config.rounds.keep_rows else ROWS)
     steps = config.steps
     if config.rounds.epochs is not None:

@@ -1,9 +1,8 @@
-"""A run of several stages: supervised, RL, rounds of own answers, merges of weights. `vlrl train` with `stages`.
+"""A run of several stages: supervised, RL, rounds of rejection sampling, merges of weights. `vlrl train` with `stages`.
 
-Each stage is a run in a folder of its name below the run's, and begins with the weights that the one before handed
-over. stages.json says which are finished: a run that was killed goes on inside the stage that it was in, and ends with
-the weights of an undisturbed one.
-"""
+Each stage is a run in a folder of its name below the run's, and begins with the weights of the previous one.
+stages.json lists the finished stages: a run that was killed continues inside its stage, and ends with the weights of an
+undisturbed one."""
 
 from __future__ import annotations
 
@@ -36,22 +35,21 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StagesResult:
-    """How far a run of stages came."""
+    """How far a run of stages got."""
 
     folder: Path
     finished: bool
     stage: str = ""
-    """The last one that was worked on."""
+    """The last stage that was worked on."""
     model: str = ""
-    """The folder of the weights that the last finished stage left."""
+    """The folder of the last finished stage's weights."""
 
 
 def train_stages(config: Config, say: Say = print) -> StagesResult:
-    """Runs every stage that is not finished, in order. Called on every process.
+    """Runs every unfinished stage, in order. Called on every process.
 
     Raises ConfigError before the first begins when settings of any stage are wrong, and RunError where a finished stage
-    had other settings.
-    """
+    had other settings."""
     make_accelerator(config)  # from here on there are several processes, or one
     stages = stages_of(config)
     with contextlib.ExitStack() as stack:
@@ -75,7 +73,7 @@ def train_stages(config: Config, say: Say = print) -> StagesResult:
 
 
 def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
-    """Returns how far the run is. Raises ConfigError for settings that no stage could begin with."""
+    """The progress of the run. Raises ConfigError for settings that no stage could begin with."""
     folder = RunFolder(Path(config.run.dir))
     if config.resume == "never":
         files.move_aside(folder.path)
@@ -96,10 +94,9 @@ def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> Stag
 
 
 def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
-    """Returns what is wrong with the settings and the data of a stage, before any stage has begun.
+    """Problems of the settings and the data of a stage, before any stage has begun.
 
-    The rows of a file that an earlier stage is to write are not looked at.
-    """
+    The rows of a file that an earlier stage will write are not checked."""
     if stage.kind == "merge":
         return []
     try:
@@ -111,9 +108,8 @@ def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
 
 
 def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntry, DryRun | None, list[str]]]:
-    """Returns each stage with what `vlrl train --dry-run` finds of it, and its problems. Of a merge, and of a stage
-    whose rows an earlier one is to write, nothing is looked at but the settings.
-    """
+    """Each stage with its result of `vlrl train --dry-run`, and its problems. For a merge, and a stage whose rows an
+    earlier one will write, only the settings are checked."""
     out: list[tuple[StageEntry, DryRun | None, list[str]]] = []
     for stage, own in stages_of(config):
         problems = problems_of(config, stage, own)
@@ -126,18 +122,18 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 
 def _settings(stage: StageEntry, own: Config) -> Config:
-    """Returns the settings that a stage runs with."""
+    """The settings that a stage runs with."""
     return sft.supervised_config(own) if stage.kind == "sft" else own
 
 
 def _is_generated(config: Config, own: Config) -> bool:
-    """Returns whether an earlier stage of the run writes the rows of a stage."""
+    """Whether an earlier stage of the run writes the rows of a stage."""
     inside = Path(config.run.dir).absolute()
     return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
 
 
 def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
-    """Returns the settings with the weights to begin with."""
+    """The settings with the initial weights of the stage."""
     if stage.begin == "start":
         return own
     name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
@@ -145,7 +141,7 @@ def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) ->
 
 
 def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
-    """Returns whether nothing is left to do. Raises RunError where a finished stage had other settings."""
+    """Whether a stage is finished. Raises RunError where a finished stage had other settings."""
     left = known.done.get(stage.name)
     if left is None:
         return False
@@ -193,7 +189,7 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
 
 
 def _first(known: StageList) -> str:
-    """Returns the model of the whole run."""
+    """The initial model of the whole run."""
     return str(yaml.safe_load(files.read_small(known.folder / "config.yaml"))["model"]["name"])
 
 
@@ -214,7 +210,7 @@ _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
 
 
 def _handed_over(stage: StageEntry, own: Config) -> str:
-    """Returns the folder of the weights that the next stage begins with; an adapter is merged into its base there."""
+    """The folder of the weights that the next stage begins with; an adapter is merged into its base there."""
     folder = Path(own.run.dir)
     if stage.kind == "merge":
         return str(folder / "model")

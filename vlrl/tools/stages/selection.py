@@ -1,7 +1,6 @@
-"""Which of the right answers to a prompt are learned from in a round (rounds.choose): `[Candidate] -> places`.
+"""Which of the correct answers to a prompt are trained on in a round (rounds.choose): `[Candidate] -> indices`.
 
-Candidates are whole, right, and of different texts, in the order in which they were drawn.
-"""
+Candidates are complete, correct, and of different texts, in the order in which they were sampled."""
 
 from __future__ import annotations
 
@@ -22,32 +21,29 @@ class Candidate:
     reward: float
     tokens: int
     parsed: Any = None
-    """What the task reads in it."""
+    """The task's parsed answer."""
 
 
 def best(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Returns the places of the `count` with the highest reward, the earlier first of equal ones.
+    """Indices of the `count` with the highest reward, among equals the earlier.
 
-    RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment (arXiv 2304.06767).
-    """
+    RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment (arXiv 2304.06767)."""
     return sorted(range(len(candidates)), key=lambda i: -candidates[i].reward)[:count]
 
 
 def shortest(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Returns the places of the `count` with the fewest tokens; of equal ones those with the higher reward.
+    """Indices of the `count` with the fewest tokens; among equals those with the higher reward.
 
-    Shortest rejection sampling of Kimi k1.5 (arXiv 2501.12599).
-    """
+    Shortest rejection sampling of Kimi k1.5 (arXiv 2501.12599)."""
     return sorted(range(len(candidates)), key=lambda i: (candidates[i].tokens, -candidates[i].reward))[:count]
 
 
 def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
-    """Returns `count` places: the best, then again and again the one that is least like those chosen.
+    """`count` indices: the best, then repeatedly the one least similar to those chosen.
 
-    Two answers are as alike as the share of their different words that both have (Jaccard), and an answer is as like
-    several as the one it is most like. Distinct ways to an answer, as in rejection sampling fine-tuning (arXiv
-    2308.01825), whose measure is the equations of an answer: words are our choice.
-    """
+    Similarity of two answers is the share of their different words that both have (Jaccard), to several the largest
+    one. Distinct solutions, as in rejection sampling fine-tuning (arXiv 2308.01825), which compares the equations of an
+    answer: words are our choice."""
     words = [{*pieces(c.text.lower())} for c in candidates]
     chosen = best(candidates)
     while len(chosen) < min(count, len(candidates)):
@@ -57,7 +53,7 @@ def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
 
 
 def every(candidates: Sequence[Candidate]) -> list[int]:
-    """Returns all places."""
+    """All indices."""
     return [*range(len(candidates))]
 
 
@@ -71,11 +67,10 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
 
 
 def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """Returns the rows that are learned from, of all answers to one prompt (tools/evaluation/rows.py).
+    """The rows that are trained on, among all answers to one prompt (tools/evaluation/rows.py).
 
-    Right is what the task calls correct, or with `least` what has so much reward; an answer that was cut off or is
-    empty is never taken, and of equal texts the first. Raises ValueError for places that there are not.
-    """
+    Correct is what the task says, or with `least` a reward of at least that; truncated or empty answers are never
+    taken, and of equal texts the first. Raises ValueError for indices out of range."""
     right: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("answer") and not row.get("truncated") and is_right(row, least):
@@ -91,12 +86,10 @@ def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) 
 
 def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
            factor: float) -> list[dict[str, Any]]:
-    """Returns the answers to a prompt to which a kept one is preferred for its length: wrong ones that are longer, and
-    right ones of more than `factor` times its tokens; one that could not be scored is none of them, and of equal texts
-    the first.
+    """The answers to a prompt that a kept one is preferred to for its length: longer wrong ones, and correct ones with
+    more than `factor` times its tokens. Unscorable ones are excluded; of equal texts the first is taken.
 
-    DPO of long2short, Kimi k1.5 (arXiv 2501.12599).
-    """
+    DPO of long2short, Kimi k1.5 (arXiv 2501.12599)."""
     rejected: dict[str, dict[str, Any]] = {}
     for row in rows:
         most = preferred["tokens"] * (factor if is_right(row, least) else 1.0)
@@ -106,7 +99,7 @@ def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: flo
 
 
 def is_right(row: dict[str, Any], least: float | None) -> bool:
-    """Returns whether an answer counts as right; one that could not be scored does not."""
+    """Whether an answer counts as correct; False for an unscorable one."""
     reward = row.get("reward")
     if reward is None or not math.isfinite(reward):
         return False

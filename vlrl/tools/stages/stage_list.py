@@ -1,10 +1,9 @@
-"""stages.json: what a run of several stages consists of, and which of them are finished.
+"""stages.json: the stages of a run, and which of them are finished.
 
     {"stages": [{"name": "cold", "kind": "sft"}, {"name": "rl", "kind": "rl"}],
      "done": {"cold": {"steps": 50, "model": "/runs/two/cold/checkpoints/step-000050"}}}
 
-Each stage has a folder of its name beside the file; a stage of rounds has such a file itself. Reading needs no torch.
-"""
+Each stage has a folder of its name beside the file; a stage of rounds has its own such file. Reading needs no torch."""
 
 from __future__ import annotations
 
@@ -27,19 +26,19 @@ class StageList:
     stages: Sequence[tuple[str, str]] = ()
     """(name, kind)"""
     done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What each finished stage left: `steps`, and `model`, the folder of the weights that it hands over."""
+    """Results of each finished stage: `steps`, and `model`, the folder of its weights."""
 
     @property
     def folders(self) -> list[Path]:
-        """Where the stages lie; none is a link, which could lead anywhere."""
+        """The folders of the stages, without links, which could lead anywhere."""
         return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
 
     def finished(self, name: str, **left: Any) -> StageList:
-        """Returns the list with a stage finished, and writes it."""
+        """Marks a stage as finished, and writes the file."""
         return StageList(self.folder, self.stages, {**self.done, name: left}).write()
 
     def write(self) -> StageList:
-        """Writes stages.json, whole or not at all."""
+        """Writes stages.json atomically."""
         content = {"stages": [{"name": name, "kind": kind} for name, kind in self.stages], "done": self.done}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
@@ -47,7 +46,7 @@ class StageList:
 
 
 def read_stages(folder: Path) -> StageList | None:
-    """Returns the stages of a run folder; None where it has none, or its file cannot be read."""
+    """The stages of a run folder; None where it has none, or its file cannot be read."""
     stored = read_json(folder / FILE)
     try:
         stages = [(str(one["name"]), str(one["kind"])) for one in stored["stages"]] if stored else []
