@@ -129,7 +129,7 @@ class EmaStd(Saved):
 
     def __init__(self, decay: Beta = 0.99, limit: Rate = 5.0, least: Rate = 1e-3, eps: NonNegative = 1e-6):
         self.decay, self.limit, self.least, self.eps = decay, limit, least, eps
-        self.moments: dict[str, tuple[float, float]] = {}
+        self.moments: dict[str, list[float]] = {}
         """m1 and m2 by task name."""
 
     def __call__(self, s: Scores) -> torch.Tensor:
@@ -145,9 +145,9 @@ class EmaStd(Saved):
 
     def _std(self, task: str, rewards: torch.Tensor) -> float:
         if len(rewards):
-            now = float(rewards.mean()), float((rewards ** 2).mean())
+            now = [float(rewards.mean()), float((rewards ** 2).mean())]
             before = self.moments.get(task, now)
-            self.moments[task] = (self.decay * before[0] + (1 - self.decay) * now[0],
-                                  self.decay * before[1] + (1 - self.decay) * now[1])
+            self.moments[task] = [self.decay * old + (1 - self.decay) * new
+                                  for old, new in zip(before, now, strict=True)]
         m1, m2 = self.moments.get(task, (0.0, 0.0))
         return max(m2 - m1 ** 2, self.least ** 2) ** 0.5
