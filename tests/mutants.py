@@ -34,18 +34,20 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
 AREAS = {
-    "objective": (("vlrl/algo/*.py", "vlrl/methods/objectives/*terms.py", "vlrl/methods/objectives/[esw]*.py"),
-                  ("tests/algo",)),
-    "packing": (("vlrl/models/packing.py",),
-                ("tests/models", "tests/engine/test_hf.py", "tests/training/test_update.py")),
-    "attention": (("vlrl/models/attention.py",), ("tests/models", "tests/engine/test_hf.py")),
-    "resume": (("vlrl/store/checkpoint.py", "vlrl/store/trainer_state.py", "vlrl/training/resume.py",
-                "vlrl/training/*checkpoint*.py"), ("tests/store", "tests/training")),
-    "credit": (("vlrl/training/advantages.py", "vlrl/methods/objectives/*advantage.py",
-                "vlrl/methods/tree/advantage.py", "vlrl/methods/critic/gae.py"),
-               ("tests/algo", "tests/rollout", "tests/training")),
+    "objective": ("vlrl/algo/*.py vlrl/methods/objectives/*terms.py vlrl/methods/objectives/[esw]*.py", "tests/algo"),
+    "packing": ("vlrl/models/packing.py", "tests/models/test_packing.py tests/models/test_episodes.py "
+                "tests/models/test_prefix_tree.py tests/engine/test_hf.py"),
+    "attention": ("vlrl/models/attention.py", "tests/models/test_attention.py tests/models/test_packing.py "
+                  "tests/engine/test_hf.py"),
+    "resume": ("vlrl/store/checkpoint.py vlrl/store/trainer_state.py vlrl/training/resume.py "
+               "vlrl/training/*checkpoint*.py", "tests/store tests/training/test_checkpointing.py "
+               "tests/training/test_resume.py tests/training/test_emergency_checkpoint.py tests/training/test_rest.py"),
+    "credit": ("vlrl/training/advantages.py vlrl/methods/objectives/*advantage.py vlrl/methods/tree/advantage.py "
+               "vlrl/methods/critic/gae.py", "tests/algo/test_advantage.py tests/algo/test_outcome.py "
+               "tests/algo/test_turn_advantage.py tests/algo/test_turn_levels.py tests/algo/test_gae.py "
+               "tests/algo/test_credit.py tests/algo/test_reports.py tests/algo/test_preset_gradients.py"),
 }
-"""Source files, and the folders or files of tests, by area."""
+"""Source files, and the folders and files of tests, by area."""
 OBVIOUS = re.compile(r"_(Bit\w+|[LR]Shift|Pow|FloorDiv|Mod|Invert|Is|IsNot)$")
 """Replacements that nobody writes by mistake: most of them end in a TypeError, which any test sees."""
 LIMIT_S = 900
@@ -69,7 +71,7 @@ def draw(area: str, count: int, seed: int) -> list[dict]:
     """Random mutants of an area's files: area, file, lines before and after, first line's number."""
     operators = {name: get_operator(name)() for name in operator_names()
                  if not get_operator(name).arguments() and not OBVIOUS.search(name)}
-    files = sorted({path for pattern in AREAS[area][0] for path in ROOT.glob(pattern)})
+    files = sorted({path for pattern in AREAS[area][0].split() for path in ROOT.glob(pattern)})
     sites = [(path, name, i) for path in files for nodes in [[*ast_nodes(get_ast(path.read_text("utf-8")))]]
              for name, operator in operators.items()
              for i in range(sum(len([*operator.mutation_positions(node)]) for node in nodes))]
@@ -130,14 +132,14 @@ def killer(tree: Path, mutant: dict, slow: bool) -> tuple[str, str]:
     if path is None:
         return "gone", ""
     words = [w for w in path.stem.split("_") if len(w) > 3]
-    files = [str(f.relative_to(tree)) for folder in AREAS[mutant["area"]][1]
-             for f in ([tree / folder] if folder.endswith(".py") else (tree / folder).glob("test_*.py"))]
+    files = [str(f.relative_to(tree)) for folder in AREAS[mutant["area"]][1].split()
+             for f in ((tree / folder).glob("test_*.py") if (tree / folder).is_dir() else tree.glob(folder))]
     files.sort(key=lambda f: (-sum(w in f for w in words), f))
     output = tree / "output.txt"
     try:
         for marks in (FAST, SLOW)[:1 + slow]:
-            command = ["-qxn0", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "-m", marks, *files]
-            process = FORKING.Process(target=_pytest, args=(tree, command, output))
+            command = [*"-q -x -n0 -p no:cacheprovider -W".split(), "ignore:Module already imported", "-m", marks]
+            process = FORKING.Process(target=_pytest, args=(tree, [*command, *files], output))
             process.start()
             process.join(LIMIT_S)
             if process.exitcode is None:
