@@ -1,1 +1,1 @@
-"""Files of rows: checked, converted, split, measured. No torch but where a model is asked."""
+"""Files of rows: checking, conversion, splitting, measurement. Torch is loaded only to query a model."""

@@ -1,4 +1,4 @@
-"""Everything that is wrong with data files, and what they hold. Reads only; imports no torch.
+"""Checks data files for all problems, and summarises their content. Reads only; imports no torch.
 
     report = check(Path("rows.jsonl"), make_task(config), config.limits)
     report.bad, report.problems[0]      # 3, Finding(where="rows.jsonl:7", id="a", rule="box", message="...")
@@ -38,7 +38,7 @@ from vlrl.tools.play.preview import SamplePreview
 from vlrl.types import Media, Sample
 
 COMPARED = 20_000
-"""Images and videos up to which those held out are compared by their looks with those of train."""
+"""Maximum number of images and videos for which held-out ones are compared visually with those of train."""
 COUNTED = ("category", "split", "answer_type")
 """Fields whose values are counted."""
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
@@ -49,38 +49,38 @@ _TEXT_SUFFIXES = tuple(suffix for suffix in READERS if suffix not in (".txt", ".
 
 @dataclass(frozen=True)
 class DataReport:
-    """What data files hold, and their problems in the order of the files."""
+    """Content and problems of data files."""
 
     rows: int
     bad: int
     """Rows with at least one error."""
     problems: tuple[Finding, ...]
-    """Errors, in the order of the files and rows."""
+    """Errors, in the order of files and rows."""
     warnings: tuple[Finding, ...]
-    """What may be meant."""
+    """Suspicious rows that may be intended."""
     fields: Mapping[str, int]
-    """Field -> rows that have it with a value other than null."""
+    """Field -> number of rows with a value other than null."""
     counts: Mapping[str, Mapping[str, int]]
-    """A field of COUNTED -> value -> rows; only fields that occur."""
+    """Field of COUNTED -> value -> number of rows; only fields that occur."""
     media: Mapping[str, int]
-    """Different images and videos that rows name, and how many of both cannot be used."""
+    """Number of distinct images and videos, and of unusable ones."""
     copies: tuple[tuple[str, ...], ...]
-    """Files of the same content under several names."""
+    """Groups of files with the same content."""
     unlabelled: int
-    """Rows for which the task knows no perfect answer."""
+    """Rows for which the task has no perfect answer."""
     shapes: Mapping[str, int] = field(default_factory=dict)
-    """What was recognised, with the projects that it comes from -> records."""
+    """Recognised formats, with the projects that use them -> number of records."""
     example: SamplePreview | None = None
-    """The first sound row as the model sees it."""
+    """The first row without errors, as the model sees it."""
     types: Sequence[TypeLine] = ()
-    """Types of answers, with examples and why."""
+    """Answer types, with examples and reasons."""
     pixels: PixelBudget | None = None
-    """How large targets are after the processor's resize; None when no row has one, or the resize is not known."""
+    """Sizes of targets after the processor's resize; None if no row has a target, or the resize is unknown."""
 
 
 @dataclass
 class _Row(CheckedRow):
-    """A row under examination, as it was read."""
+    """A row being checked, with its record."""
 
     given: Mapping[str, Any] | DataError = field(default_factory=dict)
     media: tuple[Media, ...] = ()
@@ -93,16 +93,16 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
           scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample],
                                                                                       SamplePreview] | None = None,
           refusal: Callable[[Size], str] = default_refusal) -> DataReport:
-    """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
+    """Reads every row through `task.sample_from_row` (None: canonical fields alone) and lists every problem.
 
-    Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
-    the rows' `split`) are looked for in those of train. A task of one's own says itself what its fields may hold.
+    Of a folder all row files are read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by the
+    rows' `split`) are compared with those of train. A custom task decides itself what its fields may hold.
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they need
-    only exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `boxes`
-    what boxes are (data.boxes), `scale` by how much the model's processor shrinks an image, `refusal` why it takes none
-    of a size, `see` how a sample looks to the model. The oracle is scored in original pixels, so rounding to a model's
-    convention does not count against a row.
+    only exist, and with `allow_missing` not even that. `columns` maps canonical fields to columns, `boxes` is the
+    format of boxes (data.boxes), `scale` the scale at which the model's processor resizes an image, `refusal` the
+    reason why it rejects a size, `see` renders a sample as the model sees it. The oracle is scored in original pixels,
+    so rounding to a model's convention is not an error.
 
     Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
     """
@@ -129,9 +129,8 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the files of rows in a folder and below it, by name; the folder itself where it is one data set (a folder
-    of images for each class, shards of parquet), and a file itself.
-    """
+    """The row files in a folder and below it, by name; the folder itself if it is one data set (a folder of images per
+    class, parquet shards); a file itself."""
     if not path.is_dir():
         return [path]
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
@@ -140,7 +139,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def printable(text: str) -> str:
-    """Returns the text with a "?" for what could steer a terminal or cannot be encoded."""
+    """The text with "?" for characters that could control a terminal or cannot be encoded."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -148,7 +147,7 @@ def printable(text: str) -> str:
 
 
 def _example(rows: Sequence[_Row], see: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
-    """Returns the first row without a problem, as it is seen; a problem that seeing it shows is one of the row."""
+    """The first row without errors as the model sees it; a failure to render it is reported in its place."""
     row = next((row for row in rows if row.sample and not _errors(row)), None)
     if row is None or row.sample is None:
         return None
@@ -165,7 +164,7 @@ def _errors(row: CheckedRow) -> list[Finding]:
 
 def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None,
           **counted: Any) -> list[_Row]:
-    """Returns the rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
+    """The rows of all files; an unreadable file becomes a single bad row, unless it is the only file."""
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
@@ -187,7 +186,7 @@ def _row(file: Path, where: str, given: Mapping[str, Any] | DataError, root: Pat
 
 
 def _read(row: _Row, task: Task, root: Path) -> None:
-    """Makes the sample; where that fails, the media are looked for all the same."""
+    """Makes the sample; if that fails, its media are still checked."""
     if row.findings:  # the file as a whole
         return
     try:
@@ -207,9 +206,9 @@ def _read(row: _Row, task: Task, root: Path) -> None:
 
 
 def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
-    """Returns the row, with a size that holds all it names when it tells none and its image, which would, is missing.
+    """The row, with a size that contains all its coordinates if it has none and its image is missing.
 
-    The missing image is a problem of its own; the rest of the row is checked as if it were there.
+    The missing image is reported by itself; the rest of the row is checked as if it existed.
     """
     image = None if isinstance(row, DataError) else row.get("image")
     if isinstance(row, DataError) or row.get("width") is not None or not isinstance(image, str) or image[:5] == "data:":
@@ -222,7 +221,7 @@ def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] 
 
 
 def _coordinates(row: Mapping[str, Any]) -> list[Any]:
-    """Returns every number of the boxes and points of a row."""
+    """All numbers in boxes and points of a row."""
     action, boxes = row.get("action"), row.get("boxes")
     places = [row.get("box"), *(action.values() if isinstance(action, Mapping) else ())]
     for entry in boxes if isinstance(boxes, list) else ():
@@ -235,7 +234,7 @@ def _coordinates(row: Mapping[str, Any]) -> list[Any]:
 
 def _files(rows: Sequence[_Row], limits: LimitsSettings, progress: Progress, media: bool, allow_missing: bool
            ) -> dict[Key, MediaFile]:
-    """Returns what is known of each file that rows name."""
+    """Facts about each file that rows name."""
     named = dict.fromkeys(key for row in rows for one in row.media for key in file_keys(one))
     there = [key for key in named if not allow_missing or not check_exists(key).problem]
     sides = {row.side for row in rows if row.media}

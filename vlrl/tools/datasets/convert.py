@@ -1,4 +1,4 @@
-"""Data files -> canonical rows in a file at another place, with media paths that stay valid there. Imports no torch."""
+"""Data files -> canonical rows in a new file, with media paths that stay valid there. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from vlrl.task import Task
 from vlrl.types import Media
 
 _REMARKS = ("box/units", "unread")
-"""Rules of a whole file that a conversion applies."""
+"""Rules for whole files that a conversion applies."""
 
 
 @dataclass(frozen=True)
 class UsableRow:
-    """A canonical row that the task can read, and the media that it names, unread."""
+    """A canonical row that the task can read, and its media, unread."""
 
     where: str
     id: str
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """What its media paths are relative to, when that is not the root of the file's other rows."""
+    """Root of its media paths, if it differs from that of the file's other rows."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
             columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False,
             answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
             remarks: list[str] | None = None) -> tuple[int, list[BadRow]]:
-    """Writes the rows of `path` to `out` (.jsonl or .json), whole or not at all; returns their number and the bad ones.
+    """Writes the rows of `path` to `out` (.jsonl or .json), atomically; returns their number and the bad rows.
 
-    Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
-    ones to `root`, else to the folder of `path`. With a task its own `sample_from_row` decides what a usable row is.
-    Media need not exist. Those that rows hold themselves (parquet, base64) are written to the folder `<out>_media`.
-    `columns` says which field stands for a canonical one, e.g. {"image": "photo"}; `answer_type` is as in rows_in, and
-    `types` counts those that are written. `boxes` is as data.boxes; `remarks` gets what may be wrong with all rows.
+    Media paths of the new rows are relative to `root` if given, else to the folder of `out`; old ones are relative to
+    `root`, else to the folder of `path`. With a task, its `sample_from_row` decides which rows are usable. Media need
+    not exist. Embedded media (parquet, base64) are written to the folder `<out>_media`. `columns` maps canonical fields
+    to columns, e.g. {"image": "photo"}; `answer_type` is as in rows_in, and `types` counts the written types. `boxes`
+    is as data.boxes; `remarks` receives warnings about the file as a whole.
 
     Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
     and when `out` exists without `force`.
@@ -63,8 +63,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
         pictures[file] = item
         name = os.path.relpath(file, target)
         if name.startswith(".."):
-            raise DataError(f"its picture would be written to {file.parent}, outside {target}: write to a folder "
-                            "inside it, or leave --root out")
+            raise DataError(f"its image would be written to {file.parent}, outside {target}: write to a folder "
+                            "inside it, or omit --root")
         return name
 
     seen: list[CheckedRow] = []
@@ -88,7 +88,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
 
 
 def refuse_existing(paths: Sequence[Path], force: bool) -> None:
-    """Raises DataError for the first path that exists; with `force` only when it is no file that can be replaced."""
+    """Raises DataError for the first path that exists; with `force` only for one that cannot be replaced."""
     for path in paths:
         if os.path.lexists(path) and not (force and path.is_file()):
             what = "is a folder" if path.is_dir() else "exists; --force replaces it"
@@ -101,11 +101,10 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
                 keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None,
                 answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
                 seen: list[CheckedRow] | None = None) -> tuple[list[UsableRow], list[BadRow]]:
-    """Returns the rows that the task can read (without one: whose canonical fields are sound), and the others with
-    reasons.
+    """The rows that the task can read (without a task: with valid canonical fields), and the bad rows with reasons.
 
-    `boxes` is as data.boxes; `seen` gets every row that could be made. `keep` is called with a row that holds media
-    itself; it gives the row with paths instead, and their root.
+    `boxes` is as data.boxes; `seen` receives every row that could be made. `keep` is called with a row with embedded
+    media and returns the row with paths instead, and their root.
     """
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
@@ -117,7 +116,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
             own = None
             if not isinstance(row, DataError) and holds_media(row):
                 if not keep:
-                    raise DataError("its media lie in the row itself; `vlrl data convert` writes them as files")
+                    raise DataError("its media are embedded in the row; `vlrl data convert` writes them as files")
                 row, own = keep(row)
             sample = make_sample(reader, row, own or root or path.parent)
             assert not isinstance(row, DataError)
@@ -137,10 +136,10 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
 
 
 def relocated(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
-    """Returns the row with media paths relative to `after` instead of `before`; one that leads out of `after` to a file
-    that is not there stays as it is, for annotations whose media come later.
+    """The row with media paths relative to `after` instead of `before`. A path to a missing file outside `after` is
+    unchanged, for annotations whose media follow later.
 
-    Raises DataError when one leads out of `after`, where no run could read it.
+    Raises DataError for an existing file outside `after`, where no run could read it.
     """
     new, before = dict(row.row), row.root or before
     if os.path.realpath(before) != os.path.realpath(after):
@@ -168,7 +167,7 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
 
 
 def holds_media(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row holds images or videos itself. Raises DataError for what is neither these nor a path."""
+    """Whether a row has embedded images or videos. Raises DataError for values that are neither these nor paths."""
     return any(isinstance(one, EmbeddedMedia) for items in media_items(row).values() for item in items
                for one in (item if isinstance(item, list) else [item]))
 
@@ -187,7 +186,7 @@ def _saved(row: Mapping[str, Any], keep: Callable[[EmbeddedMedia, str], str]) ->
 
 
 def _suffix(data: bytes, field: str) -> str:
-    """Returns the end of the file name for a picture, or a video; DataError for a picture that is none."""
+    """The file suffix for an embedded image or video. Raises DataError for an image that cannot be read."""
     from PIL import Image
 
     if field == "video" and suffix_of(data) not in (".png", ".jpg", ".bmp"):
@@ -197,5 +196,5 @@ def _suffix(data: bytes, field: str) -> str:
             return f".{str(image.format).lower()}"
     except Exception as error:  # decoders raise anything on broken bytes
         why = str(error).partition(" <")[0]  # Pillow names the buffer by its address
-        raise DataError(f"the picture of {len(data)} bytes in the row cannot be read: {why}. Write it anew, or leave "
-                        "the row out") from None
+        raise DataError(f"the image of {len(data)} bytes in the row cannot be read: {why}. Replace it, or remove "
+                        "the row") from None

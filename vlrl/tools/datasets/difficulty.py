@@ -1,10 +1,10 @@
-"""How hard each prompt of a split is for a model: its answers drawn as in training, and the share of right ones.
+"""Difficulty of each prompt of a split for a model: the share of correct answers, sampled as in training.
 
-    scope = Scope(answers=8)
-    measurements = measured(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
+    scope = MeasurementScope(answers=8)
+    measurements = measure(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
 
-What is answered goes to a side file at once, a line for each chunk of prompts, so that a killed measurement goes on.
-Chunks are fixed by place in the split: neither a kill nor the number of processes changes an answer.
+Results are appended to a side file, one line per chunk of prompts, so that a killed measurement resumes. Chunks are
+fixed by index in the split: neither a restart nor the number of processes changes an answer.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Group, Sample
 
 _TOGETHER = 256
-"""Answers drawn side by side at most: those of a chunk of prompts."""
+"""Maximum number of answers generated together: those of a chunk of prompts."""
 _STREAM = 7
-"""First number of the key of the random streams; those of training, evaluation and variants begin with others."""
+"""First number in the key of the random streams; training, evaluation and variants use others."""
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementScope:
-    """What is to be measured."""
+    """The prompts to measure, and how often."""
 
     answers: int = 8
-    """k, answers to each prompt."""
+    """Answers per prompt, k."""
     split: str = "train"
     limit: int | None = None
-    """Only the first so many prompts; None = all."""
+    """Only the first prompts; None = all."""
 
 
 def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[str, Any]:
-    """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
+    """Everything that the answers depend on, as JSON: a measurement resumes only if all of it is the same."""
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
             "answers": scope.answers}
 
 
 def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
-    """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
-    again.
+    """Results for every prompt of the split in order, including those that could not be answered; prompts in `part` are
+    not answered again.
 
-    `samples` are others than those of the task's split. `known` are the facts. Each process answers its share, and all
-    return the same. Prompts that are too long are left out, and with data.quarantine those whose data are bad. Raises
-    ConfigError when the split is empty or `part` is of another measurement, TrainingError when scoring fails too often
+    `samples` replace those of the task's split. `known` are the facts. Each process answers its share, and all return
+    the same. Prompts that are too long are left out, and with data.quarantine those with bad data. Raises ConfigError
+    when the split is empty or `part` belongs to another measurement, TrainingError when scoring fails too often
     (limits.score_errors).
     """
     samples = task_samples(ready.task, scope.split) if samples is None else samples
@@ -77,7 +77,7 @@ def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapp
     by_number: dict[int, MeasuredPrompt] = comm.on_main(lambda: open_part(part, known))
     left = [chunk for chunk in chunks if not all(number in by_number for number in chunk)]
     mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
-    for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
+    for i in range(math.ceil(len(left) / comm.world())):  # in lockstep: a reference policy needs all processes at once
         progress(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
         groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
         check_errors(groups, ready.config.limits, f"prompts from number {left[i * comm.world()].start} on")
@@ -90,7 +90,7 @@ def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapp
 
 def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
                   following: Sequence[int]) -> tuple[list[Group], list[MeasuredPrompt]]:
-    """Returns the groups of some prompts, and how each of the prompts went."""
+    """The groups of some prompts, and the result of each prompt."""
     config, prefetch = ready.config, ready.prefetch
     wanted, soon = ({n: partial(_sample, ready, samples, n) for n in some} for some in (numbers, following))
     prompts, records = [], []
@@ -117,14 +117,14 @@ def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence
 
 
 def _sample(ready: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
-    """Returns a sample as its first visit asks it."""
+    """A sample as its first visit presents it."""
     sample = samples[number]
     sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))
     return opened(ready.engine, ready.task, sample, number, 0)
 
 
 def _id(sample_of: Callable[[], Sample]) -> str:
-    """Returns the id of a sample whose prompt failed; "" where the sample itself cannot be made."""
+    """The id of a sample whose prompt failed; "" if the sample itself cannot be made."""
     try:
         return sample_of().id
     except DataError:
@@ -142,21 +142,21 @@ def _record(number: int, group: Group) -> MeasuredPrompt:
 
 
 def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]:
-    """Returns what a side file holds, by number; it is begun with the facts when there is none.
+    """Results in a side file by index; a missing file is started with the facts.
 
-    Raises ConfigError when its facts are others, or it is no such file.
+    Raises ConfigError when its facts differ, or it is not such a file.
     """
     lines = resume_lines(part, known, "a measurement", "file")
     try:
         records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
                    for line in lines for m in line.get("prompts", ())]
     except (TypeError, KeyError) as error:
-        raise ConfigError(f"{part} cannot be read ({error}): remove it to start over") from None
+        raise ConfigError(f"{part} cannot be read ({error}): delete it to start over") from None
     return {m.number: m for m in records}
 
 
 def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
-    """Appends a line for each process's chunk: all of it or nothing."""
+    """Appends one line for each process's chunk."""
     for share in shares:
         if share:
             append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))
@@ -167,10 +167,10 @@ def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
 
 def write(places: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
           known: Mapping[str, Any]) -> tuple[Summary, bool]:
-    """Writes rows with columns, facts and picture, each whole or not at all, and removes the side file.
+    """Writes rows with columns, facts and plot, each atomically, and removes the side file.
 
-    Returns the summary, and whether the file holds the rows of the data file or columns by id alone. Raises DataError
-    when no prompt could be measured.
+    Returns the summary, and whether the file has the rows of the data file or just columns by id. Raises DataError when
+    no prompt could be measured.
     """
     numbers = summary(measurements, known["answers"])
     if not numbers.measured:

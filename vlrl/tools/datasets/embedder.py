@@ -1,4 +1,4 @@
-"""Texts as vectors of a local model, to compare them by meaning. Loads torch and transformers when it is asked."""
+"""Text embeddings of a local model, to compare texts by meaning. Loads torch and transformers on use."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _BATCH = 32
 
 
 def embed(folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """Returns [texts, width] unit vectors, float32: a CLIP model's text features, else the mean of the last hidden
-    states over a text's tokens, as sentence encoders are used (1908.10084). Texts are cut at the model's length.
+    """[texts, width] unit vectors, float32: a CLIP model's text features, else the mean of the last hidden states over
+    the tokens of a text, as in sentence encoders (1908.10084). Texts are truncated to the model's length.
 
-    Raises ConfigError for a folder that is no model with a tokenizer; nothing is downloaded and no code of it is run.
+    Raises ConfigError for a folder without a model and tokenizer; nothing is downloaded and no code of it is executed.
     """
     import torch
     from transformers import AutoModel, AutoTokenizer
 
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--embedder {folder} must be the folder of a model, with config.json, weights and tokenizer")
+        raise ConfigError(f"--embedder {folder} must be a model folder with config.json, weights and tokenizer")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model: Any = AutoModel.from_pretrained(folder, local_files_only=True).eval()

@@ -1,8 +1,8 @@
-"""What held-out rows share with those of train: pictures, resized, recompressed or cropped, and texts. No torch
-unless an embedder is named.
+"""Overlap of held-out rows with train rows: the same, resized, recompressed or cropped images, and similar texts. No
+torch unless an embedder is given.
 
     report = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
-    report.shared[0]      # Shared(heldout="7", train="12", kind="crop", likeness=0.97)
+    report.shared[0]      # NearDuplicate(heldout="7", train="12", kind="crop", likeness=0.97)
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from vlrl.checks.image_similarity import NearDuplicate, similar_images
 from vlrl.config.schema import LimitsSettings
 from vlrl.errors import DataError
 from vlrl.progress import Progress, no_progress
-from vlrl.tools.datasets.convert import UsableRow, usable_rows
+from vlrl.tools.datasets.convert import usable_rows
 from vlrl.tools.datasets.signatures import read_signatures
 
 KINDS = ("same", "look", "crop", "text", "words", "meaning")
-"""One file; a picture that looks the same; one that is part of the other; the same text, or half of its 13-grams in one
-row; nearly the same words; near each other in an embedder."""
+"""The same file; an image that looks the same; an image that is a crop of the other; the same text, or half of its
+13-grams in one row; nearly the same words; similar embeddings."""
 N = 13
 """Words of an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
 _TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
-_WORDS = 0.8  # least cosine of word vectors of texts that count as the same
-_FEW = 8  # words below which texts are only compared whole
+_WORDS = 0.8  # minimum cosine of word vectors of texts that count as the same
+_FEW = 8  # texts with fewer words must be equal
 ALIKE = 0.9
-"""Least cosine of embedded texts that count as the same."""
-_COMMON = 0.01  # share of train rows in which an n-gram belongs to a template
+"""Minimum cosine of text embeddings that count as the same."""
+_COMMON = 0.01  # n-grams in more than this share of train rows belong to a template
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What two files share."""
+    """The overlap of two files."""
 
     train: int
     heldout: int
-    """Rows."""
+    """Number of rows."""
     shared: tuple[NearDuplicate, ...]
-    """At most one of KINDS of pictures and one of texts for a held-out row, in its order."""
+    """At most one image kind and one text kind of KINDS per held-out row, in row order."""
 
     @property
     def share(self) -> float:
-        """Returns the share of held-out rows that are given away."""
+        """Share of held-out rows that overlap with train."""
         return len({one.heldout for one in self.shared}) / self.heldout if self.heldout else 0.0
 
 
 def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str = "auto",
             columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
             progress: Progress = no_progress, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
-    """Compares the rows of two files: pictures by their looks, videos by their bytes, texts by their words, and with
-    `embedder`, the folder of a text model, those that are left by a cosine of at least `alike`.
+    """Compares the rows of two files: images by their looks, videos by their bytes, texts by their words, and with
+    `embedder`, the folder of a text model, the remaining texts by a cosine of at least `alike`.
 
-    Rows with media are given away by them; texts count for rows without media, and where they are long, as a picture
-    is asked the same questions as others. Raises DataError for a bad row and for media that cannot be read.
+    Rows with media are compared by them; texts count for rows without media, and for long texts, since the same
+    question is asked about many images. Raises DataError for a bad row and for media that cannot be read.
     """
     sides = []
     for path in (train, heldout):
@@ -73,7 +73,7 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
     known, own = (read_signatures([(row, one) for row in rows for one in row.media], limits or LimitsSettings(),
                                   progress) for rows in sides)
     pictures = similar_images(known, own, progress)
-    said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
+    said = [[(row.id, text_of(row.row), bool(row.media)) for row in rows] for rows in sides]
     texts = shared_texts(*said)
     if embedder:
         given_away = {one.heldout for one in texts}
@@ -86,18 +86,18 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text, without case, accents, punctuation and forms of the same letter."""
+    """The words of a text, without case, accents, punctuation and letter variants."""
     plain = unicodedata.normalize("NFKD", text).casefold()
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
 def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]
                  ) -> list[NearDuplicate]:
-    """Returns the held-out texts that are in train, each (id, text, whether a picture belongs to it).
+    """The held-out texts that are in train, each (id, text, whether it has an image).
 
-    `text`: the same words, or at least half of its 13-grams in one text of train, those of a template (in more than
-    1 % of train, 3 texts at least) left out. `words`: a cosine of at least 0.8 of word counts weighted by rarity, so
-    words in another order, or a few others. Texts with a picture, or below 8 words, count only by n-grams.
+    `text`: the same words, or at least half of its 13-grams in one text of train, ignoring those of a template (in more
+    than 1 % of train, at least 3 texts). `words`: a cosine of at least 0.8 of word counts weighted by rarity, so
+    reordered words, or a few different ones. Texts with an image, or below 8 words, are compared by n-grams only.
     """
     known = [(id, words(text), shown) for id, text, shown in train]
     whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
@@ -117,9 +117,8 @@ def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple
 
 def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
                 alike: float = ALIKE) -> list[NearDuplicate]:
-    """Returns the held-out texts of 8 words and more without a picture whose vector has a cosine of at least `alike`
-    with that of such a text of train, as `meaning`; each with the nearest.
-    """
+    """The held-out texts of at least 8 words without an image whose embedding has a cosine of at least `alike` with
+    that of such a text of train, as `meaning`; each with the nearest."""
     from vlrl.tools.datasets.embedder import embed  # torch, for this alone
 
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
@@ -138,7 +137,7 @@ def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
 
 
 def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
-    """Returns n-gram -> ids of train, and the n-grams of a template."""
+    """n-gram -> ids of train, and the n-grams of templates."""
     ids_of: dict[tuple[str, ...], list[str]] = {}
     for id, own, _ in known:
         for gram in _ngrams(own):
@@ -149,7 +148,7 @@ def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str
 
 def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set
               ) -> tuple[str, float] | None:
-    """Returns the text of train with the most n-grams of a text, and their share."""
+    """The text of train that shares the most n-grams with a text, and their share."""
     telling = _ngrams(own) - common
     counts = Counter(id for gram in telling for id in grams.get(gram, ()))
     if not counts:
@@ -189,10 +188,8 @@ class _Cosines:
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """Returns all that a row asks, in the words of its fields."""
+    """All text fields of a row that belong to its question."""
     parts = [row.get(name) for name in _TEXTS]
     return " ".join(" ".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts if part)
 
 
-def _text(row: UsableRow) -> str:
-    return text_of(row.row)

@@ -1,4 +1,4 @@
-"""How large targets are once the model's processor has resized their image. Imports torch only to ask the processor.
+"""Sizes of targets after the model's processor has resized their image. Imports torch only to query the processor.
 
     scale_of(config)((1920, 1080))      # 0.5: the model sees half as many pixels in each direction
 """
@@ -19,15 +19,15 @@ from vlrl.rewards.boxes import is_number
 
 Size = tuple[float, float]
 Scale = Callable[[Size], float | None]
-"""(width, height) of an image -> length of a pixel's side after resizing; None when that is not known."""
+"""(width, height) of an image -> scale factor of the resize; None if unknown."""
 FEW = 8.0
-"""Pixels of a target's shorter side under which it is too small to tell apart: a quarter of a visual token."""
-_STEP = 32  # sides of images are rounded to this before a processor that has to see one is asked
+"""Pixels of a target's shorter side below which it is too small: a quarter of a visual token."""
+_STEP = 32  # image sides are rounded to this for processors that need an actual image
 
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """Sizes of targets in pixels as the model sees them: of the shorter side of each box."""
+    """Sizes of targets in pixels as the model sees them: the shorter side of each box."""
 
     targets: int
     smallest: float
@@ -35,13 +35,11 @@ class PixelBudget:
     few: int
     """Targets with fewer than FEW pixels."""
     needed: int
-    """Pixels that the images with these targets would need to show all of them with FEW, at the least; 0 for none."""
+    """Minimum number of pixels at which the images would show all targets with FEW; 0 for no target."""
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
-    """Returns the sizes of the boxes of canonical rows after resizing; None when no row has both a box and a known
-    size.
-    """
+    """The sizes of the boxes of canonical rows after resizing; None if no row has both a box and a known size."""
     sides: list[float] = []
     needed = 0.0
     for row in rows if scale else ():
@@ -51,7 +49,7 @@ def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> Pixe
             continue
         try:
             factor = scale(size)  # pyright: ignore[reportOptionalCall]
-        except ValueError:  # the processor refuses such an image, of extreme aspect ratio for one
+        except ValueError:  # the processor rejects the image, e.g. for an extreme aspect ratio
             continue
         if factor is None:
             return None
@@ -65,23 +63,24 @@ def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> Pixe
 
 
 def scale_of(config: Config) -> Scale:
-    """By how much the processor of the config's model shrinks images, asked when it is first needed.
+    """The scale at which the processor of the config's model resizes images, queried on first use.
 
-    The processor itself answers when the model is on this machine; else `model.max_pixels` and `model.min_pixels` do.
+    The processor itself is queried if the model is on this machine; otherwise `model.max_pixels` and `model.min_pixels`
+    are used.
     """
     ask = cache(lambda: _processor_scale(config))
 
     @cache
     def scale(size: Size) -> float | None:
         if not 1 <= size[0] * size[1] <= config.limits.image_pixels:
-            raise ValueError(f"an image of {size[0]}x{size[1]} pixels is not looked at")
+            raise ValueError(f"an image of {size[0]}x{size[1]} pixels is not measured")
         return ask()(size)
 
     return scale
 
 
 def refusal_of(config: Config) -> Callable[[tuple[int, int]], str]:
-    """Returns why the config's model takes no image of a size, asked of its processor where that is on this machine."""
+    """Why the config's model rejects an image size, from its processor if that is on this machine."""
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked
     except (VlrlError, OSError, ValueError, ImportError):
@@ -98,7 +97,7 @@ def _processor_scale(config: Config) -> Scale:
 
 
 def _of_limits(config: Config, size: Size) -> float | None:
-    """Returns the scale at which an image meets the limits of the settings; None without a limit."""
+    """The scale at which an image meets the limits of the settings; None without a limit."""
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is None and high is None:
         return None
@@ -122,7 +121,7 @@ def _of_processor(config: Config) -> Scale:
 
 
 def _tiled_area(unit: Any, width: int, height: int) -> float:
-    """Pixels of the tiles that an image is cut into, the small copy of the whole image aside."""
+    """Pixels of the tiles that an image is cut into, without the thumbnail."""
     from PIL import Image
 
     shape = unit(images=[Image.new("RGB", (width, height))], return_tensors="np")["pixel_values"].shape

@@ -1,7 +1,7 @@
-"""How prompts went, as columns beside the rows of a data file, as numbers over all of them, and as a picture. No torch.
+"""Results of prompts: columns beside the rows of a data file, summary numbers, and a plot. No torch.
 
-    pass_at_k         share of the k answers that are right, in [0, 1]: c / n over the answers that could be scored
-    difficulty        1 - pass_at_k; what the row had before stands in difficulty_given
+    pass_at_k         share of the k answers that are correct, in [0, 1]: c / n over the answers that could be scored
+    difficulty        1 - pass_at_k; the previous value of the row is kept in difficulty_given
     reward_mean       mean reward of the answers
     answers_scored    how many of the k could be scored
 """
@@ -31,33 +31,33 @@ from vlrl.tools.evaluation.votes import pass_at, reported_ks
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
            "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",
            "difficulty_given": "the row's difficulty before"}
-"""What stands in each column."""
+"""Description of each column."""
 _COLOR = "#1f5fa8"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPrompt:
-    """How one prompt went, or why it could not be answered."""
+    """Result of one prompt, or why it could not be answered."""
 
     number: int
-    """Place in the split."""
+    """Index in the split."""
     id: str
     category: str | None = None
     task: str = ""
     passed: tuple[bool | None, ...] = ()
-    """Whether each answer is right; None = it could not be scored."""
+    """Whether each answer is correct; None = it could not be scored."""
     rewards: tuple[float | None, ...] = ()
     left_out: str | None = None
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Right answers, and answers that could be scored."""
+        """Number of correct answers, and of answers that could be scored."""
         known = [p for p in self.passed if p is not None]
         return sum(known), len(known)
 
     @property
     def reason(self) -> str | None:
-        """Why it has no columns; None where it has them."""
+        """Why it has no columns; None if it has them."""
         return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
 
     def columns(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All prompts together."""
+    """Summary over all prompts."""
 
     prompts: int
     measured: int
@@ -82,13 +82,13 @@ class Summary:
     histogram: Mapping[str, int]
     """Prompts by pass rate in percent, see curriculum/report.py."""
     categories: Mapping[str, Mapping[str, int]]
-    """The same for each category; {} where there is one at most."""
+    """The same for each category; {} for a single category."""
     left_out: Sequence[Mapping[str, str]]
     """id and reason of prompts without columns."""
 
 
 def summary(measured: Sequence[MeasuredPrompt], answers: int) -> Summary:
-    """Returns the summary of prompts that were answered `answers` times each."""
+    """The summary of prompts with `answers` answers each."""
     known = [m for m in measured if m.reason is None]
     estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in reported_ks(answers)}
     by_category: dict[str, list[MeasuredPrompt]] = {}
@@ -111,18 +111,18 @@ def _histogram(known: Sequence[MeasuredPrompt]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementFiles:
-    """The files of a measurement, around that of the rows."""
+    """The files of a measurement, named after that of the rows."""
 
     out: Path
 
     @property
     def part(self) -> Path:
-        """The side file, until the end."""
+        """The side file, until the measurement is complete."""
         return self.out.with_name(f"{self.out.stem}.part.jsonl")
 
     @property
     def about(self) -> Path:
-        """What was measured, and all numbers over the prompts."""
+        """What was measured, and the summary."""
         return self.out.with_name(f"{self.out.stem}.about.json")
 
     @property
@@ -131,26 +131,25 @@ class MeasurementFiles:
 
 
 def data_file(config: Config, split: str) -> Path | None:
-    """Returns the file of `data.<split>`; None where the task makes its samples, or where they are not those of one
-    file: of a pattern, a split of a folder, a data set of the Hub.
-    """
+    """The file of `data.<split>`; None if the task makes its samples, or if there are several files: a pattern, a split
+    of a folder, a Hub data set."""
     name = getattr(config.data, split) if split in SPLITS else ""
     return Path(name) if name and (os.path.exists(name) or not several(name)) else None
 
 
 def default_out(config: Config, split: str) -> Path:
-    """<data file>.difficulty.jsonl beside the data file; without one <run folder>.difficulty.jsonl beside that."""
+    """<data file>.difficulty.jsonl beside the data file; without one, <run folder>.difficulty.jsonl beside that."""
     file = data_file(config, split)
     place = Path(config.run.dir) if file is None else file if file.is_dir() else file.with_suffix("")
     return place.with_name(f"{place.name}.difficulty.jsonl")
 
 
 def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
-    """Returns the canonical rows of `data.<split>` as they can stand in `out`; [] without a file.
+    """The canonical rows of `data.<split>` as they can be written to `out`; [] without a file.
 
-    [] too where rows hold media themselves. Rows that cannot be read are left out.
+    [] too for rows with embedded media. Rows that cannot be read are left out.
 
-    Raises DataError when a media path would lead out of the new file's folder.
+    Raises DataError when a media path would lie outside the new file's folder.
     """
     file = data_file(config, split)
     if file is None or not file.exists():
@@ -160,7 +159,7 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
     read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root, config.data.columns,
                                                         answer_type=config.data.answer_type), split)
             if not isinstance(row, DataError) and "id" in row]
-    if any(holds_media(row) for _, row in read):  # a line of JSON holds no media: columns by id instead
+    if any(holds_media(row) for _, row in read):  # JSON cannot hold media: columns by id instead
         return []
     rows = [relocated(UsableRow(where, str(row["id"]), row, ()), root, target) for where, row in read]
     for row in rows:
@@ -169,9 +168,8 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
 
 
 def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]) -> tuple[list[dict[str, Any]], bool]:
-    """Returns the rows with the columns of their prompts, and True; where they are not those of the prompts, a line
-    with id and columns for each prompt, and False.
-    """
+    """The rows with the columns of their prompts, and True; if they are not the rows of the prompts, a line with id and
+    columns for each prompt, and False."""
     columns = {m.id: m.columns() for m in measured if m.reason is None}
     if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
         return [{"id": m.id, **m.columns()} for m in measured if m.reason is None], False
@@ -179,7 +177,7 @@ def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]
 
 
 def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row with columns; what an earlier measurement wrote is replaced, and the given difficulty kept."""
+    """A row with columns; those of an earlier measurement are replaced, and the original difficulty kept."""
     given = row.get("difficulty_given" if "pass_at_k" in row else "difficulty")
     clean = {name: value for name, value in row.items() if name not in COLUMNS}
     if not columns:
@@ -191,7 +189,7 @@ def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plot(numbers: Summary, path: Path, title: str) -> None:
-    """Draws the histogram of pass rates as PNG, categories on top of each other."""
+    """Draws the histogram of pass rates as PNG, with stacked categories."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -215,5 +213,5 @@ def plot(numbers: Summary, path: Path, title: str) -> None:
     if len(parts) > 1:
         axes.legend(frameon=False, fontsize=9)
     with replacing(path, sync=False) as temporary, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for the letter
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box is drawn instead
         figure.savefig(temporary, format="png")

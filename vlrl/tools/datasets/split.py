@@ -1,8 +1,8 @@
-"""Train and held-out rows that share no group, no picture and nothing that looks like one. Imports no torch.
+"""Train and held-out rows that share no group, no image and no similar image. Imports no torch.
 
-Rows that must stay together are joined into one group by a union-find over what they have in common: the value of
-`group_key`, a media file, its content, or a near-duplicate picture. Groups are then drawn for the held-out side, so
-that each category has its share there as far as groups allow. The result depends on rows and seed, not on their order.
+Rows that must stay together are joined into groups by union-find over what they share: the value of `group_key`, a
+media file, its content, or a near-duplicate image. Groups are then drawn for the held-out side, so that each category
+has its share there as far as groups allow. The result depends on rows and seed, not on their order.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from vlrl.tools.datasets.signatures import read_signatures
 
 FILES = ("train.jsonl", "heldout.jsonl")
 MOST_DISTANCE = 16
-"""Largest Hamming distance of two 64-bit hashes that may count as near; unrelated pictures lie around 32."""
-_TRIES = 8  # orders in which groups are drawn; the one closest to the wanted shares is taken
-_MOST_IN_ONE = 0.8  # share of all rows in one group above which a split says nothing
+"""Maximum Hamming distance of two 64-bit hashes that may count as near; unrelated images lie around 32."""
+_TRIES = 8  # random orders that are tried; the one closest to the wanted shares is taken
+_MOST_IN_ONE = 0.8  # share of rows in one group above which a split is meaningless
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows are held out, and what held the groups together."""
+    """Train and held-out rows, and what held the groups together."""
 
     train: tuple[UsableRow, ...]
     heldout: tuple[UsableRow, ...]
     wanted: int
-    """Held-out rows that were asked for."""
+    """Requested number of held-out rows."""
     groups: int
     largest: int
     """Rows of the largest group."""
     near: tuple[tuple[str, ...], ...]
-    """Clusters of different pictures that look alike."""
+    """Clusters of different images that look alike."""
     unread: int
-    """Media files that do not exist and were told apart by their paths alone."""
+    """Missing media files, distinguished by their paths alone."""
 
     def shares(self) -> dict[str, tuple[int, int]]:
-        """Returns category -> (rows in train, rows held out), the largest first."""
+        """Category -> (train rows, held-out rows), the largest first."""
         sides = [Counter(printable(str(r.row.get("category") or "(none)")) for r in side)
                  for side in (self.train, self.heldout)]
         return {name: (sides[0][name], sides[1][name]) for name, _ in (sides[0] + sides[1]).most_common()}
@@ -63,9 +63,9 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
                columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
                progress: Progress = no_progress) -> Split:
     """Writes train.jsonl and heldout.jsonl into `folder`; see `split`. Media paths stay valid there or under `root`.
-    `columns` says which field stands for a canonical one.
+    `columns` maps canonical fields to columns.
 
-    Raises DataError at the first bad row, when the files exist (without `force`), and for what `split` raises.
+    Raises DataError at the first bad row, when the files exist (without `force`), and as `split`.
     """
     targets = [folder / name for name in FILES]
     if os.path.exists(folder) and not folder.is_dir():
@@ -88,11 +88,11 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
 def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
           near_duplicates: bool = True, distance: int = 4, limits: LimitsSettings | None = None,
           progress: Progress = no_progress) -> Split:
-    """Returns rows for training and rows held out; no group is on both sides.
+    """Rows for training and held-out rows; no group is on both sides.
 
-    `heldout` below 1 is a share, else a number of rows. Rows with the same `by` (in the row or its `meta`) are one
-    group, as are rows that show the same file, files of the same content or, with `near_duplicates`, pictures whose
-    perceptual hashes differ in at most `distance` of 64 bits. A row with nothing in common with another is its own.
+    `heldout` below 1 is a share, otherwise a number of rows. Rows with the same `by` (in the row or its `meta`) are one
+    group, as are rows that show the same file, files of the same content or, with `near_duplicates`, images whose
+    perceptual hashes differ in at most `distance` of 64 bits. A row that shares nothing with others is its own group.
 
     Raises ConfigError for values out of range, DataError for missing or unreadable media (near duplicates only) and
     when one group holds nearly all rows.
@@ -132,7 +132,7 @@ def _wanted(heldout: float, rows: int) -> int:
 
 
 class _Groups:
-    """Union-find over row numbers."""
+    """Union-find over row indices."""
 
     def __init__(self, count: int):
         self._parent = list(range(count))
@@ -148,7 +148,7 @@ class _Groups:
         self._parent[max(a, b)] = min(a, b)
 
     def mark(self, i: int, key: Hashable) -> None:
-        """Joins row i with the rows marked by the same key before."""
+        """Joins row i with earlier rows of the same key."""
         self.join(i, self._first.setdefault(key, i))
 
     def members(self) -> list[list[int]]:
@@ -177,7 +177,7 @@ def _field(row: UsableRow, by: str) -> Any:
 
 def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[Path, ImageSignature], distance: int
                 ) -> tuple[tuple[str, ...], ...]:
-    """Joins rows with media in common; returns the clusters of pictures that look alike but differ."""
+    """Joins rows that share media; returns the clusters of different images that look alike."""
     shown: dict[int, list[int]] = {}
     names: dict[int, dict[str, str]] = {}
     for i, row in enumerate(rows):
@@ -205,10 +205,10 @@ def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[
 
 
 def near_pairs(hashes: np.ndarray, distance: int) -> Iterable[tuple[int, int]]:
-    """Pairs of places in `hashes` [N] uint64 that differ in at most `distance` bits; a pair may come twice.
+    """Pairs of indices in `hashes` [N] uint64 that differ in at most `distance` bits; a pair may come twice.
 
-    Two such hashes agree in at least one of `distance + 1` bands of bits, so only those that share the bits of a band
-    are compared: sorted by the band, each with its neighbour at step 1, 2, ... inside its run of equal bits.
+    Two such hashes agree in at least one of `distance + 1` bands of bits, so only hashes with an equal band are
+    compared: sorted by the band, each with its neighbour at step 1, 2, ... inside its run of equal bits.
     """
     for band in np.array_split(np.arange(64, dtype=np.uint64), distance + 1):
         mask = np.bitwise_or.reduce(np.left_shift(np.uint64(1), band))
@@ -229,20 +229,19 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
     files = Counter(str(media.source) for row in own for media in row.media).most_common(1)
     reasons = [f"{by}={value} is in {n} of them" for value, n in values]
     reasons += [f"{name} is shown by {n}" for name, n in files if n > 1]
-    reasons += [f"{len(cluster)} pictures look alike (--distance with a smaller number, or --no-near-duplicates)"
+    reasons += [f"{len(cluster)} images look alike (use a smaller --distance, or --no-near-duplicates)"
                 for cluster in sorted(near, key=len)[-1:]]
-    return (f"one group holds {len(group)} of {len(rows)} rows, so a split by groups would say nothing: "
-            f"{'; '.join(reasons)}. Change what holds it together, or name another field with --by.")
+    return (f"one group holds {len(group)} of {len(rows)} rows, so a split by groups is meaningless: "
+            f"{'; '.join(reasons)}. Remove what holds it together, or choose another field with --by.")
 
 
 # --- which groups are held out ----------------------------------------------------------------------------------------
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Returns numbers of the held-out rows: `wanted` of them, each category by its share, as near as whole groups
-    allow.
+    """Indices of the held-out rows: `wanted` of them, each category by its share, as closely as whole groups allow.
 
-    A group is taken when that brings the rows of its categories, and all rows together, closer to what is wanted.
+    A group is taken when that brings the rows of its categories, and all rows together, closer to the goal.
     """
     category = [str(row.row.get("category") or "") for row in rows]
     goal = {**_goal(Counter(category), wanted, seed), None: wanted}
@@ -266,7 +265,7 @@ def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: in
 
 
 def _goal(categories: Counter[str], wanted: int, seed: int) -> dict[str, int]:
-    """Held-out rows per category, in proportion and `wanted` in all: largest remainders, ties by the seed."""
+    """Held-out rows per category, in proportion and `wanted` in total: largest remainders, ties by the seed."""
     total = categories.total()
     exact = {name: wanted * n / total for name, n in categories.items()}
     goal = {name: int(share) for name, share in exact.items()}

@@ -1,1 +1,1 @@
-"""Rows drawn by code, from pages, simulators and films."""
+"""Rows generated from drawings, web pages, simulators and films."""

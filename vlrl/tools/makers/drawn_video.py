@@ -1,7 +1,8 @@
-"""Short clips of drawn shapes that move, flash, appear and leave, with questions whose answers are exact by drawing.
+"""Short clips of drawn shapes that move, flash, appear and leave, with questions whose answers are exact by
+construction.
 
-Every kind of clip is a function (rng, turn, clock) -> Clip. What would be the answer that wins most often goes round
-with `turn`: directions, letters and counts come equally often, so that no constant answer wins.
+Every kind of clip is a function (rng, turn, clock) -> LabelledClip. `turn` cycles through directions, letters and
+counts, so that they are equally frequent and no constant answer wins.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 SECONDS = (4, 6)
 """Shortest and longest clip. Spans begin and end at whole seconds."""
 BOXES = 8
-"""Places of a track that are asked for, spread evenly over the frames."""
-_DETAIL = 4  # drawn so many times larger, then averaged
+"""Number of boxes of a track, evenly spread over the frames."""
+_DETAIL = 4  # supersampling factor
 _FLASH = (255, 255, 255)
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class ClipTiming:
-    """How a clip is sampled: frames a second, and the length of its sides in pixels."""
+    """Frames per second of a clip, and its side length in pixels."""
 
     fps: int
     size: int
@@ -36,7 +37,7 @@ class ClipTiming:
 
 @dataclass(frozen=True)
 class LabelledClip:
-    """A clip and what is asked about it: frames [n, height, width, 3] of uint8, and the fields of its row."""
+    """A clip and its question: frames [n, height, width, 3] of uint8, and the fields of its row."""
 
     frames: np.ndarray
     row: Mapping[str, Any]
@@ -44,7 +45,7 @@ class LabelledClip:
 
 @dataclass(frozen=True)
 class Actor:
-    """One shape: its centre in every frame, in shares of the picture's side; None where it is not to be seen."""
+    """One shape: its centre in every frame, as fractions of the image side; None while it is invisible."""
 
     colour: str
     shape: str
@@ -58,13 +59,13 @@ class Actor:
         return f"{self.colour} {self.shape}"
 
     def box(self, frame: int, size: int) -> list[float] | None:
-        """Returns the box around it in pixels."""
+        """Its bounding box in pixels."""
         at = self.path[frame]
         return None if at is None else [round((v + s * self.radius) * size, 2) for s in (-1, 1) for v in at]
 
 
 def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int, int]) -> np.ndarray:
-    """Returns one frame [size, size, 3], its edges smooth."""
+    """One frame [size, size, 3] with smooth edges."""
     image = Image.new("RGB", (size * _DETAIL, size * _DETAIL), ground)
     pen = ImageDraw.Draw(image)
     for actor in actors:
@@ -81,7 +82,7 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
 
 
 def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
-    """Returns the frames of these actors on a dark ground."""
+    """The frames of these actors on a dark background."""
     ground = (shade := rng.randint(10, 50), shade, shade)
     frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
     return LabelledClip(frames, row)
@@ -91,17 +92,17 @@ def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: 
 
 
 def seconds(rng: random.Random) -> int:
-    """Returns the length of a clip."""
+    """A random clip length."""
     return rng.randint(*SECONDS)
 
 
 def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
-    """Whole seconds (start, end) of a clip, at most half of it, all pairs equally often."""
+    """Whole seconds (start, end) of at most half a clip, all pairs equally likely."""
     return rng.choice([(a, b) for a, b in _spans(length) if b - a >= shortest])
 
 
 def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
-    """Actors of different colours that stand apart."""
+    """Actors of different colours at separate positions."""
     actors: list[Actor] = []
     for colour in rng.sample(sorted(COLOURS), count):
         actor = Actor(colour, rng.choice(SHAPES), rng.uniform(0.1, 0.13), ())
@@ -114,7 +115,7 @@ def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
 
 def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction: str, start: float, end: float
            ) -> Actor:
-    """Returns the actor with a straight way between two frames, clear of the others where there is room."""
+    """The actor moving straight between two frames, clear of the others if there is room."""
     (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
     moved = actor
     for _ in range(60):
@@ -133,7 +134,7 @@ def _touches(actor: Actor, others: Sequence[Actor]) -> bool:
 
 
 def visible_between(actor: Actor, start: int, end: int) -> Actor:
-    """Returns the actor in the frames from `start` to before `end` alone."""
+    """The actor visible only in the frames from `start` to before `end`."""
     return replace(actor, path=tuple(at if start <= i < end else None for i, at in enumerate(actor.path)))
 
 
@@ -141,7 +142,7 @@ def visible_between(actor: Actor, start: int, end: int) -> Actor:
 
 
 def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns which way a shape moves; others stand still."""
+    """Which way a shape moves; others stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
     hero, *others = place_actors(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
@@ -152,14 +153,14 @@ def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns which of three shapes moves."""
+    """Which of three shapes moves."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
 def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns which of three shapes moves, and when."""
+    """Which of three shapes moves, and when."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
@@ -178,7 +179,7 @@ def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
 
 
 def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns which of two shapes appears first."""
+    """Which of two shapes appears first."""
     length = seconds(rng)
     frames = length * clock.fps
     pair = place_actors(rng, 2, frames)
@@ -192,11 +193,11 @@ def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns how many times a shape flashes white, 1 to 4 times, a frame each."""
+    """How many times a shape flashes white, 1 to 4 times, one frame each."""
     frames = seconds(rng) * clock.fps
     hero, *others = place_actors(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
-    free = rng.sample(range(frames - count), count)  # the first frame is dark, and one between two flashes
+    free = rng.sample(range(frames - count), count)  # the first frame and one between two flashes are dark
     lit = frozenset(at + i for i, at in enumerate(sorted(free), start=1))
     question = f"How many times does the {hero.name} flash white?"
     return clip([*others, replace(hero, flashes=lit)], clock, rng, question=question, answer_type="number",
@@ -204,7 +205,7 @@ def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns when a shape moves; in every second clip another moves at another time."""
+    """When a shape moves; in every second clip another moves at another time."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -217,7 +218,7 @@ def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns when a shape can be seen; in every second clip another comes and goes as well."""
+    """When a shape is visible; in every second clip another comes and goes as well."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -230,7 +231,7 @@ def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Returns where a shape is in eight frames while it goes one way and then another."""
+    """Positions of a shape in eight frames while it moves along two line segments."""
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
@@ -245,24 +246,24 @@ def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:
-    """Returns the fields of a question with options; the answer is a letter."""
+    """Fields of a question with options; the answer is a letter."""
     return {"question": question, "answer_type": "choice", "options": list(options),
             "answer": "ABCDEFGH"[list(options).index(right)]}
 
 
 def when(what: str, start: int, end: int) -> dict[str, Any]:
-    """Returns the fields of a question about the time of something, a sentence."""
+    """Fields of a question about the time of an event."""
     return {"question": what, "answer_type": "span", "answer": f"{start} to {end}",
             "spans": [[float(start), float(end)]]}
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """Returns spans of up to half the clip: longer ones would let one span fit them all."""
+    """Spans of up to half the clip: a longer one could cover several of them."""
     return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """Returns 1 for an instant, 0 for the whole clip."""
+    """1 for an instant, 0 for the whole clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 
@@ -271,4 +272,4 @@ KINDS: dict[str, tuple[Kind, float]] = {
     "direction": (direction, 3), "mover": (mover, 3), "order": (order, 2), "flashes": (flashes, 1.5),
     "moves": (moves, 4), "visible": (visible, 3), "mover_when": (mover_when, 0.75), "track": (track, 0.75),
 }
-"""Category -> the function that makes a clip, and how often it is taken beside the others."""
+"""Category -> the function that makes a clip, and its relative frequency."""

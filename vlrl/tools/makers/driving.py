@@ -1,10 +1,10 @@
-"""Driving data: simulated traffic seen from above, the plan that an expert drove, its trajectory, and what is around.
+"""Driving data: simulated traffic seen from above, the expert's plan and trajectory, and the surrounding obstacles.
 
     make_driving(Path("driving"), seed=0, samples=200)      # driving/train.jsonl, driving/heldout.jsonl, images/*.png
 
-The traffic is highway-env's, the pictures are drawn by vlrl. A plan is read off the three seconds that the expert
-drives after a decision, so picture, plan, trajectory and obstacles agree. A fixed seed gives the same rows and pixels.
-Nothing is fetched from the network.
+Traffic is simulated by highway-env, images are drawn by vlrl. A plan is derived from the three seconds that the expert
+drives after a decision, so image, plan, trajectory and obstacles agree. A fixed seed gives the same rows and pixels.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ SHARES = {("STOP", "STRAIGHT"): 0.14, ("KEEP", "STRAIGHT"): 0.09, ("ACCELERATE",
 WHERE = {"STRAIGHT": ("highway", "merge", "exit", "intersection", "roundabout"),
          "LEFT_TURN": ("intersection", "roundabout"), "RIGHT_TURN": ("intersection", "roundabout"),
          "LEFT_CHANGE": ("highway", "merge"), "RIGHT_CHANGE": ("highway", "exit")}
-"""Path -> the scenarios in which it is looked for, and accepted."""
+"""Path -> the scenarios in which it is searched and accepted."""
 FUTURE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-"""Seconds of the way-points and of the obstacles' known places."""
+"""Seconds of the waypoints and of known obstacle positions."""
 PAST = 0.5
-"""Seconds between two pictures of the history."""
+"""Seconds between two images of the history."""
 _PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
             "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",
             "Stay in the roundabout.": "LEFT_TURN"}
-_NEAR = 60.0  # metres within which others are obstacles
-_PATIENCE = 300  # scenes without a row of the wanted plan, after which it is given up
+_NEAR = 60.0  # metres within which others count as obstacles
+_PATIENCE = 300  # scenes without the wanted plan before it is given up
 
 
 def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, history: int = 0,
                  width: int = 128, force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
-    """Writes train.jsonl, heldout.jsonl, images/ and made_by.json into a folder; returns the rows of each split.
+    """Writes train.jsonl, heldout.jsonl, images/ and made_by.json into a folder; returns the number of rows per split.
 
-    A picture is `width` x `width / 2` pixels; `history` earlier ones stand before it, half a second apart. The rows
-    hold every plan of SHARES in its share. No scene is in both splits. Raises ConfigError for impossible numbers and
-    where highway-env is missing, DataError when the folder is not empty.
+    An image has `width` x `width / 2` pixels; `history` earlier ones precede it, half a second apart. Every plan of
+    SHARES has its share of the rows. No scene is in both splits. Raises ConfigError for impossible numbers and without
+    highway-env, DataError when the folder is not empty.
     """
     if not 0 <= history <= 2:
         raise ConfigError(f"--history {history} must lie between 0 and 2: a scene has one second of past")
@@ -77,8 +77,8 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
 
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
                  ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """`count` rows, each with its pictures (path -> PNG); scene n is drawn from (seed, split, n), for the plan that is
-    wanting most."""
+    """`count` rows, each with its images (path -> PNG); scene n is drawn from (seed, split, n), for the plan that is
+    missing most."""
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -105,14 +105,14 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
             files = _pictures(driven, scenario, step, history, width, f"{name}-{step}")
             yield {"id": f"{name}-{step}", **_images(files), **row, **_sizes(width), "group_key": name,
                    "source": "highway-env", "split": split}, files
-        if tries[aim] > _PATIENCE:  # its places go to the plan that is easiest to meet
+        if tries[aim] > _PATIENCE:  # its rows go to the most frequent plan
             commonest = max(have, key=lambda plan: (have[plan], plan))
             wanted[commonest] += wanted[aim] - have[aim]
             wanted[aim] = have[aim]
 
 
 def quotas(count: int) -> dict[tuple[str, str], int]:
-    """Returns how many rows of each plan make up `count`, in the shares of SHARES to within one."""
+    """Rows of each plan among `count`, in the shares of SHARES to within one."""
     wanted = {plan: int(count * share) for plan, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
     for plan in rest[:count - sum(wanted.values())]:
@@ -128,7 +128,7 @@ def _frame(driven: Drive, step: int) -> Frame:
 
 
 def _plan(driven: Drive, step: int) -> Plan | None:
-    """Returns the plan that the expert carried out from a step on."""
+    """The plan that the expert carried out from a step on."""
     from vlrl.environments.traffic import STEP
     from vlrl.tools.makers.driving_scenes import HORIZON
 
@@ -137,7 +137,7 @@ def _plan(driven: Drive, step: int) -> Plan | None:
 
 
 def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
-    """Returns what is true of a moment, in the vehicle's own frame."""
+    """Ground truth of a moment, in the vehicle's own frame."""
     from vlrl.environments.roadview import CAR, drivable
     from vlrl.environments.traffic import STEP
 
@@ -156,14 +156,14 @@ def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
 
 
 def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
-    """In [0, 1]: a quarter for each head that text and speed alone get wrong, and up to a half for a near miss."""
+    """In [0, 1]: a quarter for each head that text and speed alone get wrong, and up to a half for a narrow margin."""
     guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
     misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
     return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)
 
 
 def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
-    """Returns the other vehicles with their known places, and what stands on the road."""
+    """The other vehicles with their known positions, and objects on the road."""
     from vlrl.environments.roadview import CAR, THING
 
     obstacles = []
@@ -187,9 +187,7 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
 
 
 def _true(row: Mapping[str, Any]) -> bool:
-    """Returns whether the expert's way-points stay clear of the row's own obstacles and on its road, as a reward would
-    see.
-    """
+    """Whether the expert's waypoints avoid the row's own obstacles and stay on its road, as a reward would check."""
     from vlrl.rewards.driving import collides, footprints, leaves, sample_times
 
     times = sample_times(FUTURE[-1])
@@ -198,7 +196,7 @@ def _true(row: Mapping[str, Any]) -> bool:
 
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
-    """Returns path -> PNG, the oldest first."""
+    """Path -> PNG, the oldest first."""
     from vlrl.environments.roadview import draw
     from vlrl.environments.traffic import STEP
 

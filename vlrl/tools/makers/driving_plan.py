@@ -1,4 +1,4 @@
-"""What was driven, in words: the meta-actions of AlphaDrive (arXiv 2503.07608) read off a trajectory."""
+"""Meta-actions of AlphaDrive (arXiv 2503.07608) from a driven trajectory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 STANDING = 0.5
-"""Metres per second below which a vehicle stands."""
+"""Metres per second below which a vehicle is standing."""
 TURN = math.radians(25)
-"""Least change of heading of a turn."""
-_STRAIGHT = math.radians(12)  # most change of heading of what is no turn
+"""Minimum change of heading of a turn."""
+_STRAIGHT = math.radians(12)  # maximum change of heading without a turn
 _SAME, _FASTER = 0.8, 1.5  # m/s of change: at most that of KEEP, at least that of ACCELERATE and DECELERATE
 _LANE, _IN_LANE = 2.4, 1.0  # m to the side: at least that of a lane change, at most that of STRAIGHT
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A meta-action; `margin` in [0, 1] says how far it is from being another one, 0 = hardly."""
+    """A meta-action; `margin` in [0, 1] is its distance from another one, 0 = borderline."""
 
     speed: str
     path: str
@@ -27,7 +27,7 @@ class Plan:
 
 
 def plan_of(places: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
-    """Returns the plan that a driven trajectory shows, or None where it lies between two.
+    """The plan that a driven trajectory shows, or None if it lies between two.
 
     `places` [n, 2] in metres and `headings` [n] in radians are in the vehicle's own frame at the first moment: x
     forward, y to the left, headings counter-clockwise. `speeds` [n] are in metres per second.

@@ -1,9 +1,8 @@
 """Traffic scenes simulated by highway-env (Farama Foundation, MIT) and driven by its own expert.
 
-The expert is the Intelligent Driver Model for speed (IDM, cond-mat/0002177) with MOBIL for lane changes, which follows
-a route through junctions, yields, and stops behind what stands. Roads and drivers are those of
-vlrl/environments/traffic.py; where the vehicles stand and how fast they go is drawn here, so that every manoeuvre comes
-up.
+The expert is the Intelligent Driver Model for speed (IDM, cond-mat/0002177) with MOBIL for lane changes; it follows a
+route through junctions, yields, and stops behind standing objects. Roads and drivers are those of
+vlrl/environments/traffic.py; positions and speeds of the vehicles are drawn here, so that every manoeuvre occurs.
 
 World coordinates are highway-env's: metres, y downwards on the screen, headings in radians clockwise from x.
 """
@@ -23,11 +22,11 @@ from vlrl.environments.traffic import STEP, Driver, Lane, empty_road, place_obst
 WARM_UP = 1.0
 """Seconds driven before the first decision: the past that history frames show."""
 HORIZON = 3.0
-"""Seconds after a decision that say what was decided."""
+"""Seconds after a decision that determine the plan."""
 DECISIONS = (0.0, 1.0)
-"""Moments of decision in a scene, seconds after the warm-up."""
+"""Decision times in a scene, in seconds after the warm-up."""
 _USUAL = 0.6
-"""How often a scene is arranged in the way that its plan needs; else it is drawn from all ways."""
+"""Probability that a scene is arranged for its plan; otherwise it is drawn from all arrangements."""
 T = TypeVar("T")
 Aim = tuple[str, str]
 """Speed and path of a plan."""
@@ -37,45 +36,43 @@ _LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE"
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene before it is driven; the expert's own vehicle is the first of the road's."""
+    """A scene before it is driven; the expert's vehicle is the first of the road's."""
 
     road: Road
     navigation: str
     limit: float
-    """Metres per second that the expert drives at on a free road."""
+    """Speed of the expert on a free road, metres per second."""
     free: bool
     """Whether the expert may change lanes."""
 
 
 @dataclass(frozen=True)
 class Drive:
-    """What happened in a scene."""
+    """The course of a scene."""
 
     scene: Scene
     states: np.ndarray
-    """[steps, vehicles, 5] x, y, heading, speed, acceleration; the expert's own vehicle is the first."""
+    """[steps, vehicles, 5] x, y, heading, speed, acceleration; the expert's vehicle is the first."""
     decisions: tuple[int, ...]
-    """Steps at which the expert may take a decision, in the middle of a lane."""
+    """Steps at which the expert may decide, in the middle of a lane."""
     crashed: bool
 
     @property
     def things(self) -> list[tuple[float, float, float]]:
-        """x, y, heading of what stands on the road and is no vehicle."""
+        """x, y, heading of standing objects that are not vehicles."""
         return [(float(thing.position[0]), float(thing.position[1]), float(thing.heading))
                 for thing in self.scene.road.objects]
 
 
 def scene(scenario: str, seed: str, aim: Aim) -> Scene:
-    """Returns a scene drawn from a text and arranged for a plan, which comes out at times; the same text and plan give
-    the same scene.
-    """
+    """A scene drawn from a seed text and arranged for a plan, which need not come out; deterministic in both."""
     rng = random.Random(seed)
     road = empty_road(scenario, rng.getrandbits(64))
     return SCENARIOS[scenario](road, rng, aim)
 
 
 def drive(scene: Scene) -> Drive:
-    """Lets the expert and the others drive: the warm-up, the decisions, and the horizon after the last of them."""
+    """Simulates the warm-up, the decisions, and the horizon after the last of them."""
     road, vehicles = scene.road, cast(list[Driver], scene.road.vehicles)
     ego = vehicles[0]
     ego.enable_lane_change = False
@@ -99,7 +96,7 @@ def drive(scene: Scene) -> Drive:
 
 
 def _settled(ego: Driver) -> bool:
-    """In the middle of its lane and changing to none."""
+    """Whether the vehicle is in the middle of its lane and not changing lanes."""
     lane, target = ego.lane_index, ego.target_lane_index
     changing = lane[:2] == target[:2] and lane != target
     return not changing and abs(ego.lane.local_coordinates(ego.position)[1]) < 0.6
@@ -109,15 +106,15 @@ def _settled(ego: Driver) -> bool:
 
 
 def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
-    """Returns `value` most of the time, else any of the others."""
+    """`value` most of the time, else any of the others."""
     return value if rng.random() < _USUAL else rng.choice(others)
 
 
 def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random
          ) -> tuple[Driver, float]:
-    """Returns the expert's vehicle, which comes to about `at` in the warm-up, and where it starts.
+    """The expert's vehicle, which reaches about `at` in the warm-up, and its start.
 
-    It is as fast as the limit, slower, faster, or standing, and keeps its speed until the first decision.
+    It is at the limit, slower, faster, or standing, and keeps its speed until the first decision.
     """
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
     speed = share * limit if share > 0.1 else 0.0
@@ -128,7 +125,7 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
 
 
 def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
-    """Perhaps a vehicle ahead in the same lane: slower, standing, or as fast; or something that lies on the road."""
+    """Possibly a vehicle ahead in the same lane: slower, standing, or as fast; or an object on the road."""
     routed = bool(ego.route)  # else only what is slower makes it change lanes
     usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
     kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
@@ -145,8 +142,8 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
 
 def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
             ) -> None:
-    """Perhaps vehicles in the lanes beside, next to the expert's or somewhat before or behind it; fewer where it is to
-    go."""
+    """Possibly vehicles in neighbouring lanes, next to the expert's or before or behind it; fewer in its target lane.
+    """
     goal = own[2] + {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}.get(aim[1], 99)
     for number in others:
         lane, wanted = (own[0], own[1], number), number == goal
@@ -157,7 +154,7 @@ def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: floa
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Returns three lanes, all straight; slower traffic is overtaken where a lane beside it is free."""
+    """Three straight lanes; slower traffic is overtaken if a neighbouring lane is free."""
     limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
     ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
     _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)
@@ -180,7 +177,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Returns three lanes that widen to four; the fourth leaves the road."""
+    """Three lanes that widen to four; the fourth leaves the road."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)
@@ -194,7 +191,7 @@ def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Four arms; who crosses goes first or yields by highway-env's rules."""
+    """Four arms; crossing traffic goes first or yields by highway-env's rules."""
     turns = {"STRAIGHT": "straight", "LEFT_TURN": "left", "RIGHT_TURN": "right"}
     arm, turn, limit = rng.randrange(4), _usual(turns[aim[1]], list(turns.values()), rng), 10.0
     to = (arm + {"left": 1, "straight": 2, "right": 3}[turn]) % 4

@@ -1,10 +1,9 @@
-"""GUI data from real HTML pages: screenshots by headless Chromium, and the box, text and role of elements from the DOM.
+"""GUI data from real HTML pages: screenshots by headless Chromium, and box, text and role of elements from the DOM.
 
     make_gui(Path("gui"), seed=0, samples=200)      # gui/train.jsonl, gui/heldout.jsonl, gui/images/*.png
 
-The pages are MiniWoB++'s (Farama Foundation, MIT), about 125 small forms, tables, menus and mail boxes that draw their
-content at random. A fixed seed gives the same rows and, with the same browser and fonts, the same pixels. Nothing is
-fetched from the network.
+The pages are MiniWoB++'s (Farama Foundation, MIT), about 125 small forms, tables, menus and mail boxes with random
+content. A fixed seed gives the same rows and, with the same browser and fonts, the same pixels. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from vlrl.types import Row
 SCALES = (2, 3, 4)
 """Screen pixels per CSS pixel; one is drawn for each screenshot."""
 PER_PAGE = 3
-"""Elements of one screenshot that become rows, at most."""
-_HELDOUT = 5  # one page in so many is held out
+"""Maximum number of elements of a screenshot that become rows."""
+_HELDOUT = 5  # one group of pages in so many is held out
 _VIEW = (480, 480)  # CSS pixels of the window for pages that say nothing about their size
 _SMALLEST = 6 / 160  # of the screenshot's shorter side, that of an element
 _LARGEST = 0.5  # share of the screenshot that an element covers, at most
-_MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # their pictures change with time
+_MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # animated pages
 _VARIANT = re.compile(r"-(easy|medium|hard|nodelay|large|soft|transfer|noscroll|nl|turk|all|some|\d+)$")
 
 ELEMENTS = """
@@ -108,19 +107,19 @@ PHRASES: dict[str, Sequence[str]] = {
     "icon": ("Click the icon '{}'.", "Click the '{}' symbol."),
     "cell": ("Click the table cell '{}'.", "Find '{}' in the table."),
 }
-"""Role -> ways to ask for an element by its name."""
+"""Role -> instructions for an element by its name."""
 ICONS = {"closethick": "close", "triangle 1 n": "arrow up", "triangle 1 s": "arrow down",
          "circle triangle w": "previous", "circle triangle e": "next"}
-"""Names of the icons of jQuery UI -> what they are called."""
+"""jQuery UI icon name -> common name."""
 NAMELESS = {"checkbox": "Click the checkbox.", "radio": "Click the radio button.", "textbox": "Click into the text "
             "field.", "combobox": "Open the drop-down list.", "slider": "Click the slider."}
-"""Role -> how to ask for the only one of its kind."""
+"""Role -> instruction for the only element of that role."""
 OTHERS = ("Click the text '{}'.", "Click on '{}'.", "Find '{}'.")
 
 
 @dataclass(frozen=True)
 class Screenshot:
-    """One screenshot and its elements, in screen pixels."""
+    """A screenshot and its elements, in screen pixels."""
 
     png: bytes
     width: int
@@ -130,13 +129,13 @@ class Screenshot:
 
 def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None = None, browser: str | None = None,
              force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
-    """Writes train.jsonl, heldout.jsonl and images/ into a folder; returns the rows of each split.
+    """Writes train.jsonl, heldout.jsonl and images/ into a folder; returns the number of rows per split.
 
     Every fifth group of pages is held out, so no page is on both sides. `pages` is a folder of other .html files,
-    `browser` the program of Chromium. Rows are canonical gui rows with box, element_type, platform and group_key.
+    `browser` the Chromium executable. Rows are canonical gui rows with box, element_type, platform and group_key.
 
-    Raises ConfigError when the browser, playwright or the pages are missing, DataError when the folder is not empty or
-    the pages show too little.
+    Raises ConfigError without browser, playwright or pages, DataError when the folder is not empty or the pages have
+    too few elements.
     """
     if samples < 1:
         raise ConfigError(f"--samples {samples} must be at least 1")
@@ -158,10 +157,9 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
 
 
 def rows_of(shot: Screenshot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[Row]:
-    """Returns canonical rows for some elements of a screenshot, each asked for in words that fit no other element of
-    it.
+    """Canonical rows for some elements of a screenshot, each with an instruction that fits no other element.
 
-    `uses` counts how often a name was asked for in all; rare ones come first, those asked for `often` are left out.
+    `uses` counts how often each name was used; rare names come first, those used `often` times are skipped.
     """
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for element in shot.elements:
@@ -197,7 +195,7 @@ def _fits(element: Mapping[str, Any], shot: Screenshot) -> bool:
 
 
 def group_of(page: str) -> str:
-    """Returns the group of a page: its name without what marks a variant ("click-tab-2-hard" -> "click-tab")."""
+    """The group of a page: its name without variant suffixes ("click-tab-2-hard" -> "click-tab")."""
     while (shorter := _VARIANT.sub("", page)) != page:
         page = shorter
     return page
@@ -233,7 +231,7 @@ def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Cal
     for visit in range(wanted * 4 + 50):
         if count >= wanted:
             return
-        often = 2 + count // 10 + empty // 3  # a name is a tenth of all rows, unless the pages have no others
+        often = 2 + count // 10 + empty // 3  # at most a tenth of the rows per name, unless the pages have no others
         rng = random.Random(f"{seed}/{split}/{visit}")
         page, scale = rng.choice(pages), rng.choice(SCALES)
         shot = shoot(page, zlib.crc32(f"{seed}/{split}/{visit}".encode()), scale)
@@ -244,7 +242,7 @@ def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Cal
             count += 1
             yield {"id": f"{name}-{number}", **row, "image": f"images/{name}.png", "split": split}, shot.png
     if count < wanted:
-        raise DataError(f"the pages show too few elements: {count} of {wanted} rows for {split}, {empty} empty "
+        raise DataError(f"the pages have too few elements: {count} of {wanted} rows for {split}, {empty} empty "
                         "screenshots. Name other pages with --pages.")
 
 
@@ -259,7 +257,7 @@ def _save(path: Path, png: bytes) -> None:
 
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screenshot]]:
-    """Yields a function that opens a page with a seed and a scale and takes a screenshot of it."""
+    """Yields a function that opens a page with a seed and a scale and takes a screenshot."""
     program = chromium_program(program or "")
     from playwright.sync_api import Error, sync_playwright
 
@@ -278,7 +276,7 @@ def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screen
 
 
 def _context(browser: Any, scale: int) -> Any:
-    """Windows of one scale, without network."""
+    """A browser context of one scale, without network."""
     context = browser.new_context(viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=scale,
                                   locale="en-US", timezone_id="UTC", offline=True)
     context.route("**/*", lambda route: route.continue_() if urlsplit(route.request.url).scheme in ("file", "data")
@@ -287,7 +285,7 @@ def _context(browser: Any, scale: int) -> Any:
 
 
 def _shoot(context: Any, page: Path, seed: int, scale: int) -> Screenshot:
-    """Returns one page, drawn with the seed while its clock stands still."""
+    """A screenshot of a page, drawn with the seed while its clock is paused."""
     tab = context.new_page()
     try:
         tab.clock.install(time=0)
@@ -295,7 +293,7 @@ def _shoot(context: Any, page: Path, seed: int, scale: int) -> Screenshot:
         tab.goto(page.resolve().as_uri())
         tab.evaluate("seed => { if (Math.seedrandom) Math.seedrandom(seed); "
                      "if (window.core && core.startEpisodeReal) core.startEpisodeReal(); }", str(seed))
-        tab.clock.run_for(500)  # what a page does a moment after it opens
+        tab.clock.run_for(500)  # delayed page scripts
         result = tab.evaluate(ELEMENTS)
         x1, y1, x2, y2 = (int(v) for v in result["frame"])
         png = tab.screenshot(clip={"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1}, caret="hide",

@@ -1,4 +1,4 @@
-"""What the makers of data share: an empty folder to write to, the rows of both splits, and what was made of what."""
+"""Shared by the data makers: an empty output folder, the rows of both splits, and a record of how they were made."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Make = Callable[[str, int], Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]
 
 def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: Mapping[str, Any], *, what: str,
               force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
-    """Writes both splits, their media and made_by.json into a folder; returns the rows of each split.
+    """Writes both splits, their media and made_by.json into a folder; returns the number of rows per split.
 
-    A fifth of the rows is held out unless `heldout` gives their number. What an earlier run left is replaced with
-    `force` only. Raises ConfigError for impossible numbers, DataError when the folder is not empty.
+    A fifth of the rows is held out unless `heldout` gives their number. Earlier output is replaced with `force` only.
+    Raises ConfigError for impossible numbers, DataError when the folder is not empty.
     """
     heldout = samples // 5 if heldout is None else heldout
     if samples < 1:
@@ -29,7 +29,7 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
     if not 0 <= heldout <= samples:
         raise ConfigError(f"--heldout {heldout} must lie between 0 and --samples {samples}: it is a part of them")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise DataError(f"{out} is no empty folder; name another, or replace what is there with --force")
+        raise DataError(f"{out} is not an empty folder; choose another, or replace its content with --force")
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for split, count in zip(SPLITS, (samples - heldout, heldout), strict=True):
         for row, files in make(split, count):

