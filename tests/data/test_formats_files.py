@@ -236,7 +236,7 @@ def test_pictures_of_a_table_outside_the_root(tmp_path):
     rows = [{"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "instruction": "x", "abs_box": [1, 2, 3, 4]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     (tmp_path / "root").mkdir()
-    with pytest.raises(DataError, match="leave --root out"):
+    with pytest.raises(DataError, match="omit --root"):
         convert(tmp_path / "t.parquet", tmp_path / "o.jsonl", root=tmp_path / "root")
 
 

@@ -101,7 +101,7 @@ def test_rows_are_canonical_and_agree_with_their_pictures(made):
             assert close(seen, row, thing["center"]) in ("car", "standing", "lamp", "barrier", "streak", None)
         about = json.loads((made / "made_by.json").read_text())
     assert about["rows"] == {"train": 4, "heldout": 1} and about["real"] == "nothing"
-    with pytest.raises(DataError, match="is no empty folder"):
+    with pytest.raises(DataError, match="is not an empty folder"):
         make_driving(made, 1, 5)
 
 

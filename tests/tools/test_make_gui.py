@@ -74,7 +74,7 @@ def test_the_samples_that_were_made():
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--samples 0"):
         make_gui(tmp_path / "x", samples=0)
-    with pytest.raises(DataError, match="is no empty folder"):
+    with pytest.raises(DataError, match="is not an empty folder"):
         make_gui(MADE, samples=1)
     with pytest.raises(ConfigError, match=r"holds no \.html file"):
         make_gui(tmp_path / "x", pages=tmp_path)

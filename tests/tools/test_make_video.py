@@ -133,7 +133,7 @@ def test_the_same_seed_makes_the_same_files(tmp_path: Path):
     assert len({(tmp_path / "a" / r["video"]).read_bytes() for found in rows.values() for r in found}) == 20
     about = json.loads((tmp_path / "a" / "made_by.json").read_text())
     assert about["rows"] == counts and about["seed"] == 3 and "drawn" in about
-    with pytest.raises(DataError, match="is no empty folder"):
+    with pytest.raises(DataError, match="is not an empty folder"):
         make_video(tmp_path / "a", 3, 20)
 
 

@@ -143,7 +143,7 @@ def test_an_embedder_finds_what_is_said_in_other_words(embedder, tmp_path, capsy
     assert main(["data", "overlap", *files, "--embedder", str(embedder), "--alike", "0.5"]) == 1
     assert "heldout0: a text that is near in the embedder as train0 of train" in capsys.readouterr().out
     assert main(["data", "overlap", *files, "--embedder", str(tmp_path)]) == 1
-    assert "must be the folder of a model" in capsys.readouterr().err
+    assert "must be a model folder" in capsys.readouterr().err
 
 
 def test_words_of_a_template_give_nothing_away():

@@ -33,6 +33,8 @@ from vlrl.types import LoadedMedia, Media
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 """Image formats that are opened. Formats that start other programs (EPS) are not."""
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
 _READING = threading.Lock()
 """Held while Pillow reads pixels: an image that was opened and not yet read must not be read by two threads."""
 _DRAWN = "drawn image"
@@ -131,7 +133,8 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Cli
         return LoadedMedia(kind="image", frames=(_decode(data, own.name, limits),), sha256=own.sha256, data=data)
     path = checked_file(media.source, limits)
     data = guard_read(path, path.read_bytes)
-    return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=sha256, path=path)
 
 
 def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
@@ -230,10 +233,6 @@ def source_name(source: Any) -> Path | str:
     if isinstance(source, (str, os.PathLike)):
         return Path(source)
     return getattr(source, "name", "an image in memory") if isinstance(source, EmbeddedMedia) else _DRAWN
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def pixel_hash(frames: Sequence[Image.Image]) -> str:

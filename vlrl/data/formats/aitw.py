@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.sources.box_numbers import scaled
-from vlrl.data.sources.fields import RecordSource, base_fields, has, meta, numbers, text
+from vlrl.data.sources.fields import RecordSource, base_fields, has, meta, numbers, row_size, text
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
@@ -53,12 +53,9 @@ def steps_before(rows: Placed) -> Placed:
 def _with_history(row: dict[str, Any], episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, Any]:
     meta = {k: v for k, v in row.get("meta", {}).items() if k != "coat_action_desc"}
     rest = {k: v for k, v in row.items() if k != "meta"}
-    return {**rest, **_history(row, episodes), **({"meta": meta} if meta else {})}
-
-
-def _history(row: Record, episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, list[str]]:
     before = sorted(entry for entry in episodes.get(str(row.get("group_key")), ()) if entry[0] < _step(row))
-    return {"history": [done for _, done in before]} if before else {}
+    history = {"history": [done for _, done in before]} if before else {}
+    return {**rest, **history, **({"meta": meta} if meta else {})}
 
 
 def _step(row: Record) -> float:
@@ -84,7 +81,6 @@ def _gesture(record: Record, row: Record) -> dict[str, Any]:
     touch, lift = (numbers(record.get(f"result_{name}_yx"), (2,), f"result_{name}_yx") for name in ("touch", "lift"))
     down, right = lift[0] - touch[0], lift[1] - touch[1]
     if math.hypot(down, right) <= _TAP:
-        size = (row["width"], row["height"]) if "width" in row else None
-        return {"type": "click", "point": scaled([touch[1], touch[0]], size, 1, "result_touch_yx")}
+        return {"type": "click", "point": scaled([touch[1], touch[0]], row_size(row), 1, "result_touch_yx")}
     along, names = (down, ("up", "down")) if abs(down) >= abs(right) else (right, ("left", "right"))
     return {"type": "scroll", "direction": names[along > 0]}

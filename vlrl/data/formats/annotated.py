@@ -20,6 +20,7 @@ from vlrl.data.sources.fields import (
     numbers,
     optional,
     pick,
+    row_size,
     size_of,
     text,
 )
@@ -209,8 +210,7 @@ def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any]) 
         values = xywh(values)
     if not are_shares(values):
         return values
-    size = (row["width"], row["height"]) if "width" in row else None
-    return scaled(values, size, 1, name)
+    return scaled(values, row_size(row), 1, name)
 
 
 # --- lists of boxes: all boxes of an image in one record --------------------------------------------------------------

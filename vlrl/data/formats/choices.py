@@ -175,12 +175,6 @@ def _clash(said: str, options: Sequence[str]) -> bool:
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
-def _is_place(answer: str, question: str) -> bool:
-    """Whether an answer is an action of a GUI agent, or a point if the question asks for a position; points in geometry
-    questions are ordinary answers."""
-    return bool(_CODE.search(answer) or (_POINT.fullmatch(answer.strip()) and _ASKS_PLACE.search(question)))
-
-
 def _of_most(answers: list[Any]) -> list[Any]:
     """The majority answer to a yes/no question with disagreeing annotators; other answers unchanged."""
     said = [str(v).lower().rstrip(".") for v in answers]
@@ -207,7 +201,8 @@ def answer_fields(given: Any, options: Sequence[str], question: str, said: str |
     answers = [answer_text(v) if isinstance(v, str) else v for v in several]
     answers = _of_most(answers)
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
-    if isinstance(answers[0], str) and _is_place(answers[0], question):
+    if isinstance(answers[0], str) and (_CODE.search(answers[0]) or (
+            _POINT.fullmatch(answers[0].strip()) and _ASKS_PLACE.search(question))):  # not a point of geometry
         raise DataError(f"its answer {short(answers[0])} is a position or an action, which cannot be scored as an "
                         "answer: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     kind = answer_type_of(answers, question, said)

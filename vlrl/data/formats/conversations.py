@@ -162,11 +162,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
         raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
     times = {name: value for video in named.pop("times") for name, value in video.items()}
-    return Conversation(question, answer, system, tuple(_as_assistant(turn) for turn in said), _whole(named), times)
-
-
-def _as_assistant(turn: dict[str, Any]) -> dict[str, Any]:
-    return {**turn, "role": "assistant"} if turn["role"] == "call" else turn
+    return Conversation(question, answer, system, tuple(
+        {**turn, "role": "assistant"} if turn["role"] == "call" else turn for turn in said), _whole(named), times)
 
 
 def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

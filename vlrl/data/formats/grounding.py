@@ -22,7 +22,19 @@ from vlrl.data.formats.questions import (
 )
 from vlrl.data.sources.answer_types import as_video_type
 from vlrl.data.sources.box_numbers import are_shares, hull, pixels, scaled, xywh
-from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, base_fields, has, meta, numbers, pick, record_id, text
+from vlrl.data.sources.fields import (
+    IMAGE,
+    VIDEO,
+    RecordSource,
+    base_fields,
+    has,
+    meta,
+    numbers,
+    pick,
+    record_id,
+    row_size,
+    text,
+)
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
@@ -80,8 +92,12 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
     boxes = [] if points else _boxes_said(answer_text(answer), method) if isinstance(answer, str) else None
     id = record_id(record, source, *ID_FIELDS)
     if boxes is None:
-        about = _about(record, source)
-        row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
+        about = media_fields(record, source, needed=False) if has(record, *VIDEO) or not has(record, *IMAGE) else {
+            k: v for k, v in base_fields(record, source).items() if k != "id"}
+        answer, kind = final_answer(answer) if isinstance(answer, str) else answer, _ANSWER_TYPES.get(method)
+        row = {"answer": answer, "answer_type": kind} if kind and not options else answer_fields(
+            answer, options, question)
+        row = as_video_type(row) if has(record, *VIDEO) else row
         return [{"id": id, **about, **row, **question_fields(said.question, about, options, said.turns), **rest}]
     row = {**base_fields(record, source), "id": id}
     row |= context_turns(said, row)
@@ -107,19 +123,6 @@ def target(words: str) -> dict[str, str]:
     return {"question": words} if _ASKS.search(words) else {"expression": words}
 
 
-def _about(record: Record, source: RecordSource) -> dict[str, Any]:
-    """Media of a question, and the size of its image if known."""
-    if has(record, *VIDEO) or not has(record, *IMAGE):
-        return media_fields(record, source, needed=False)
-    return {k: v for k, v in base_fields(record, source).items() if k != "id"}
-
-
-def _answered(record: Record, question: str, answer: Any, options: list[str], kind: str | None) -> dict[str, Any]:
-    answer = final_answer(answer) if isinstance(answer, str) else answer
-    row = {"answer": answer, "answer_type": kind} if kind and not options else answer_fields(answer, options, question)
-    return as_video_type(row) if has(record, *VIDEO) else row
-
-
 def _boxes_said(answer: str, method: str) -> list[Row] | None:
     """The boxes of an answer, [] for an empty detection, None for an answer of another kind."""
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
@@ -134,8 +137,7 @@ def _boxes_said(answer: str, method: str) -> list[Row] | None:
 
 
 def _in_pixels(box: list[float], row: Record, full: float = 1) -> list[float]:
-    size = (row["width"], row["height"]) if "width" in row else None
-    return scaled(box, size, full, "box") if full != 1 or are_shares(box) else box
+    return scaled(box, row_size(row), full, "box") if full != 1 or are_shares(box) else box
 
 
 def _box_said(entry: Any) -> dict[str, Any] | None:
@@ -219,7 +221,10 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     sentences = pick(record, *EXPRESSION, "answer")
     names = [_sentence(s) for s in (sentences if isinstance(sentences, list) else [sentences])]
     if not has(record, *IMAGE):
-        record = {**record, "file_name": _coco_name(record)}
+        key = record.get("image_id")
+        if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 10**12:
+            raise DataError(f"no field with the path of an image, and image_id={short(key)} is not a COCO number")
+        record = {**record, "file_name": f"COCO_train2014_{key:012d}.jpg"}
     if isinstance(record.get("file_name"), str):
         record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
     row = base_fields(record, source)
@@ -232,13 +237,6 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
 def _sentence(value: Any) -> str:
     words = value if isinstance(value, Mapping) else {"sentence": value}
     return text(words, "sent", "raw", "sentence", "caption")
-
-
-def _coco_name(record: Record) -> str:
-    number_ = record.get("image_id")
-    if isinstance(number_, bool) or not isinstance(number_, int) or not 0 <= number_ < 10**12:
-        raise DataError(f"no field with the path of an image, and image_id={short(number_)} is not a COCO number")
-    return f"COCO_train2014_{number_:012d}.jpg"
 
 
 # --- LISA / ReasonSeg (2308.00692): one file per image, polygons of the target ----------------------------------------

@@ -11,7 +11,18 @@ from typing import Any
 
 from vlrl.data.formats.grounding import is_problem_box
 from vlrl.data.sources.box_numbers import are_shares, pixels, scaled, xywh
-from vlrl.data.sources.fields import IMAGE, RecordSource, base_fields, has, meta, numbers, optional, pick, text
+from vlrl.data.sources.fields import (
+    IMAGE,
+    RecordSource,
+    base_fields,
+    has,
+    meta,
+    numbers,
+    optional,
+    pick,
+    row_size,
+    text,
+)
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short, tidy, unpacked
 from vlrl.errors import DataError
@@ -55,7 +66,7 @@ def corners_or_sides(rows: Placed) -> Placed:
 
     They do if every bbox can be corners, and either one of them cannot be sides for its image, or there are _ENOUGH.
     """
-    boxes = [_bbox(row) for _, _, row in rows]
+    boxes = [None if isinstance(row, DataError) else row.get("meta", {}).get("bbox") for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
     if not (corners and (len(pixels) >= _ENOUGH or not all(_inside(row["box"], row) for _, row in pixels))):
@@ -68,17 +79,12 @@ def _inside(box: list[float], row: Record) -> bool:
     return "width" not in row or (box[2] <= row["width"] + 1 and box[3] <= row["height"] + 1)
 
 
-def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
-    """The original bbox of a row in pixels."""
-    return None if isinstance(row, DataError) else row.get("meta", {}).get("bbox")
-
-
 def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
     row = base_fields(record, source)
     values = numbers(record["bbox"], (4,), "bbox")
     original = {}
     if are_shares(values):
-        box = scaled(values, _size(row), 1, "bbox")
+        box = scaled(values, row_size(row), 1, "bbox")
     elif corners:
         box = values
     else:
@@ -157,7 +163,7 @@ def gui_g2(record: Record, source: RecordSource) -> list[Row]:
     if has(record, "abs_box"):
         box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
     else:
-        box = scaled(numbers(record["rela_box"], (4,), "rela_box"), _size(row), 1, "rela_box")
+        box = scaled(numbers(record["rela_box"], (4,), "rela_box"), row_size(row), 1, "rela_box")
     fields = optional(record, platform="platform", element_type="data_type")
     return [{**row, "instruction": text(record, "instruction"), "box": box, **fields,
              **meta(record, "instruction", "abs_box", "rela_box", *fields)}]
@@ -241,7 +247,7 @@ def gui_r1(record: Record, source: RecordSource) -> list[Row]:
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []
     where = [] if any(v < 0 for v in where) else where
     if where and are_shares(where):
-        where = scaled(where, _size(row), 1, "gt_bbox")
+        where = scaled(where, row_size(row), 1, "gt_bbox")
     if len(where) == 4:
         action["point"] = [tidy((where[0] + where[2]) / 2), tidy((where[1] + where[3]) / 2)]
     elif where:
@@ -255,7 +261,3 @@ def gui_r1(record: Record, source: RecordSource) -> list[Row]:
               **({"box": where} if len(where) == 4 else {})}
     return [{**row, "instruction": text(record, "instruction"), "action": action, **fields,
              **meta(record, "gt_action", "gt_bbox", "gt_input_text", "instruction", "history", "task_type", *fields)}]
-
-
-def _size(row: Record) -> tuple[float, float] | None:
-    return (row["width"], row["height"]) if "width" in row else None

@@ -34,7 +34,11 @@ def labelled(record: Record, source: RecordSource) -> list[Row]:
     several = given if isinstance(given, list) else [given]
     if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in several):
         raise DataError(f"label={short(given)} must be the name of a class, or a list of names")
-    names = [_name(_class(v, record)) for v in several]
+    classes = pick(record, *LABELS)  # a class may be given by its index among these
+    known = classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else []
+    several = [known[v] if isinstance(v, int) and 0 <= v < len(known) else v for v in several]
+    names = [str(v).strip().replace("_", " ") if isinstance(v, str) and " " not in v else str(v).strip()
+             for v in several]
     if not all(names):
         raise DataError(f"label={short(given)} must be the name of a class, not empty")
     label = {"label": names, "multi": True} if isinstance(given, list) and len(names) > 1 else {"label": names[0]}
@@ -43,17 +47,6 @@ def labelled(record: Record, source: RecordSource) -> list[Row]:
     extra |= {"class_id": number} if type(number) is int else {}
     return [{"id": record_id(record, source), **media(record, source), **label, **extra,
              **meta(record, *LABEL, *LABELS, "split", "multi", "class_id")}]
-
-
-def _class(value: Any, record: Record) -> Any:
-    """The name of a class that is given by its index among the `labels` of the record."""
-    names = pick(record, *LABELS)
-    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names[value] if known and isinstance(value, int) and 0 <= value < len(names) else value
-
-
-def _name(value: Any) -> str:
-    return str(value).strip().replace("_", " ") if isinstance(value, str) and " " not in value else str(value).strip()
 
 
 def choose_from_all(rows: Placed) -> Placed:

@@ -91,7 +91,8 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
     Raises DataError if placeholders and media do not match.
     """
-    kinds = [*["image"] * len(_several(media)), *["video"] * (media.get("video") is not None)]
+    images = media["images"] if "images" in media else [media["image"]] if "image" in media else ()
+    kinds = [*["image"] * len(images), *["video"] * (media.get("video") is not None)]
     texts = [*(str(turn["content"]) for turn in turns), question]
     marks = _MARK.findall("\n".join([*texts, *options]))
     choices = {"options": list(options)} if options else {}
@@ -141,10 +142,6 @@ def _trimmed(text: str) -> str:
 
 def _in_words(text: str) -> str:
     return _MARK.sub(lambda mark: f"{mark[1]} {mark[2]}".strip(), text).strip()
-
-
-def _several(media: Record) -> Sequence[Any]:
-    return media["images"] if "images" in media else [media["image"]] if "image" in media else ()
 
 
 # --- media ------------------------------------------------------------------------------------------------------------

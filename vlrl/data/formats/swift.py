@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlrl.data.sources.box_numbers import scaled
-from vlrl.data.sources.fields import IMAGE, numbers, pick
+from vlrl.data.sources.fields import IMAGE, numbers, pick, row_size
 from vlrl.data.values import short, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record
@@ -49,7 +49,8 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
     if kind not in _FULL:
         raise DataError(f"objects.bbox_type={short(kind)} is not known; known: {', '.join(_FULL)}")
     words = [str(turn.get("content", turn.get("value")) or "") if isinstance(turn, Mapping) else "" for turn in turns]
-    answers = bool(turns) and _speaks(turns[-1])
+    last = turns[-1] if turns else None
+    answers = isinstance(last, Mapping) and (last.get("role") or last.get("from")) in ("assistant", "gpt")
     asked, answer = (words[:-1], words[-1]) if answers else (words, "<bbox>" * len(boxes))
     if any("<bbox>" in text for text in asked):
         raise DataError(f"its question {short(asked[-1])} contains <bbox>, a box whose numbers depend on the model: "
@@ -75,9 +76,8 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
 
 def points_in_pixels(places: GroundingMarks, row: Record) -> dict[str, Any]:
     """The `points` of a row in pixels."""
-    size = (row["width"], row["height"]) if "width" in row else None
     scale = places.shares or places.full != 1
-    return {"points": [scaled(p, size, places.full, "objects.bbox") if scale else p for p in places.points]}
+    return {"points": [scaled(p, row_size(row), places.full, "objects.bbox") if scale else p for p in places.points]}
 
 
 def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said: list[Any], answers: bool) -> Record:
@@ -87,10 +87,6 @@ def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said:
            for turn, text in zip(turns, texts, strict=True)]
     role = {"role": "assistant"} if "role" in turns[0] else {"from": "gpt"}
     return {**record, name: new if answers else [*new, {**role, "content": json.dumps(said)}]}
-
-
-def _speaks(turn: Any) -> bool:
-    return isinstance(turn, Mapping) and (turn.get("role") or turn.get("from")) in ("assistant", "gpt")
 
 
 def _next(values: list[Any], what: str) -> Any:

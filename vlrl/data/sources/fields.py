@@ -14,6 +14,7 @@ from typing import Any
 from vlrl.data.embedded import EmbeddedMedia, decode_base64, is_pixels
 from vlrl.data.values import LONGEST, number, short, unpacked
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
          "img", "image_name", "screenshot", "images", "Image", "imgname", "img_name", "image_paths", "image_urls",
@@ -126,7 +127,7 @@ class RecordSource:
         return found.size if found else None
 
 
-def pick(record: Mapping[str, Any], *names: str) -> Any:
+def pick(record: Record, *names: str) -> Any:
     """The first of these fields with a value other than null and empty string; JSON strings are parsed."""
     for name in names:
         value = record.get(name)
@@ -135,12 +136,12 @@ def pick(record: Mapping[str, Any], *names: str) -> Any:
     return None
 
 
-def has(record: Mapping[str, Any], *names: str) -> bool:
+def has(record: Record, *names: str) -> bool:
     """Whether the record has a value in any of these fields."""
     return any(record.get(name) is not None and record.get(name) != "" for name in names)
 
 
-def text(record: Mapping[str, Any], *names: str) -> str:
+def text(record: Record, *names: str) -> str:
     """The string in the first of these fields that has one. Raises DataError without any."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
@@ -164,7 +165,7 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
                     + (", with a decimal point instead of a comma" if comma else ""))
 
 
-def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: RecordSource) -> tuple[float, float] | None:
+def size_of(record: Record, row: Record, source: RecordSource) -> tuple[float, float] | None:
     """Width and height from the record, else from the image header, else None.
 
     Raises DataError if the record's values are not a size.
@@ -181,14 +182,19 @@ def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: RecordSou
     return source.size(row.get("image") or (images[0] if images else None))
 
 
-def base_fields(record: Mapping[str, Any], source: RecordSource, *, size: bool = True) -> dict[str, Any]:
+def row_size(row: Record) -> tuple[float, float] | None:
+    """Width and height of a row; None if unknown."""
+    return (row["width"], row["height"]) if "width" in row else None
+
+
+def base_fields(record: Record, source: RecordSource, *, size: bool = True) -> Row:
     """The fields of every canonical row: id, image or images, and width and height if known."""
-    row: dict[str, Any] = {"id": record_id(record, source), **media(record, source)}
+    row: Row = {"id": record_id(record, source), **media(record, source)}
     dimensions = size_of(record, row, source) if size else None
     return {**row, "width": dimensions[0], "height": dimensions[1]} if dimensions else row
 
 
-def media(record: Mapping[str, Any], source: RecordSource) -> dict[str, Any]:
+def media(record: Record, source: RecordSource) -> Row:
     """`image`, or `images` if there are several. Raises DataError if there is none.
 
     An image inside the record (the `{"bytes": ...}` of parquet files) stays bytes.
@@ -201,7 +207,7 @@ def media(record: Mapping[str, Any], source: RecordSource) -> dict[str, Any]:
     return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
 
 
-def record_id(record: Mapping[str, Any], source: RecordSource, *names: str) -> str | int:
+def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
     """The id of a row: from `id` or one of these fields of the record, else from its position in the file."""
     for name in ("id", *names):
         own = record.get(name)
@@ -210,14 +216,14 @@ def record_id(record: Mapping[str, Any], source: RecordSource, *names: str) -> s
     return source.id
 
 
-def meta(record: Mapping[str, Any], *used: str) -> dict[str, Any]:
+def meta(record: Record, *used: str) -> Row:
     """`{"meta": ...}` with the fields that no canonical field holds; {} if there are none."""
     gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
     left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
     return {"meta": left} if left else {}
 
 
-def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
+def optional(record: Record, **names: str) -> Row:
     """Canonical field -> value, for those of the record's fields that have one."""
     return {field: record[name] for field, name in names.items() if has(record, name)}
 

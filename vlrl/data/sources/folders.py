@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vlrl.data.media import IMAGE_SUFFIXES
 from vlrl.data.samples import SPLIT_NAMES, side_of
 from vlrl.data.sources.fields import IMAGE, VIDEO
 from vlrl.data.sources.files import READERS, FileRecord
 from vlrl.data.sources.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
 """Suffixes of shards; if a folder has several kinds, the first is read."""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -30,7 +30,7 @@ def folder_records(path: Path) -> Iterator[FileRecord]:
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
              ("shards", _shards(files), _shard),
              ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _beside),
-             ("classes", [f for f in files if f.lower().endswith(_PICTURES) and f.count("/") >= 1], _picture))
+             ("classes", [f for f in files if f.lower().endswith(IMAGE_SUFFIXES) and f.count("/") >= 1], _picture))
     layout = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
     if layout is None:
         raise DataError(f"{path}: the folder holds no rows; known: a folder of images for each class, images with "
@@ -70,7 +70,7 @@ def shards_of(path: Path) -> list[str]:
 def _shards(files: list[str]) -> list[str]:
     """The row files of the first kind that occurs. Results of map and filter (cache-*), which `datasets` writes beside
     them, repeat rows and are skipped; JSON lines beside images are not shards."""
-    pictured = any(file.lower().endswith(_PICTURES) for file in files)
+    pictured = any(file.lower().endswith(IMAGE_SUFFIXES) for file in files)
     for kind in _SHARDS[:3 if pictured else None]:
         if shards := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
             return shards

@@ -156,7 +156,10 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
             hf_hub_download(name.repo, file, repo_type="dataset", revision=commit, local_dir=folder,
                             library_name="vlrl")
 
-    missing = [file for file in selection.fetch if not _is_whole(folder, file)]
+    # the library adds this file once a download is complete
+    done = folder / ".cache/huggingface/download"
+    missing = [file for file in selection.fetch
+               if not ((folder / file).is_file() and (done / f"{file}.metadata").is_file())]
     if not missing:
         return
     log.info("downloading %d files of the data set %s at commit %s", len(missing), name.repo, commit[:12])
@@ -165,11 +168,6 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
             list(pool.map(get, missing))
     except _NoNetwork as error:
         raise RunError(f"{error} {len(missing)} of its files are not in {folder}.") from None
-
-
-def _is_whole(folder: Path, file: str) -> bool:
-    """Whether the library has completed a download: it writes beside the target, then adds a metadata file."""
-    return (folder / file).is_file() and (folder / ".cache/huggingface/download" / f"{file}.metadata").is_file()
 
 
 class _NoNetwork(Exception):

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from vlrl.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+
 _ROWS = (".parquet", ".arrow", ".jsonl", ".ndjson", ".jsonl.gz", ".csv", ".tsv", ".json", ".tar")
 """Suffixes of row files; of several kinds the first is read."""
 _OWN_MEDIA = (".parquet", ".arrow", ".tar")
 """Kinds that contain their media."""
-_MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".mp4", ".mkv", ".webm",
-          ".mov", ".avi", ".m4v")
+_MEDIA = IMAGE_SUFFIXES + VIDEO_SUFFIXES
 _BESIDE = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NO_ROWS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "package.json", "config.json")
 _ALIASES = {"training": "train", "testing": "test", "eval": "test", "evaluation": "test", "valid": "validation",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from vlrl.data.sources.box_forms import boxes_to_pixels
 from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.records import records
 from vlrl.data.sources.unread import forget_shapes, unread_columns
-from vlrl.data.sources.whole import unique_ids
 from vlrl.data.turns import are_tools, tools_of
 from vlrl.data.values import short, unpacked
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.types import Row
+
+log = logging.getLogger(__name__)
 
 Placed = list[tuple[int, str, Row | DataError]]
 """Rows of a file: number, location, and the row or the error in its place. Rows of one record have the same number."""
@@ -111,7 +113,9 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
         if shapes is not None and not isinstance(record, DataError):
             shapes[_TABLES["shape_of"](record, name if format != "auto" else recognised_format(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
-            record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
+            record = {"id": id, **record} if record.keys() & _CONTENT else DataError(
+                f"its columns match no known format: {short(', '.join(record))}. Name them as in docs/data.md, or map "
+                "them, e.g. --columns image=photo --columns xmin=left_edge")
         record_rows = rows_as(record, name, RecordSource(id, root or path.parent, roots, boxes), sure=format != "auto")
         placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
     placed = sorted((format_named(name).together or list)(placed), key=lambda entry: entry[0])
@@ -119,6 +123,25 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
         unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
     tendency = AnswerTrend.of(row for *_, row in placed)
     return [(where, settle_type(row, tendency, answer_type, types)) for _, where, row in placed]
+
+
+def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set[str]) -> None:
+    """Renames ids that occur before, or are `taken` by another file, by their position ("7-2" is the second 7), and
+    keeps the old one as `original_id`. Adds the ids of the rows to `taken`, and warns once."""
+    sound = [row for row in rows if not isinstance(row, DataError) and row.get("id") not in (None, "")]
+    own, changed, count = {str(row["id"]) for row in sound}, [], dict[str, int]()
+    for row in sound:
+        id = str(row["id"])
+        if id in taken:
+            count.setdefault(id, 1)
+            while (new := f"{id}-{count[id] + 1}") in taken or new in own:
+                count[id] += 1
+            row["original_id"], row["id"] = row["id"], new
+            changed.append((id, new))
+        taken.add(str(row["id"]))
+    if changed:
+        log.warning("%s: %d of %d rows have an id that occurs before; each got its own, such as %r for %r, and keeps "
+                    "the old one as original_id", path, len(changed), len(sound), *reversed(changed[0]))
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
@@ -204,11 +227,6 @@ def check_format(format: str) -> None:
     if format not in ("auto", "canonical") and format not in formats():
         raise ConfigError(f"data.format={format!r} is not known.{did_you_mean(format, formats())} Known: auto, "
                           f"{', '.join(formats())}.")
-
-
-def _unknown(record: Mapping[str, Any]) -> DataError:
-    return DataError(f"its columns match no known format: {short(', '.join(record))}. Name them as in docs/data.md, or "
-                     "map them, e.g. --columns image=photo --columns xmin=left_edge")
 
 
 def _recognises(format: Format, record: Mapping[str, Any]) -> bool:

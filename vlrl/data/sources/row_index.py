@@ -72,8 +72,10 @@ def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
     """
     parts: list[IndexedRecords] = []
     for path in files:
-        file_rows = _of_folder(path, cache) if os.path.isdir(path) else _of_file(path, cache)
-        if file_rows is None:
+        file_rows = [
+            ShardRecords(shard, rows) for shard in shards_of(path) for rows in _of_file(path / shard, cache) or ()
+        ] if os.path.isdir(path) else _of_file(path, cache)
+        if not file_rows:
             return None
         parts += file_rows
     return ChainedRecords(parts)
@@ -103,11 +105,6 @@ def _of_file(path: Path, cache: Path) -> list[IndexedRecords] | None:
     except (ValueError, NotImplementedError, EOFError) as error:  # pyarrow's errors are of these
         raise error if isinstance(error, DataError) else DataError(f"{path} cannot be read: {error}") from None
     return None
-
-
-def _of_folder(path: Path, cache: Path) -> list[IndexedRecords] | None:
-    return [ShardRecords(shard, rows) for shard in shards_of(path)
-            for rows in _of_file(path / shard, cache) or ()] or None
 
 
 class ChainedRecords:

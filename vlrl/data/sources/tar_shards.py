@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vlrl.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vlrl.data.sources.json_text import MOST_LINE, parse_line
 from vlrl.data.values import short
 from vlrl.errors import DataError
 
-IMAGES = ("png", "jpg", "jpeg", "webp", "avif", "gif", "bmp", "tif", "tiff", "ppm")
-VIDEOS = ("mp4", "mkv", "webm", "mov", "avi", "m4v")
 _FIELDS = {"txt": "text", "cls": "label"}
 _BLOCK = 512
 _MOST_HEADER = 64 << 10
@@ -75,11 +74,11 @@ def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, 
 def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
     """Adds a member to the record: media, the fields of JSON, or a string under the name before `.txt`."""
     field, _, kind = suffix.rpartition(".")
-    if kind in IMAGES:
+    if f".{kind}" in IMAGE_SUFFIXES:
         several = [*record.pop("images", []), *([record.pop("image")] if "image" in record else []), data]
         record |= {"image": data} if len(several) == 1 else {"images": several}
         return
-    if kind in VIDEOS:
+    if f".{kind}" in VIDEO_SUFFIXES:
         record["video"] = data
         return
     try:

@@ -53,7 +53,7 @@ def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]
         _KEPT[key] = _without_effect(record, names, rows, make)
         _USED.update((format, name) for name in names if name not in _KEPT[key])
     names = [name for name in _KEPT[key] if (format, name) not in _USED]
-    flat, said = (_flat(record), _said(rows)) if names else ({}, "")
+    flat, said = (_flat(record), " ".join(_in_words(_bare(rows)).split())) if names else ({}, "")
     return {name: _small(flat[name]) for name in names if name in flat and _in_words(flat[name]) not in said}
 
 
@@ -101,10 +101,6 @@ def _less(record: Record, names: Sequence[str]) -> Record:
 
 def _bare(rows: Sequence[Record]) -> list[Any]:
     return [{k: v for k, v in row.items() if k != "meta"} if isinstance(row, Mapping) else str(row) for row in rows]
-
-
-def _said(rows: Sequence[Record]) -> str:
-    return " ".join(_in_words(_bare(rows)).split())
 
 
 def _in_words(value: Any) -> str:

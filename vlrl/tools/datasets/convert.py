@@ -135,6 +135,14 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     return good, bad
 
 
+def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[UsableRow]:
+    """The rows of a file. Raises DataError at the first bad one."""
+    rows, bad = usable_rows(path, format, root, columns=columns)
+    if bad:
+        raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
+    return rows
+
+
 def relocated(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
     """The row with media paths relative to `after` instead of `before`. A path to a missing file outside `after` is
     unchanged, for annotations whose media follow later.

@@ -21,9 +21,8 @@ from scipy.sparse import csr_array
 
 from vlrl.checks.image_similarity import NearDuplicate, similar_images
 from vlrl.config.schema import LimitsSettings
-from vlrl.errors import DataError
 from vlrl.progress import Progress, no_progress
-from vlrl.tools.datasets.convert import usable_rows
+from vlrl.tools.datasets.convert import sound_rows
 from vlrl.tools.datasets.signatures import read_signatures
 
 KINDS = ("same", "look", "crop", "text", "words", "meaning")
@@ -64,12 +63,7 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
     Rows with media are compared by them; texts count for rows without media, and for long texts, since the same
     question is asked about many images. Raises DataError for a bad row and for media that cannot be read.
     """
-    sides = []
-    for path in (train, heldout):
-        rows, bad = usable_rows(path, format, root, columns=columns)
-        if bad:
-            raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
-        sides.append(rows)
+    sides = [sound_rows(path, format, root, columns) for path in (train, heldout)]
     known, own = (read_signatures([(row, one) for row in rows for one in row.media], limits or LimitsSettings(),
                                   progress) for rows in sides)
     pictures = similar_images(known, own, progress)

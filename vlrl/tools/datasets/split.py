@@ -25,7 +25,7 @@ from vlrl.data import write_rows
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.progress import Progress, no_progress
 from vlrl.tools.datasets.check import printable
-from vlrl.tools.datasets.convert import UsableRow, refuse_existing, relocated, usable_rows
+from vlrl.tools.datasets.convert import UsableRow, refuse_existing, relocated, sound_rows
 from vlrl.tools.datasets.signatures import read_signatures
 
 FILES = ("train.jsonl", "heldout.jsonl")
@@ -71,10 +71,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
     if os.path.exists(folder) and not folder.is_dir():
         raise DataError(f"{folder} is a file; name a folder for {' and '.join(FILES)}")
     refuse_existing(targets, force)
-    rows, bad = usable_rows(path, format, root, columns=columns)
-    if bad:
-        raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
-    if not rows:
+    if not (rows := sound_rows(path, format, root, columns)):
         raise DataError(f"{path} has no usable row")
     result = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits,
                    progress=progress)

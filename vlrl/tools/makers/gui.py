@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from vlrl.data import SPLITS, write_rows
 from vlrl.data.values import tidy
 from vlrl.environments.chromium import FLAGS, STEADY, browser_start_error, chromium_program
 from vlrl.errors import ConfigError, DataError
 from vlrl.progress import Progress, no_progress
-from vlrl.store.files import replacing
+from vlrl.tools.makers.making import check_output, make_rows
 from vlrl.types import Row
 
 SCALES = (2, 3, 4)
@@ -137,23 +136,16 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
     Raises ConfigError without browser, playwright or pages, DataError when the folder is not empty or the pages have
     too few elements.
     """
-    if samples < 1:
-        raise ConfigError(f"--samples {samples} must be at least 1")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise DataError(f"{out} is no empty folder; name another, or replace what is there with --force")
+    check_output(out, samples, force)
     groups = _groups(_html(pages))
-    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     with _chromium(browser) as shoot:
-        for split, wanted in zip(SPLITS, (samples - samples // _HELDOUT, samples // _HELDOUT), strict=True):
-            own = [page for n, name in enumerate(sorted(groups)) if (n % _HELDOUT == 0) == (split == "heldout")
-                   for page in groups[name]]
-            for row, png in _drawn(own, split, seed, wanted, shoot):
-                _save(out / row["image"], png)
-                rows[split].append(row)
-                progress("taking screenshots", sum(map(len, rows.values())), samples)
-    for split, split_rows in rows.items():
-        write_rows(out / f"{split}.jsonl", split_rows)
-    return {split: len(split_rows) for split, split_rows in rows.items()}
+        def make(split: str, count: int) -> Iterator[tuple[Row, Mapping[str, bytes]]]:
+            pages = [page for n, name in enumerate(sorted(groups)) if (n % _HELDOUT == 0) == (split == "heldout")
+                     for page in groups[name]]
+            return ((row, {row["image"]: png}) for row, png in _drawn(pages, split, seed, count, shoot))
+
+        return make_rows(out, make, samples, samples // _HELDOUT, {}, what="taking screenshots", force=force,
+                         progress=progress)
 
 
 def rows_of(shot: Screenshot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[Row]:
@@ -244,12 +236,6 @@ def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Cal
     if count < wanted:
         raise DataError(f"the pages have too few elements: {count} of {wanted} rows for {split}, {empty} empty "
                         "screenshots. Name other pages with --pages.")
-
-
-def _save(path: Path, png: bytes) -> None:
-    if not (path.exists() and path.read_bytes() == png):
-        with replacing(path, sync=False) as temporary:
-            temporary.write_bytes(png)
 
 
 # --- the browser ------------------------------------------------------------------------------------------------------

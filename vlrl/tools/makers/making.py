@@ -24,27 +24,30 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
     Raises ConfigError for impossible numbers, DataError when the folder is not empty.
     """
     heldout = samples // 5 if heldout is None else heldout
-    if samples < 1:
-        raise ConfigError(f"--samples {samples} must be at least 1")
+    check_output(out, samples, force)
     if not 0 <= heldout <= samples:
         raise ConfigError(f"--heldout {heldout} must lie between 0 and --samples {samples}: it is a part of them")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise DataError(f"{out} is not an empty folder; choose another, or replace its content with --force")
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for split, count in zip(SPLITS, (samples - heldout, heldout), strict=True):
         for row, files in make(split, count):
             for name, content in files.items():
-                _save(out / name, content)
+                path = out / name
+                if not (path.exists() and path.read_bytes() == content):
+                    with replacing(path, sync=False) as temporary:
+                        temporary.write_bytes(content)
             rows[split].append(row)
             progress(what, sum(map(len, rows.values())), samples)
     for split, split_rows in rows.items():
         write_rows(out / f"{split}.jsonl", split_rows)
     counts = {split: len(split_rows) for split, split_rows in rows.items()}
-    write_text(out / "made_by.json", json.dumps({**record, "rows": counts}, indent=1) + "\n")
+    if record:
+        write_text(out / "made_by.json", json.dumps({**record, "rows": counts}, indent=1) + "\n")
     return counts
 
 
-def _save(path: Path, content: bytes) -> None:
-    if not (path.exists() and path.read_bytes() == content):
-        with replacing(path, sync=False) as temporary:
-            temporary.write_bytes(content)
+def check_output(out: Path, samples: int, force: bool) -> None:
+    """Raises ConfigError for an impossible number of rows, DataError for a folder that is not empty."""
+    if samples < 1:
+        raise ConfigError(f"--samples {samples} must be at least 1")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise DataError(f"{out} is not an empty folder; choose another, or replace its content with --force")
