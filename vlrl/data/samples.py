@@ -65,7 +65,7 @@ class Samples(SampleSequence):
     def where(self, place: int) -> str:
         return self._places[place] if self._places else ""
 
-    def compared(self) -> Sequence[int]:
+    def fingerprint_rows(self) -> Sequence[int]:
         return range(len(self))
 
 
@@ -100,8 +100,8 @@ def parts_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
     return [*samples.parts.values()] if isinstance(samples, SampleSequence) and samples.parts else [samples]
 
 
-def compared(samples: Sequence[Sample]) -> Sequence[int]:
-    """As SampleSequence.compared; all indices of a list."""
+def fingerprint_rows(samples: Sequence[Sample]) -> Sequence[int]:
+    """As SampleSequence.fingerprint_rows; all indices of a list."""
     if isinstance(samples, SampleSequence):
-        return samples.compared()
+        return samples.fingerprint_rows()
     return range(len(samples)) if isinstance(samples, (list, tuple)) else ()

@@ -22,11 +22,11 @@ class SampleSequence(Sequence[Sample]):
         """File and line of the row at an index; None if samples are made by code, which can be slow."""
         return None
 
-    def compared(self) -> Sequence[int]:
+    def fingerprint_rows(self) -> Sequence[int]:
         """Indices of the rows that identify the split when a run is resumed; () if samples are made by code."""
         return ()
 
-    def unmade(self, place: int) -> tuple[str, Any] | None:
+    def raw_record(self, place: int) -> tuple[str, Any] | None:
         """Id and raw record of a row, before a sample is made of it; None if unknown. Raises DataError for an
         unreadable row."""
         return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.data.samples import compared, parts_of, readable
+from vlrl.data.samples import fingerprint_rows, parts_of, readable
 from vlrl.data.sequences import SampleSequence
 from vlrl.errors import DataError, RunError
 from vlrl.types import Sample
@@ -73,7 +73,7 @@ class Fingerprint:
 
 def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
     """The fingerprint of a split's samples."""
-    known = [*compared(samples)]
+    known = [*fingerprint_rows(samples)]
     checksums = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
                        np.array([crc for _, crc in checksums], dtype=np.uint32), tuple(id for id, _ in checksums),
@@ -83,11 +83,11 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
     """Id and CRC-32 of a row. For a row read on demand, of the record in the file, without making a sample of it."""
     try:
-        unmade = samples.unmade(index) if isinstance(samples, SampleSequence) else None
+        raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:
         return "", 0
-    if unmade:
-        return unmade[0], row_sum("", unmade[1])
+    if raw:
+        return raw[0], row_sum("", raw[1])
     sample = readable(samples, index)
     return (sample.id, row_sum(sample.id, sample.row)) if sample else ("", 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.data.samples import compared
+from vlrl.data.samples import fingerprint_rows
 from vlrl.data.sequences import SampleSequence, where
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.base import Task
@@ -50,14 +50,14 @@ class Interleaved(SampleSequence):
         label, own = self.locate(place)
         return where(self.parts[label], own)
 
-    def compared(self) -> Sequence[int]:
-        parts = {label: {*compared(own)} for label, own in self.parts.items()}
+    def fingerprint_rows(self) -> Sequence[int]:
+        parts = {label: {*fingerprint_rows(own)} for label, own in self.parts.items()}
         return [i for i in range(self._size) if (place := self.locate(i))[1] in parts[place[0]]]
 
-    def unmade(self, place: int) -> tuple[str, Any] | None:
+    def raw_record(self, place: int) -> tuple[str, Any] | None:
         label, own = self.locate(place)
         part = self.parts[label]
-        return part.unmade(own) if isinstance(part, SampleSequence) else None
+        return part.raw_record(own) if isinstance(part, SampleSequence) else None
 
     def __len__(self) -> int:
         return self._size

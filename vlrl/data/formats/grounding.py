@@ -302,19 +302,19 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
 
 def _rows_by_text(row: dict[str, Any]) -> list[Row]:
     """One row for each text of the boxes of an image, or the row itself if they have none."""
-    told = {name: [b for b in row["boxes"] if name in b.get("told", ())]
-            for b in row["boxes"] for name in b.get("told", ())}
-    if not told:
+    texts = {name: [b for b in row["boxes"] if name in b.get("texts", ())]
+            for b in row["boxes"] for name in b.get("texts", ())}
+    if not texts:
         return [row]
-    untold = sum("told" not in b for b in row["boxes"])
-    if untold:
-        raise DataError(f"{untold} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
+    missing = sum("texts" not in b for b in row["boxes"])
+    if missing:
+        raise DataError(f"{missing} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
                         "but others have: give each one, or move those without to a separate file")
     rest = {k: v for k, v in row.items() if k not in ("labels", "boxes")}
-    one = len(told) == 1
+    one = len(texts) == 1
     return [{**rest, "id": row["id"] if one else f"{row['id']}-{n}", "expression": name,
              "boxes": [{"box": b["box"], "label": name} for b in boxes]}
-            for n, (name, boxes) in enumerate(told.items(), 1)]
+            for n, (name, boxes) in enumerate(texts.items(), 1)]
 
 
 def _coco_row(image: Record, source: RecordSource, names: Mapping[Any, str], boxes: Sequence[Record] = (),
@@ -349,8 +349,8 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
     if not has(entry, "bbox"):
         raise DataError(f"{which} has no bbox")
     bbox = pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
-    told = _texts_of(entry, images)
-    return {"box": xywh(bbox), "label": names[str(key)], **({"told": told} if told else {})}
+    texts = _texts_of(entry, images)
+    return {"box": xywh(bbox), "label": names[str(key)], **({"texts": texts} if texts else {})}
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:

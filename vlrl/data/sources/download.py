@@ -349,7 +349,7 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
 
 @contextlib.contextmanager
 def _on_disk(cache: Path) -> Iterator[None]:
-    """Tells a full or read-only disk from a broken connection, whose errors are those of httpx."""
+    """Reports a full or read-only disk; errors of the connection are those of httpx."""
     try:
         yield
     except OSError as error:

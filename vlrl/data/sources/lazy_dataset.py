@@ -55,10 +55,10 @@ class LazySamples(SampleSequence):
     def where(self, place: int) -> str:
         return self.record(place).where
 
-    def compared(self) -> Sequence[int]:
+    def fingerprint_rows(self) -> Sequence[int]:
         return sorted({round(i * (len(self) - 1) / (SPREAD - 1)) for i in range(SPREAD)})
 
-    def unmade(self, place: int) -> tuple[str, Any]:
+    def raw_record(self, place: int) -> tuple[str, Any]:
         _, id, record = self.record(place)
         return str(record.get("id", id) if isinstance(record, Mapping) else id), record
 

@@ -83,10 +83,10 @@ class SolvedSamples(SampleSequence):
         number = self.solutions[place].number
         return where(self.samples, number) if number < len(self.samples) else ""
 
-    def compared(self) -> Sequence[int]:
+    def fingerprint_rows(self) -> Sequence[int]:
         return range(len(self))
 
-    def unmade(self, place: int) -> tuple[str, Any]:
+    def raw_record(self, place: int) -> tuple[str, Any]:
         return self.solutions[place].id, asdict(self.solutions[place])
 
     def _at(self, index: int) -> Sample:

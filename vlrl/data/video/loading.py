@@ -87,15 +87,15 @@ def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, f
     if times is None:
         rate = _checked_rate(frames, fps)
         return np.arange(frames) / rate, rate
-    told = times.tolist() if isinstance(times, np.ndarray) else times
-    if problem := _times_problem(told, frames):
-        raise DataError(f"a video of {frames} frames has frame_times={told!r:.200}: {problem}")
+    seconds = times.tolist() if isinstance(times, np.ndarray) else times
+    if problem := _times_problem(seconds, frames):
+        raise DataError(f"a video of {frames} frames has frame_times={seconds!r:.200}: {problem}")
     rate = None if fps is None else _checked_rate(frames, fps)
-    mean = (frames - 1) / (told[-1] - told[0]) if frames > 1 else rate or 1.0
+    mean = (frames - 1) / (seconds[-1] - seconds[0]) if frames > 1 else rate or 1.0
     if rate and abs(rate - mean) > _SAME_RATE * mean:
-        raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={told!r:.200} of {mean:.4g} "
+        raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={seconds!r:.200} of {mean:.4g} "
                         "frames per second: remove the wrong one")
-    return np.array(told, float), mean
+    return np.array(seconds, float), mean
 
 
 def _checked_rate(frames: int, fps: Any) -> float:
