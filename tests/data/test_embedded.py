@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import json
 import struct
 import zlib
@@ -13,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from typer.testing import CliRunner
 
+from tests.data.sets import encoded
 from tests.data.test_video import CONSTANT, films
 from vlrl.cli.main import app
 from vlrl.config.schema import DataSettings, LimitsSettings
@@ -30,12 +29,6 @@ from vlrl.tools.datasets.check import check
 from vlrl.tools.datasets.convert import convert
 
 LIMITS = LimitsSettings()
-
-
-def encoded(color="red", size=(8, 6), format="PNG") -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size, color).save(file, format)
-    return file.getvalue()
 
 
 def clip(path):

@@ -9,26 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from typer.testing import CliRunner
 
+from tests.data import sets
 from tests.data.hub_server import hub as serving
 from tests.data.hub_server import use
+from tests.data.sets import picture
 from vlrl.cli.main import app
-from vlrl.config.schema import DataSettings
-from vlrl.data import read_samples
 from vlrl.data.sources import hub
 from vlrl.data.sources.hub_files import NoSuchSplit, is_data, selected
 from vlrl.errors import ConfigError, RunError
 from vlrl.store.files import cache_folder
 from vlrl.store.run_folder import PINS
-from vlrl.task import Task
-
-
-def picture(shade=0) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 6), (shade, 0, 0)).save(file, "PNG")
-    return file.getvalue()
 
 
 def parquet(*answers) -> bytes:
@@ -47,10 +39,8 @@ def here(monkeypatch, tmp_path):
         yield served
 
 
-def read(tmp_path, name, split="train", **more):
-    task = Task()
-    task.data = DataSettings(**{split: name}, cache=str(tmp_path / "cache"), **more)
-    return read_samples(task, split)
+def read(tmp_path, name, split="train", index="auto", **more):
+    return sets.read(name, index, split, tmp_path / "cache", **more)
 
 
 def answers(samples):

@@ -13,25 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.data.sets import read
 from vlrl.config.schema import DataSettings
 from vlrl.curriculum import Prompts
 from vlrl.curriculum.visited import write_visited
-from vlrl.data import Samples, read_samples
+from vlrl.data import Samples
 from vlrl.data.sources import derived_cache, lazy_dataset, row_index
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
-
-
-class Plain(Task):
-    name = "plain"
-
-
-def read(path, index="lazy", split="train", **more):
-    task = Plain()
-    task.data = DataSettings(**{split: str(path)}, index=index, cache=str(path.parent / "cache"), **more)
-    return read_samples(task, split)
 
 
 def rows(count=50):
@@ -67,25 +58,26 @@ def same(lazy, whole):
 # --- the same samples ---
 
 
-@pytest.mark.parametrize("chunk", [7, 64, 1 << 20])
-@pytest.mark.parametrize("form", ["plain", "last line ended", "windows", "blank lines", "bom", "spaces before"])
-def test_lines_are_those_of_the_whole_file(tmp_path, monkeypatch, form, chunk):
-    monkeypatch.setattr(row_index, "_CHUNK", chunk)
-    given = {"plain": rows(), "last line ended": [*rows(), ""], "windows": rows(), "spaces before": rows(),
-             "blank lines": ["", *rows()[:5], "", " \t", "\r", *rows()[5:], "", ""], "bom": rows()}[form]
-    if form == "spaces before":
-        given = ["  " + json.dumps(row) for row in given]
-    path = lines(tmp_path / "a.jsonl", given, "\r\n" if form == "windows" else "\n")
-    if form == "bom":
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    same(read(path), read(path, "memory"))
-    same(read(path), read(path, "memory"))  # by the places that were kept
+@pytest.mark.parametrize("form", [
+    rows(), [*rows(), ""], ["  " + json.dumps(row) for row in rows()],
+    ["", *rows()[:5], "", " \t", "\r", *rows()[5:], "", ""]], ids=["plain", "last line ended", "spaces", "blank lines"])
+def test_lines_are_those_of_the_whole_file(tmp_path, monkeypatch, form):
+    for end, start in (("\n", b""), ("\r\n", b""), ("\n", b"\xef\xbb\xbf")):
+        path = lines(tmp_path / "a.jsonl", form, end)
+        path.write_bytes(start + path.read_bytes())
+        whole = read(path, "memory")
+        for chunk in (7, 64, 1 << 20):
+            monkeypatch.setattr(row_index, "_CHUNK", chunk)
+            found = read(path, cache=tmp_path / f"cache-{chunk}-{len(end)}-{len(start)}")
+            assert isinstance(found, LazySamples) and [(s.id, s.row) for s in found] == [(s.id, s.row) for s in whole]
+    same(read(path), whole)
+    same(read(path), whole)  # by the cached index
 
 
-@pytest.mark.parametrize("kind", [pa.ipc.new_file, pa.ipc.new_stream])
-def test_arrow_files_and_streams(tmp_path, kind):
-    path = table(tmp_path / "a.arrow", rows(), kind=kind)
-    same(read(path), read(path, "memory"))
+def test_arrow_files_and_streams(tmp_path):
+    for kind in (pa.ipc.new_file, pa.ipc.new_stream):
+        path = table(tmp_path / f"{kind.__name__}.arrow", rows(), kind=kind)
+        same(read(path), read(path, "memory"))
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -118,15 +110,11 @@ def test_a_folder_of_shards_with_sides(tmp_path):
         found = read(folder, split=split)
         same(found, read(folder, "memory", split=split))
         assert len(found) == count
-
-
-@pytest.mark.parametrize("index", ["lazy", "memory"])
-def test_what_datasets_keeps_beside_its_shards_is_no_shard(tmp_path, index):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    table(folder / "data-00000-of-00001.arrow", rows(7), kind=pa.ipc.new_stream)
-    table(folder / "cache-1b2c.arrow", rows(5), kind=pa.ipc.new_stream)  # of a .filter(...) of the same folder
-    assert len(read(folder, index)) == 7
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    table(saved / "data-00000-of-00001.arrow", rows(7), kind=pa.ipc.new_stream)
+    table(saved / "cache-1b2c.arrow", rows(5), kind=pa.ipc.new_stream)  # `datasets` keeps results of filter there
+    assert len(read(saved)) == len(read(saved, "memory")) == 7
 
 
 def test_several_files_by_a_pattern(tmp_path):
@@ -236,7 +224,7 @@ def test_samplers_and_evaluations_pass_by_bad_rows(mixed, tmp_path):
     prompts.history.visit([0, 1, 2, 3])
     write_visited(tmp_path / "prompts.parquet", prompts.history, found)
     assert pq.read_table(tmp_path / "prompts.parquet")["sample_id"].to_pylist() == ["r0", "", "r1", ""]
-    task = Plain()
+    task = Task()
     task.data = DataSettings(heldout=str(mixed), index="lazy", quarantine=True, cache=str(tmp_path / "cache"))
     assert [s.id for s in first_samples(task, "heldout", 4)] == ["r0", "r1", "r2", "r3"]
     task.data = task.data.model_copy(update={"quarantine": False})
@@ -264,21 +252,14 @@ def test_places_are_those_of_the_file_as_it_is(tmp_path):
     assert [s.id for s in before] == [f"r{i}" for i in range(50)]  # a run goes on with the file that it opened
 
 
-def test_spoiled_places_are_found_anew(tmp_path, caplog):
-    path = lines(tmp_path / "a.jsonl", rows())
-    read(path)
-    for spoiled in (b"", b"nothing", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"):
-        places(tmp_path)[0].write_bytes(spoiled)
-        assert [s.id for s in read(path)][-1] == "r49"
-
-
 def test_spoiled_places_are_kept_anew(tmp_path, caplog):
     path = lines(tmp_path / "a.jsonl", rows())
     read(path)
     (place,) = places(tmp_path)
     good = place.read_bytes()
     np.save(tmp_path / "other.npy", np.zeros((5, 2)))
-    for spoiled in (b"nothing", (tmp_path / "other.npy").read_bytes(), good[:-400]):
+    pickled = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+    for spoiled in (b"", b"nothing", pickled, (tmp_path / "other.npy").read_bytes(), good[:-400]):
         place.write_bytes(spoiled)
         assert [s.id for s in read(path)][-1] == "r49" and place.read_bytes() == good
     assert not caplog.text

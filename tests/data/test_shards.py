@@ -10,22 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.data import Samples, read_samples
+from tests.data.sets import picture, read
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import Samples
 from vlrl.data.media import load
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.data.sources.reading import rows_in
 from vlrl.data.sources.tar_shards import row_at, row_spans
 from vlrl.errors import ConfigError, DataError
-from vlrl.task import Task
-
-
-def picture(shade=0) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 6), (shade, 0, 0)).save(file, "PNG")
-    return file.getvalue()
 
 
 def tar(path, members, format=tarfile.GNU_FORMAT):
@@ -40,12 +33,6 @@ def tar(path, members, format=tarfile.GNU_FORMAT):
 
 def asked(i, **more) -> bytes:
     return json.dumps({"question": f"What is {i}?", "answer": f"a{i}", **more}).encode()
-
-
-def read(path, index="lazy", split="train", **more):
-    task = Task()
-    task.data = DataSettings(**{split: str(path)}, index=index, cache=str(path.parent / "cache"), **more)
-    return read_samples(task, split)
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
