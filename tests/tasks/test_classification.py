@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl import config, testing
+from tests.tasks.scaffold import assert_contract, few_and_many, over_texts, scores, think
+from vlrl import config
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
@@ -34,18 +34,11 @@ def built(**options):
 
 
 def scored(row, *texts, **options):
-    task = built(**options)
-    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0)
-    assert all(s.error is None for s in found)
-    return found
+    return scores(built(**options), row, *texts)
 
 
 def score(mode, text, **row):
     return scored({**ROW, **row}, text, thinking=mode)[0].parts
-
-
-def think(answer):
-    return f"<think>so</think><answer>{answer}</answer>"
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -402,17 +395,9 @@ def bounded(texts):
                 json.dumps(s.parsed, allow_nan=False)
 
 
-@settings(max_examples=25)
-@given(TEXTS.map(lambda text: [text]))
-def test_parts_are_bounded(texts):
-    bounded(texts)
-
-
-@pytest.mark.slow
-@settings(max_examples=500)
-@given(st.lists(TEXTS, min_size=1, max_size=2))
-def test_parts_are_bounded_over_many_texts(texts):
-    bounded(texts)
+@few_and_many(25, 500)
+def test_parts_are_bounded(examples):
+    over_texts(bounded, TEXTS, examples)
 
 
 @pytest.mark.slow
@@ -422,8 +407,4 @@ def test_the_contract(recipe, rows, tmp_path):
     names = ["tabby cat", "dog", "sea lion", "C++", "mug", "7"]
     made = {"closed": [{"label": name, "labels": names} for name in names], "open": [{"label": n} for n in names],
             "several": [{"label": names[i:i + 2], "labels": names} for i in range(5)]}[rows]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate(made)), encoding="utf-8")
-    task = load("classification", {"recipe": recipe})
-    task.data = DataSettings(train=str(path))
-    testing.assert_ok(task, samples=6, processes=0)
+    assert_contract("classification", {"recipe": recipe}, made, tmp_path, samples=6)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl import config, testing
-from vlrl.config.schema import DataSettings
+from tests.tasks import scaffold
+from tests.tasks.scaffold import assert_contract, few_and_many, over_texts, scores, think
+from vlrl import config
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
@@ -38,15 +39,8 @@ def built(recipe):
     return load("driving", {"recipe": recipe})
 
 
-def think(answer):
-    return f"<think>so</think><answer>{answer}</answer>"
-
-
 def scored(recipe, row, *texts, services=None, task=None):
-    task = task or built(recipe)
-    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0, services)
-    assert all(s.error is None for s in found)
-    return found
+    return scores(task or built(recipe), row, *texts, services=services)
 
 
 def heads(found):
@@ -210,17 +204,9 @@ def bounded(texts):
             assert all(map(math.isfinite, task.metrics(sample, parse_answer(text), found.parts).values()))
 
 
-@settings(max_examples=60)
-@given(st.lists(TEXTS, min_size=1, max_size=3))
-def test_parts_are_bounded(texts):
-    bounded(texts)
-
-
-@pytest.mark.slow
-@settings(max_examples=2_000)
-@given(st.lists(TEXTS, min_size=1, max_size=2))
-def test_parts_are_bounded_over_many_texts(texts):
-    bounded(texts)
+@few_and_many(60, 2_000)
+def test_parts_are_bounded(examples):
+    over_texts(bounded, TEXTS, examples)
 
 
 @pytest.mark.slow
@@ -235,11 +221,7 @@ def test_the_contract(recipe, tmp_path):
         rows.append({**WAY, "id": str(i), "image": None, "plan": {"speed": speed, "path": path}, "trajectory": way,
                      "drivable": [[[-5, -12], [40, -12], [40, 12], [-5, 12]]],
                      "obstacles": [{"center": [40, 0], "size": [4, 2]}, behind]})
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    task = load("driving", {"recipe": recipe})
-    task.data = DataSettings(train=str(path))
-    testing.assert_ok(task, samples=12, processes=0)
+    assert_contract("driving", {"recipe": recipe}, rows, tmp_path)
 
 
 # --- rows, prompts, metrics, marks ------------------------------------------------------------------------------------
@@ -287,13 +269,7 @@ def test_prompts():
 
 
 def measured(recipe, *pairs):
-    task, records = built(recipe), []
-    for row, text in pairs:
-        sample, answer = task.sample_from_row(row), parse_answer(text)
-        (found,) = scored(recipe, row, text)
-        records.append({"parsed": found.parsed, "target": task.target(sample),
-                        "metrics": task.metrics(sample, answer, found.parts)})
-    return [r["metrics"] for r in records], task.summarize(json.loads(json.dumps(records)))
+    return scaffold.measured(built(recipe), *zip(*pairs, strict=True))
 
 
 def test_accuracy_and_f1():

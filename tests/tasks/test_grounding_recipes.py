@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.tasks.scaffold import think
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
@@ -19,10 +20,6 @@ TWO = {**ROW, "labels": ["mug", "cat"], "boxes": [{"box": [20, 10, 60, 50], "lab
                                                   {"box": [100, 20, 140, 60], "label": "cat"}]}
 TWINS = {**ROW, "boxes": [{"box": [20, 10, 60, 50]}, {"box": [100, 20, 140, 60]}]}
 ABSENT = {**ROW, "boxes": []}
-
-
-def think(answer):
-    return f"<think>so</think><answer>{answer}</answer>"
 
 
 def fenced(*boxes):

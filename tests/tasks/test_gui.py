@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks import scaffold
+from tests.tasks.scaffold import scores, think
 from vlrl.data.coordinates import make
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
@@ -22,15 +24,8 @@ CLICK = {**ROW, "action": {"type": "click"}}
 POINT = {**BARE, "action": {"type": "click", "coordinate": [100, 50]}}
 
 
-def think(answer):
-    return f"<think>so</think><answer>{answer}</answer>"
-
-
 def scored(recipe, row, *texts, **settings):
-    task = load("gui", {"recipe": recipe, **settings})
-    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0)
-    assert all(s.error is None for s in found)
-    return [tuple(s.parts.values()) for s in found]
+    return [tuple(s.parts.values()) for s in scores(load("gui", {"recipe": recipe, **settings}), row, *texts)]
 
 
 def fenced(*boxes):
@@ -342,11 +337,7 @@ def test_history_in_the_prompt():
 
 
 def measured(recipe, rows, texts):
-    task, records = load("gui", {"recipe": recipe}), []
-    for row, text in zip(rows, texts, strict=True):
-        sample, answer = task.sample_from_row(row), parse_answer(text)
-        records.append({"sample": sample.row, "metrics": task.metrics(sample, answer, task.score(sample, answer))})
-    return [r["metrics"] for r in records], task.summarize(records)
+    return scaffold.measured(load("gui", {"recipe": recipe}), rows, texts)
 
 
 def test_click_accuracy_by_platform_and_kind():

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks.scaffold import few_and_many, over_texts, scores, think
 from vlrl import config, testing
 from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
@@ -41,14 +41,7 @@ def judging(*replies):
 
 
 def scored(*texts, services=None, **options):
-    task = built(**options)
-    found = score_group(task, task.sample_from_row(ROW), [parse_answer(text) for text in texts], 0, services)
-    assert all(s.error is None for s in found)
-    return found
-
-
-def think(answer, why="so"):
-    return f"<think>{why}</think><answer>{answer}</answer>"
+    return scores(built(**options), ROW, *texts, services=services)
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -119,8 +112,8 @@ def test_the_prompt_shows_question_and_responses():
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"question": " "}, "question=' '"), ({"responses": ["a"]}, "responses="), ({"responses": "a b"}, "two texts"),
-    ({"responses": ["a", ""]}, "two texts"), ({"responses": ["a", "a"]}, "neither can be better"),
+    ({"question": " "}, "question=' '"), ({"responses": ["a"]}, "responses="), ({"responses": "a b"}, "two non-empty strings"),
+    ({"responses": ["a", ""]}, "two non-empty strings"), ({"responses": ["a", "a"]}, "neither can be better"),
     ({"answer": 0}, "answer=0"), ({"answer": True}, "answer=True"), ({"answer": "2"}, "answer='2'"),
     ({"answer": None}, "answer=None"), ({"answer": [1]}, "answer=")])
 def test_rows_that_cannot_be_used(change, words):
@@ -220,17 +213,9 @@ def bounded(texts):
             assert s.parts["accuracy"] == float(s.parsed == 2)
 
 
-@settings(max_examples=50)
-@given(st.lists(TEXTS, min_size=1, max_size=2))
-def test_parts_are_bounded(texts):
-    bounded(texts)
-
-
-@pytest.mark.slow
-@settings(max_examples=2_000)
-@given(st.lists(TEXTS, min_size=1, max_size=2))
-def test_parts_are_bounded_over_many_texts(texts):
-    bounded(texts)
+@few_and_many(50, 2_000)
+def test_parts_are_bounded(examples):
+    over_texts(bounded, TEXTS, examples)
 
 
 @pytest.mark.slow

@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl import config, testing
+from tests.tasks.scaffold import assert_contract, few_and_many, over_texts, think
+from vlrl import config
 from vlrl.checks.fields import field_problems
-from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import math as verifier
 from vlrl.rewards.text import parse_answer
@@ -59,10 +58,6 @@ def scored(row, *texts, services=None, lengths=(), **options):
     task = qa(**options)
     answers = [parse_answer(text, n) for text, n in zip(texts, lengths or [0] * len(texts), strict=True)]
     return score_group(task, sample_of(task, row), answers, 0, services)
-
-
-def think(answer):
-    return f"<think>so</think><answer>{answer}</answer>"
 
 
 def glm(answer):
@@ -393,28 +388,15 @@ def bounded(texts):
                 json.dumps(s.parsed, allow_nan=False)
 
 
-@settings(max_examples=6)
-@given(st.lists(TEXTS, min_size=2, max_size=2))
-def test_parts_are_bounded(texts):
-    bounded(texts)
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(st.lists(TEXTS, min_size=2, max_size=2))
-def test_parts_are_bounded_over_many_texts(texts):
-    bounded(texts)
+@few_and_many(6, 200)
+def test_parts_are_bounded(examples):
+    over_texts(bounded, TEXTS, examples, least=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_contract(recipe, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate([*ROWS, MATH])),
-                    encoding="utf-8")
-    task = load("qa", {"recipe": recipe})
-    task.data = DataSettings(train=str(path))
-    testing.assert_ok(task, samples=12, processes=0)
+    assert_contract("qa", {"recipe": recipe}, [*ROWS, MATH], tmp_path)
 
 
 # --- what users of other projects met ---------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl import config, testing
-from vlrl.config.schema import DataSettings
+from tests.tasks.scaffold import assert_contract
+from vlrl import config
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
@@ -179,8 +179,4 @@ def contract_rows(name, recipe):
 @pytest.mark.parametrize(("name", "recipe"), RECIPES)
 def test_the_contract(name, recipe, tmp_path):
     rows = [{**ROWS[name], **row, "id": str(i)} for i, row in enumerate(contract_rows(name, recipe))]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    task = load(name, {"recipe": recipe})
-    task.data = DataSettings(train=str(path))
-    testing.assert_ok(task, samples=12, processes=0)
+    assert_contract(name, {"recipe": recipe}, rows, tmp_path)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl import config, testing
-from vlrl.config.schema import DataSettings
+from tests.tasks.scaffold import assert_contract
+from vlrl import config
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
@@ -384,9 +384,4 @@ EXAMINED = [*((recipe, kind) for recipe in ("video_r1", "favchat") for kind in (
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "kind"), EXAMINED)
 def test_the_contract(recipe, kind, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate(CONTRACT[kind])),
-                    encoding="utf-8")
-    task = load("video", {"recipe": recipe})
-    task.data = DataSettings(train=str(path))
-    testing.assert_ok(task, samples=12, processes=0)
+    assert_contract("video", {"recipe": recipe}, CONTRACT[kind], tmp_path)

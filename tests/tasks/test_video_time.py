@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks import scaffold
+from tests.tasks.scaffold import scores, think
 from vlrl.data.coordinates import make
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
@@ -27,10 +29,6 @@ GQA_CHOICE = {**GQA, "answer_type": "choice"}
 TYPED = {"id": "r1", "question": "How far?", "answer_type": "regression", "answer": 10}
 
 
-def think(answer):
-    return f"<think>so</think><answer>{answer}</answer>"
-
-
 def loaded(recipe, convention="norm1"):
     task = load("video", {"recipe": recipe})
     task.coordinates = make(convention)
@@ -38,10 +36,7 @@ def loaded(recipe, convention="norm1"):
 
 
 def scored(recipe, row, *texts):
-    task = loaded(recipe)
-    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0)
-    assert all(s.error is None for s in found)
-    return [tuple(s.parts.values()) for s in found]
+    return [tuple(s.parts.values()) for s in scores(loaded(recipe), row, *texts)]
 
 
 TIME_R1 = [  # span, format
@@ -248,13 +243,7 @@ def test_an_answer_that_is_no_span(answer):
 
 
 def measured(recipe, rows, texts):
-    task, records = loaded(recipe), []
-    for row, text in zip(rows, texts, strict=True):
-        sample, answer = task.sample_from_row(row), parse_answer(text)
-        parts = task.score(sample, answer)
-        records.append({"sample": sample.row, "parts": parts, "target": task.target(sample),
-                        "metrics": task.metrics(sample, answer, parts)})
-    return [r["metrics"] for r in records], task.summarize(records)
+    return scaffold.measured(loaded(recipe), rows, texts)
 
 
 def test_metrics():

@@ -1,0 +1,56 @@
+"""Shared by the tests of tasks: answers in tags, scores, metrics of a split, texts by hypothesis, the contract."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl import testing
+from vlrl.config.schema import DataSettings
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task, load
+from vlrl.task.scoring import score_group
+
+
+def think(answer: Any, why: str = "so") -> str:
+    return f"<think>{why}</think><answer>{answer}</answer>"
+
+
+def scores(task: Task, row: dict[str, Any], *texts: str, services: Any = None) -> list[Any]:
+    """The scores of answers to a row, none with an error."""
+    found = score_group(task, task.sample_from_row(row), [parse_answer(text) for text in texts], 0, services)
+    assert all(s.error is None for s in found), [s.error for s in found]
+    return found
+
+
+def measured(task: Any, rows: Any, texts: Any, services: Any = None) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """The metrics of an answer to each row, and those of the split."""
+    records = []
+    for row, text in zip(rows, texts, strict=True):
+        sample, answer = task.sample_from_row(row), parse_answer(text)
+        (found,) = scores(task, row, text, services=services)
+        records.append({"sample": sample.row, "answer": answer.text, "parsed": found.parsed, "parts": found.parts,
+                        "target": task.target(sample), "metrics": task.metrics(sample, answer, found.parts)})
+    return [r["metrics"] for r in records], task.summarize(json.loads(json.dumps(records)))
+
+
+def few_and_many(few: int, many: int) -> Any:
+    """A test of `examples` texts: few in the fast suite, many in the whole one."""
+    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+def over_texts(check: Any, texts: Any, examples: int, least: int = 1, most: int = 2) -> None:
+    """Calls `check` with lists of texts drawn by hypothesis."""
+    settings(max_examples=examples)(given(st.lists(texts, min_size=least, max_size=most))(check))()
+
+
+def assert_contract(name: str, options: dict[str, Any], rows: Any, folder: Path, samples: int = 12) -> None:
+    """Checks the contract of a task on rows, whose ids are their numbers."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i, row in enumerate(rows)), encoding="utf-8")
+    task = load(name, options)
+    task.data = DataSettings(train=str(path))
+    testing.assert_ok(task, samples=samples, processes=0)
