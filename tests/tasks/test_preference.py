@@ -112,7 +112,8 @@ def test_the_prompt_shows_question_and_responses():
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"question": " "}, "question=' '"), ({"responses": ["a"]}, "responses="), ({"responses": "a b"}, "two non-empty strings"),
+    ({"question": " "}, "question=' '"), ({"responses": ["a"]}, "responses="),
+    ({"responses": "a b"}, "two non-empty strings"),
     ({"responses": ["a", ""]}, "two non-empty strings"), ({"responses": ["a", "a"]}, "neither can be better"),
     ({"answer": 0}, "answer=0"), ({"answer": True}, "answer=True"), ({"answer": "2"}, "answer='2'"),
     ({"answer": None}, "answer=None"), ({"answer": [1]}, "answer=")])
