@@ -201,7 +201,7 @@ def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
 def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
     method = _ovd_method(task, row)
     return None if method in OVD else (
-        f"accu_reward_method={method[:80]!r} is no reward of boxes, which are {', '.join(OVD)}: score such rows by "
+        f"accu_reward_method={method[:80]!r} is not a reward for boxes. Those are {', '.join(OVD)}: score such rows by "
         "task.name=qa, or choose one reward for all rows by task.ovd_reward")
 
 

@@ -110,7 +110,7 @@ def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
     if benchmark != "gui_act":
         return None
     if kind == "select_text":
-        return "action type='select_text' marks a region, and actions here have one place; leave such rows out"
+        return "action type='select_text' marks a region, and actions here have a single position; leave out these rows"
     elements = row.get("elements")
     usable = isinstance(elements, list) and all(isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
                                                 for box in elements)

@@ -259,7 +259,7 @@ def problem(task: Any, row: Record) -> str | None:
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
-        hint = "" if row.get("answer_type") else "; or set data.format=qa, which finds it by the answer"
+        hint = "" if row.get("answer_type") else "; or set data.format=qa, which infers it from the answer"
         return f"answer_type={str(row.get('answer_type'))[:_SHORT]} must be one of {', '.join(KINDS)}{hint}"
     return _option_problem(row) or _tolerance_problem(row.get("tolerance")) or _answer_problem(task, row)
 
@@ -276,7 +276,7 @@ def _answer_problem(task: Any, row: Record) -> str | None:
     answer, kind = row.get("answer"), row["answer_type"]
     given: Sequence[Any] = answer if isinstance(answer, list) else [answer]
     if not given or not all(isinstance(a, str) or (is_number(a)) for a in given):
-        return f"answer={str(answer)[:_SHORT]} must be a text or a number, or a list of those that are right"
+        return f"answer={str(answer)[:_SHORT]} must be a text, a number, or a list of right answers"
     values = target(row)
     if not values or (kind_of(row) is KINDS["math"] and not any(_readable(task, value) for value in values)):
         among = f" of {', '.join(options_of(row))[:200]}" if kind == "choice" and row.get("options") else ""

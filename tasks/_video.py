@@ -79,7 +79,7 @@ def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
     if kind in ("number", "regression") and read_number(str(answer)) is None:
         return f"answer={str(answer)[:200]!r} must be a number, as answer_type={kind!r} says"
     if kind == "text" and row.get("labels") and not any(same_label(str(answer), name) for name in row["labels"]):
-        return f"answer={str(answer)[:200]!r} is none of the row's labels"
+        return f"answer={str(answer)[:200]!r} is not one of the row's labels"
     if kind == "text" and not row.get("labels") and not rouge_tokens(str(answer)):
         return f"answer={str(answer)[:200]!r} has no letter or digit, and ROUGE compares nothing else"
     return None

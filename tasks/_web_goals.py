@@ -117,7 +117,7 @@ def _action(entry: Mapping[str, Any]) -> Action:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 200:
-        raise ValueError(f"{str(value)[:40]!r} is no text of at most 200 characters")
+        raise ValueError(f"{str(value)[:40]!r} is not a text of at most 200 characters")
     return value
 
 

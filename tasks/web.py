@@ -113,7 +113,7 @@ class Web(Task):
         """The folder that pages load from, and the folder of the pages within it."""
         if self.html:
             if not Path(self.html).is_dir():
-                raise ConfigError(f"task.html={self.html!r} is no folder; name one that holds .html files")
+                raise ConfigError(f"task.html={self.html!r} is not a folder; name one with .html files")
             return Path(self.html), "."
         spec = importlib.util.find_spec("miniwob")
         if spec is None or not spec.submodule_search_locations:
@@ -142,7 +142,7 @@ class Web(Task):
             raise DataError(f"row {row.get('id')!r}: there is no page {page!r}.{did_you_mean(str(page), known)} "
                             "task.html says where pages lie")
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise DataError(f"row {row.get('id')!r}: seed={seed!r} is no whole number")
+            raise DataError(f"row {row.get('id')!r}: seed={seed!r} is not an integer")
         if page in self.heldout_pages and row.get("split") != "heldout":
             raise DataError(f"row {row.get('id')!r}: its page {page!r} is one of task.heldout_pages, which are never "
                             "trained on: leave the row out, or the page there")
@@ -153,7 +153,7 @@ class Web(Task):
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Explores a page of `pages` by a walk, or varies a goal on one; see _web_explore.py."""
         if parent and parent.get("page") not in self.pages:
-            raise DataError(f"{parent['id']!r} is no prompt on a page of task.pages")
+            raise DataError(f"{parent['id']!r} is not a prompt on a page of task.pages")
         rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
         try:
             if parent is None:

@@ -69,7 +69,7 @@ def test_the_rule_alone(files, capsys):
     ({"sample": SAMPLE, "answer": 4, "correct": True}, "row 1: answer='4' must be a text"),
     ({"sample": SAMPLE, "responses": ["4"], "better": 1}, "responses must be two non-empty strings"),
     ({"sample": SAMPLE, "responses": ["4", "5"], "better": True}, "better=True must be 1 or 2"),
-    ({"id": "none", "answer": "4", "correct": True}, "is no sample of train or heldout")])
+    ({"id": "none", "answer": "4", "correct": True}, "is not a sample of train or heldout")])
 def test_bad_rows_are_named(files, capsys, row, said):
     (files / "rows.jsonl").write_text(json.dumps(row) + "\n")
     _, error = call(capsys, "judge", "check", files / "rows.jsonl", "--config", files / "qa.yaml", code=1)

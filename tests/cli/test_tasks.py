@@ -67,7 +67,7 @@ def test_a_new_task_is_whole(capsys, folder, kind):
     subprocess.run([*ruff, "--config", str(ROOT / "pyproject.toml"), "."], check=True)
     code, out, _ = run(capsys, *check, "--samples", 5, "--processes", 0)
     assert code == 0 and "task 'my_task' keeps the contract" in out, out
-    assert ("note: perfect episodes earn 1.2 in the mean of 5 samples, hostile actions at most 0\n" in out) == acts, out
+    assert ("note: perfect episodes earn 1.2 on average over 5 samples, hostile actions at most 0\n" in out) == acts, out
     loaded = config.load("my_task.yaml")
     assert loaded.task.name == "my_task.py:MyTask" and loaded.model.name == "embedded/tiny-qwen3-vl"
     if rows:
@@ -201,7 +201,7 @@ def test_errors_of_the_verifier_are_listed_with_rates(capsys, folder):
 @pytest.mark.parametrize(("row", "says"), [
     ({"id": "0", "answer": 3, "correct": True}, "row 1: answer='3' must be a text"),
     ({"id": "0", "answer": "x", "correct": "yes"}, "correct='yes' must be true or false"),
-    ({"id": "nobody", "answer": "x", "correct": True}, "id='nobody' is no sample of train or heldout"),
+    ({"id": "nobody", "answer": "x", "correct": True}, "id='nobody' is not a sample of train or heldout"),
     ({"sample": "0", "answer": "x", "correct": True}, "sample must be a row"),
     ({"sample": {"id": "0"}, "answer": "x", "correct": True}, "give question and answer"),
     ({"id": "0", "answer": "x", "correct": True, "part": "corect"}, "part='corect'.*Did you mean 'correct'"),

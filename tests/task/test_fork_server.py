@@ -58,7 +58,7 @@ def test_one_that_was_killed_is_named():
     server = ForkServer(sleeper)
     os.kill(server.process, signal.SIGKILL)
     for _ in range(2):
-        with pytest.raises(ForkServerLost, match=f"pid {server.process}.* was ended from outside"):
+        with pytest.raises(ForkServerLost, match=f"pid {server.process}.* was killed from outside"):
             server.start("")
     server.close()
 

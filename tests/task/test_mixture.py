@@ -159,7 +159,7 @@ def test_each_task_asks_its_own_samples():
     assert task_messages(task, letter)[0]["content"][0]["text"] == "letter 0"
     assert task_oracle(task, number) == "0" and task.of(letter).name == "letter"
     assert [s.prompt for s in first_samples(task, "heldout", 5)] == ["{n}", "letter {n}", "{n}", "a letter, {n}", "{n}"]
-    with pytest.raises(DataError, match=r"'lettre' is none of this config's tasks\. Did you mean 'letter'"):
+    with pytest.raises(DataError, match=r"'lettre' is not a task of this config\. Did you mean 'letter'"):
         task.of(Sample(id="x", task="lettre"))
     assert not has_variants(task) and task.labels == ("number", "letter") and task.name == "number + letter"
     with pytest.raises(ConfigError, match=r"vlrl data check takes one task, .*number, letter\. Add task=number"):

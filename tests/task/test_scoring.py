@@ -141,7 +141,7 @@ def test_rewards_too_large_for_a_float():
     assert one.reward is None and one.error == "combine: was inf"
     (one,) = scored(task(lambda x: {"a": 1e308, "b": 1.0}), "x")
     assert one.reward is None and one.parts == {"a": None, "b": 1.0}
-    assert one.error.startswith("part 'a' was 1e+308, beyond the 1e+12 up to which means")
+    assert one.error.startswith("part 'a' was 1e+308, larger than the 1e+12 up to which means")
     (one,) = scored(task(lambda x: {"a": 1e12, "b": -1e12}), "x")
     assert one.error is None and one.reward is not None
 
@@ -151,7 +151,7 @@ def test_rewards_too_large_for_a_float():
     ({"m": None, "n": True}, {"n": 1.0}, None),
     ({"m": math.nan, "n": 2}, {"n": 2.0}, "metrics: 'm' was nan"),
     ({"m": "1", "n": 2}, {"n": 2.0}, "metrics: 'm' was '1' (str), no number"),
-    ({3: 1.0, "n": 2}, {"n": 2.0}, "metrics: 3 is no name"),
+    ({3: 1.0, "n": 2}, {"n": 2.0}, "metrics: 3 is not a name"),
     (None, {}, "metrics: returned NoneType, expected {name: number}"),
     (KeyError("k"), {}, "metrics: KeyError: 'k'"),
     ({}, {}, None)])

@@ -143,7 +143,7 @@ def test_a_copy_that_scoring_leaves_behind_in_this_process_ends():
 def test_a_killed_fork_server_warns(scorer, caplog):
     os.kill(scorer.fork_server.process, signal.SIGKILL)
     assert scored(scorer, "one")[0][0][0].reward == 3
-    assert "scored in the training process" in caplog.text and "was ended from outside" in caplog.text
+    assert "scored in the training process" in caplog.text and "was killed from outside" in caplog.text
     assert "cannot be sent" not in caplog.text
 
 

@@ -230,7 +230,7 @@ def test_a_row_names_its_reward():
     assert found["od_ap50"] == pytest.approx(1) and 0.5 < found["od_ap"] < 0.6
     assert found["odLength"] == pytest.approx(found["od_ap"] * 2 / 3) == parts("vlm_r1_ovd", TWO, text)[0]
     assert parts("vlm_r1_ovd", rows["od_ap"], text, ovd_reward="odLength")[0] == found["odLength"]
-    with pytest.raises(DataError, match=r"accu_reward_method='mcq' is no reward of boxes.*task.name=qa"):
+    with pytest.raises(DataError, match=r"accu_reward_method='mcq' is not a reward for boxes.*task.name=qa"):
         parts("vlm_r1_ovd", {**TWO, "meta": {"accu_reward_method": "mcq"}}, text)
 
 

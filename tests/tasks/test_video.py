@@ -249,7 +249,7 @@ def test_the_margin_of_consistency():
     ("direct", {**CHOICE, "answer": True}, "must be a text or a number"),
     ("direct", {**NUMBER, "answer": "three"}, "must be a number"),
     ("direct", {**NUMBER, "tolerance": -1}, "tolerance=-1"),
-    ("favchat", {**LABEL, "answer": "blurred"}, "is none of the row's labels"),
+    ("favchat", {**LABEL, "answer": "blurred"}, "is not one of the row's labels"),
     ("video_r1", {**TEXT, "answer": "\u2026\uff01"}, "no letter or digit"),
     ("direct", {**timed.SPAN, "spans": []}, "spans is missing")])
 def test_rows_that_cannot_be_scored(recipe, row, words):

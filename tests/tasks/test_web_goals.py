@@ -97,8 +97,8 @@ def changed(number: int, **more: Any) -> list[dict[str, Any]]:
     ({"page": "login-usr"}, "no page 'login-usr'.*Did you mean 'login-user'"),
     ({"page": None}, "no page None"),
     ({"page": "click-dialog-2"}, "is one of task.heldout_pages"),
-    ({"seed": "12"}, "seed='12' is no whole number"),
-    ({"seed": True}, "seed=True is no whole number"),
+    ({"seed": "12"}, "seed='12' is not an integer"),
+    ({"seed": True}, "seed=True is not an integer"),
     ({"goals": []}, "goals must be a list of 1 to 20"),
     ({"goals": ROW["goals"] * 11}, "goals must be a list of 1 to 20"),
     ({"goals": ["Click."]}, "row '7': sub-goal 1"),
@@ -118,7 +118,7 @@ def test_a_row_that_cannot_be_played_is_named(more, why):
 
 def test_only_goals_on_pages_that_are_trained_on_are_varied():
     for parent in ({**ROW, "page": "click-dialog-2"}, {"id": "7", "question": "?"}):
-        with pytest.raises(DataError, match=r"'7' is no prompt on a page of task.pages"):
+        with pytest.raises(DataError, match=r"'7' is not a prompt on a page of task.pages"):
             web().propose(0, parent)
 
 

@@ -89,7 +89,7 @@ def test_a_sound_one_passes():
 
 
 @pytest.mark.parametrize("world, check, says", [
-    (Fresh, "deterministic", "showed or paid something else the second time"),
+    (Fresh, "deterministic", "gave another observation or reward the second time"),
     (Raises, "environment", "step: "), (Generous, "hostile", "hostile actions earn 1, the perfect episode 1"),
     (Leaves, "close", "the process 'sleep' goes on"), (CannotClose, "close", "close: "),
     (Unreadable, "media", "an observation shows what cannot be read")])

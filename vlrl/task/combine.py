@@ -71,7 +71,7 @@ def read_condition(text: str) -> tuple[str, float | None]:
     """The part of a gate and its minimum; None = anything above 0. Raises ValueError if that is not a finite number."""
     part, mark, least = (piece.strip() for piece in text.partition(">="))
     if mark and not math.isfinite(float(least)):
-        raise ValueError(f"{least} is no finite number")
+        raise ValueError(f"{least} is not a finite number")
     return part, float(least) if mark else None
 
 
@@ -137,7 +137,7 @@ def _part(given: str, condition: str) -> str:
     try:
         return read_condition(condition)[0]
     except ValueError:
-        raise ConfigError(f"task.combine={given!r}: what stands behind >= is no finite number: write it as "
+        raise ConfigError(f"task.combine={given!r}: the value after >= is not a finite number: write it as "
                           "gate:accuracy>=0.8") from None
 
 

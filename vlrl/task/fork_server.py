@@ -65,8 +65,8 @@ class ForkServer:
             reply = self._control.recv(8)
         if len(reply) < 8:
             mine.close()
-            raise ForkServerLost(f"the process that starts others for the task (pid {self.process}) was ended from "
-                                 "outside of this run, e.g. for lack of memory")
+            raise ForkServerLost(f"the process that starts others for the task (pid {self.process}) was killed from "
+                                 "outside this run, e.g. because memory ran out")
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:

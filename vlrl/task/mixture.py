@@ -109,7 +109,7 @@ class Mixture(Task):
     def of(self, sample: Sample) -> Task:
         """The task of a sample. Raises DataError if it names none of these."""
         if sample.task not in self.tasks:
-            raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is none of this config's tasks."
+            raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is not a task of this config."
                             f"{did_you_mean(sample.task[:100], self.tasks)} Its labels: {', '.join(self.tasks)}")
         return self.tasks[sample.task]
 

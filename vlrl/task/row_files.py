@@ -62,5 +62,5 @@ def refuse_unread_file(task: Any, split: str) -> None:
 
 
 def unread_file_error(whose: str, split: str, file: str) -> ConfigError:
-    return ConfigError(f"data.{split}={file!r} is not read: {whose} its own samples. Take the setting away, or set "
-                       "data.own_samples=false, which puts the rows of the file in their place")
+    return ConfigError(f"data.{split}={file!r} is not read: {whose} its own samples. Remove the setting, or set "
+                       "data.own_samples=false to use the rows of the file instead")

@@ -141,7 +141,7 @@ def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> 
         if value is not None and isinstance(name, str):
             out[name] = value
         elif problem or not isinstance(name, str):
-            error = error or f"{name!r} {problem or 'is no name'}"
+            error = error or f"{name!r} {problem or 'is not a name'}"
     return out, error and f"metrics: {error}"
 
 
@@ -197,8 +197,8 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
 def _too_large(values: Mapping[str, float]) -> str | None:
     """Why the first of these values cannot be averaged, or None."""
     name = next((name for name, value in values.items() if abs(value) > LARGEST), None)
-    return None if name is None else (f"{name} was {values[name]:g}, beyond the {LARGEST:g} up to which means and "
-                                      "variances of rewards can be computed")
+    return None if name is None else (f"{name} was {values[name]:g}, larger than the {LARGEST:g} up to which means "
+                                      "and variances of rewards can be computed")
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:

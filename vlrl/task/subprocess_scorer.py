@@ -82,7 +82,7 @@ class SubprocessScorer:
     def _tell(self, why: str) -> None:
         if not self._reported:
             self._reported = True
-            _log.warning("answers of this task are scored in the training process, where limits.score_s ends nothing: "
+            _log.warning("answers of this task are scored in the training process, where limits.score_s has no effect: "
                          "%s", why)
 
     def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:

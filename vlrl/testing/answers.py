@@ -160,7 +160,7 @@ def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Fin
         if len(first) not in (0, len(answers)):
             findings.add("group", f"score_group gave {len(first)} results for {len(answers)} answers", sample.id)
         elif repr(first) != repr(again):
-            findings.add("group", "score_group gave other parts the second time", sample.id)
+            findings.add("group", "score_group gave different parts the second time", sample.id)
         elif not _alike(first, backwards[::-1]):
             findings.add("group", "the parts of score_group depend on the order of the answers", sample.id)
         for parts in first:
@@ -200,8 +200,8 @@ def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> N
             rewards = _oracle_rewards(task, resized, findings, f" under task.coordinates={name}")
             if rewards and sum(rewards) / len(rewards) < 0.9 * sum(plain) / len(plain):
                 mean, usual = sum(rewards) / len(rewards), sum(plain) / len(plain)
-                findings.add("coordinates", f"under task.coordinates={name} perfect answers earn {mean:.3g} in the "
-                             f"mean instead of {usual:.3g}: use self.coordinates.from_original in oracle and "
+                findings.add("coordinates", f"under task.coordinates={name} perfect answers earn {mean:.3g} on "
+                             f"average instead of {usual:.3g}: use self.coordinates.from_original in oracle and "
                              "to_original in parse")
     finally:
         task.coordinates = own

@@ -155,7 +155,7 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
            for i, (own, _) in enumerate(oracles)]
     scale = _mean(best) - _mean(low)
     if scale <= 0:
-        findings.add("oracle", f"perfect answers earn {_mean(best):.3g} in the mean, no more than those of other "
+        findings.add("oracle", f"perfect answers earn {_mean(best):.3g} on average, no more than those of other "
                      f"samples ({_mean(low):.3g})", samples[0].id, oracles[0][0])
         return []
     limits = {"clear": _mean(low) + CLEAR * scale, "chance": float("inf")}
@@ -213,7 +213,7 @@ def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings
 
 
 def _judge(row: CheatRow, best: float, limits: Mapping[str, float], findings: Findings, sample: str) -> None:
-    what = f"'{row.name}' earns {row.mean:.3g} in the mean"
+    what = f"'{row.name}' earns {row.mean:.3g} on average"
     if row.mean > limits["clear"] + 1e-9:
         findings.add("cheat", f"{what}, where the perfect answer earns {best:.3g}", sample, row.text,
                      most=len(NAMES))

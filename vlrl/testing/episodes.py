@@ -54,10 +54,11 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
     finally:
         host.close()
     for process in psutil.wait_procs(remaining, timeout=_END_S)[1]:
-        findings.add("close", f"the process {_name(process)!r} goes on after the process of its environments has ended")
+        findings.add("close", f"the process {_name(process)!r} keeps running after the process of its environments has "
+                     "ended")
     known = [reward for reward in rewards if reward is not None]
     if known:
-        findings.note(f"perfect episodes earn {sum(known) / len(known):.4g} in the mean of {len(known)} samples, "
+        findings.note(f"perfect episodes earn {sum(known) / len(known):.4g} on average over {len(known)} samples, "
                       f"hostile actions at most {max(most):.4g}")
 
 
@@ -80,8 +81,8 @@ def _check_left(host: Environments, task: Task, sample: Sample, findings: Findin
             play(host, task, sample, ["", "1"], findings)
         left = _left(host)
         if len(left) >= len(shared) + _MORE:
-            findings.add("close", f"the process {_name(left[-1])!r} goes on after all environments were closed, one "
-                         "more after each episode: end it in close()")
+            findings.add("close", f"the process {_name(left[-1])!r} keeps running after all environments were closed, "
+                         "one more after each episode: end it in close()")
             return []
     return shared
 
@@ -156,8 +157,8 @@ def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Fin
         elif played.first is None:
             findings.note("some samples have no environment; how their answers are scored was not checked")
         elif not _same(played, again):
-            findings.add("deterministic", "the same seed and actions showed or paid something else the second time",
-                         sample.id)
+            findings.add("deterministic", "the same seed and actions gave another observation or reward the second "
+                         "time", sample.id)
         elif actions and played.scored:
             _check_shown(played, sample, findings)
             return _check_reward(task, sample, actions, played, played.scored, findings)

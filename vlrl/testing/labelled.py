@@ -103,7 +103,7 @@ def _part(task: Task, row: Mapping[str, Any]) -> str:
     weights = part_weights(task)
     part = row.get("part") or max(weights, key=lambda name: weights[name], default="")
     if part not in weights:
-        raise DataError(f"part={part!r} is none of this task's parts: {', '.join(weights)}."
+        raise DataError(f"part={part!r} is not a part of this task: {', '.join(weights)}."
                         f"{did_you_mean(str(part), weights)}")
     return part
 
@@ -116,7 +116,7 @@ def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample],
         return sample_from(task, row["sample"], root)
     sample = samples.get(str(row.get("id")))
     if sample is None:
-        raise DataError(f"id={row.get('id')!r} is no sample of train or heldout; give the whole row as 'sample'")
+        raise DataError(f"id={row.get('id')!r} is not a sample of train or heldout; give the whole row as 'sample'")
     return sample
 
 
