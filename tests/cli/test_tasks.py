@@ -67,7 +67,8 @@ def test_a_new_task_is_whole(capsys, folder, kind):
     subprocess.run([*ruff, "--config", str(ROOT / "pyproject.toml"), "."], check=True)
     code, out, _ = run(capsys, *check, "--samples", 5, "--processes", 0)
     assert code == 0 and "task 'my_task' keeps the contract" in out, out
-    assert ("note: perfect episodes earn 1.2 on average over 5 samples, hostile actions at most 0\n" in out) == acts, out
+    note = "note: perfect episodes earn 1.2 on average over 5 samples, hostile actions at most 0\n"
+    assert (note in out) == acts, out
     loaded = config.load("my_task.yaml")
     assert loaded.task.name == "my_task.py:MyTask" and loaded.model.name == "embedded/tiny-qwen3-vl"
     if rows:
