@@ -105,7 +105,7 @@ def changed(number: int, **more: Any) -> list[dict[str, Any]]:
     ({"goals": changed(1, check={"kind": "won", "role": "button", "name": "x"})}, "sub-goal 2.* no check 'won'"),
     ({"goals": changed(0, check={"kind": "typed", "role": "field", "name": "x"})}, "sub-goal 1: there is no check 't"),
     ({"goals": changed(0, check={"kind": "pressed", "role": "field"})}, "sub-goal 1.*a check has kind"),
-    ({"goals": changed(0, check={"kind": "pressed", "role": "x" * 201, "name": ""})}, "no text of at most 200"),
+    ({"goals": changed(0, check={"kind": "pressed", "role": "x" * 201, "name": ""})}, "not a text of at most 200"),
     ({"goals": changed(1, actions=[{"verb": "fly"}])}, "sub-goal 2: there is no action 'fly'"),
     ({"goals": changed(1, actions=[{"verb": "click", "point": [1]}])}, "a point has two numbers"),
 ])

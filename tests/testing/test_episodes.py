@@ -85,13 +85,13 @@ def found(world=Walk, base=Walking, **changes):
 
 def test_a_sound_one_passes():
     findings, notes = found()
-    assert not findings and "perfect episodes earn 1 in the mean of 3 samples, hostile actions at most 0" in notes
+    assert not findings and "perfect episodes earn 1 on average over 3 samples, hostile actions at most 0" in notes
 
 
 @pytest.mark.parametrize("world, check, says", [
     (Fresh, "deterministic", "gave another observation or reward the second time"),
     (Raises, "environment", "step: "), (Generous, "hostile", "hostile actions earn 1, the perfect episode 1"),
-    (Leaves, "close", "the process 'sleep' goes on"), (CannotClose, "close", "close: "),
+    (Leaves, "close", "the process 'sleep' keeps running"), (CannotClose, "close", "close: "),
     (Unreadable, "media", "an observation shows what cannot be read")])
 def test_broken_environments_are_found(world, check, says, monkeypatch):
     monkeypatch.setattr(episodes, "_LEAVE_S", 0.2)
@@ -143,4 +143,4 @@ class Looking(Task):
 @pytest.mark.slow
 def test_tools_are_played():
     findings, notes = found(base=Looking)
-    assert not findings and "perfect episodes earn 1 in the mean of 3 samples, hostile actions at most 0" in notes
+    assert not findings and "perfect episodes earn 1 on average over 3 samples, hostile actions at most 0" in notes
