@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, emit, examples, takes_requests
-from vlrl.cli.terminal import printable, progress_bars, table
+from vlrl.cli.terminal import printable, progress_bars, show, show_table
 from vlrl.tools.experiments.request import JOBS, SweepRequest
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def compare(
     metric: Annotated[str | None, typer.Option(
         metavar="NAME", show_default=False,
         help="The metric that decides, e.g. iou or correct_frac. Default: reward/mean.")] = None,
-    show: Annotated[int | None, typer.Option(
-        metavar="N", min=0, show_default=False, help="How many of the largest wins and losses are listed, e.g. 20; 0 = "
-        "none. --json has every sample. Default: 5.")] = None,
+    listed: Annotated[int | None, typer.Option(
+        "--show", metavar="N", min=0, show_default=False, help="How many of the largest wins and losses are listed, "
+        "e.g. 20; 0 = none. --json has every sample. Default: 5.")] = None,
     weights: Annotated[bool, typer.Option(
         "--weights", help="Compare weights: which share of them changed, from A to B, or in a run A since its base "
         "model. Models are folders, checkpoints, names of the Hub.")] = False,
@@ -80,7 +80,7 @@ def compare(
     """
     own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
     if weights or forms:
-        given = {**own, "--metric": metric, "--split": split if weights else None, "--show": show,
+        given = {**own, "--metric": metric, "--split": split if weights else None, "--show": listed,
                  "--sequential": sequential or None, "--forms": (forms and weights) or None}
         if unused := next((name for name, value in given.items() if value is not None), None):
             raise typer.BadParameter(f"does nothing with --{'weights' if weights else 'forms'}; leave one of the two "
@@ -88,7 +88,7 @@ def compare(
         _weights(sides, as_json) if weights else _forms(sides, split, as_json)
         return
     if sequential:
-        if show is not None:
+        if listed is not None:
             raise typer.BadParameter("lists samples of two evaluations; leave it out with --sequential",
                                      param_hint="--show")
         _sequential(sides, split, metric or "reward/mean", seeds or 5, blocks or 5, 0.05 if alpha is None else alpha,
@@ -104,9 +104,9 @@ def compare(
     comparison = run([parse_side(text) for text in first], [parse_side(text) for text in second], split,
                      metric or "reward/mean")
     if as_json:
-        emit(plain(comparison))
+        emit(comparison.plain())
     else:
-        _print(comparison, 5 if show is None else show)
+        _print(comparison, 5 if listed is None else listed)
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -122,43 +122,26 @@ def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return first, second
 
 
-def plain(comparison: Comparison) -> dict[str, Any]:
-    """The JSON value that `--json` prints."""
-    metrics = {name: {"a": m.a.mean, "b": m.b.mean, "difference": m.difference.mean, "low": m.difference.low,
-                      "high": m.difference.high, "n": m.n, "effect": m.effect}
-               for name, m in comparison.metrics.items()}
-    samples = [{"id": s.id, "other": s.other, "a": s.a, "b": s.b} for s in comparison.samples]
-    return {"a": [str(one) for one in comparison.a], "b": [str(one) for one in comparison.b], "split": comparison.split,
-            "metric": comparison.metric, "metrics": metrics, "wins": comparison.wins, "losses": comparison.losses,
-            "ties": comparison.ties, "unpaired": comparison.unpaired, "verdict": comparison.verdict,
-            "notes": comparison.notes, "samples": samples}
-
-
 def _print(comparison: Comparison, most: int) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
-    for letter, runs in (("a", comparison.a), ("b", comparison.b)):
-        console.print(f"{letter}: {printable(', '.join(map(str, runs)))}", markup=False, soft_wrap=True)
-    shown = table("metric", "n", "a", "b", "b - a, 95 % interval", "effect", min_width=50)
+    show(f"a: {', '.join(map(str, comparison.a))}")
+    show(f"b: {', '.join(map(str, comparison.b))}")
+    rows = []
     for name, m in comparison.metrics.items():
         change = m.difference
         style = "bold" if change.low > 0 or change.high < 0 else ""
         cells = (name, f"{m.n:,}", f"{m.a.mean:.3f}", f"{m.b.mean:.3f}",
                  f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]", f"{m.effect:+.2f}")
-        shown.add_row(*(Text(printable(cell), style) for cell in cells))
-    console.print(shown)
-    for line in (*_listed(comparison, most), *comparison.notes, comparison.verdict):
-        console.print(printable(line), markup=False, soft_wrap=True)
-
-
-def _listed(comparison: Comparison, most: int) -> list[str]:
-    lines = [f"by {comparison.metric}: b wins {comparison.wins:,}, loses {comparison.losses:,}, "
-             f"ties {comparison.ties:,}"]
-    wins = comparison.samples[:min(most, comparison.wins)]
-    losses = comparison.samples[::-1][:min(most, comparison.losses)]
-    return [*lines, *(_outcome("win ", s) for s in wins), *(_outcome("loss", s) for s in losses)]
+        rows.append([Text(printable(cell), style) for cell in cells])
+    show_table(("metric", "n", "a", "b", "b - a, 95 % interval", "effect"), rows, min_width=50)
+    show(f"by {comparison.metric}: b wins {comparison.wins:,}, loses {comparison.losses:,}, ties {comparison.ties:,}")
+    for sample in comparison.samples[:min(most, comparison.wins)]:
+        show(_outcome("win ", sample))
+    for sample in comparison.samples[::-1][:min(most, comparison.losses)]:
+        show(_outcome("loss", sample))
+    for line in (*comparison.notes, comparison.verdict):
+        show(line)
 
 
 def _outcome(word: str, sample: Outcome) -> str:
@@ -178,23 +161,16 @@ def _weights(words: Sequence[str], as_json: bool) -> None:
     if as_json:
         emit(counts(changes))
         return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    console.print(printable(f"a: {changes.a}\nb: {changes.b}", 400), markup=False, soft_wrap=True)
-    shown = table("weights", "tensors", "n", "changed", "lost to rounding", "distance / norm", min_width=50)
-    for name, change in (*changes.kinds.items(), ("all", changes.total)):
-        relative = change.distance / change.norm if change.norm else float("nan")
-        shown.add_row(*map(Text, (printable(name), f"{change.tensors:,}", f"{change.weights:,}", f"{change.share:.2%}",
-                                  f"{change.lost / max(1, change.weights):.2%}", f"{relative:.2e}")))
-    console.print(shown)
+    show(f"a: {changes.a}\nb: {changes.b}", most=400)
+    show_table(("weights", "tensors", "n", "changed", "lost to rounding", "distance / norm"), (
+        (name, f"{c.tensors:,}", f"{c.weights:,}", f"{c.share:.2%}", f"{c.lost / max(1, c.weights):.2%}",
+         f"{c.distance / c.norm if c.norm else float('nan'):.2e}")
+        for name, c in (*changes.kinds.items(), ("all", changes.total))), min_width=50)
     if changes.unmatched:
         names = ", ".join(changes.unmatched[:5]) + (", ..." if len(changes.unmatched) > 5 else "")
-        console.print(printable(f"in one of the two alone, and not counted: {names}", 400), markup=False,
-                      soft_wrap=True)
-    console.print("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type "
-                  "can hold", markup=False, style="dim")
+        show(f"in one of the two alone, and not counted: {names}", most=400)
+    show("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type can hold",
+         "dim")
 
 
 def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
@@ -209,20 +185,13 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
         emit({word: [{"step": p.step, "answers": p.answers, "entropy": p.entropy, "forms": dict(p.forms.most_common())}
                      for p in points] for word, points in forms_by_run.items()})
         return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
     for word, points in forms_by_run.items():
-        console.print(printable(word), markup=False, soft_wrap=True)
-        shown = table("form of the answers", *(f"step {point.step}" for point in points), min_width=50)
-        for name in most_frequent(points):
-            shown.add_row(*map(Text, (printable(name), *(f"{point.share(name):.1%}" for point in points))))
-        shown.add_row(*map(Text, ("different forms", *(f"{len(point.forms):,}" for point in points))))
-        shown.add_row(*map(Text, ("their entropy, nats", *(f"{point.entropy:.3f}" for point in points))))
-        console.print(shown)
-    console.print("0 stands for a number, a for words; tags and signs are as they were written", markup=False,
-                  style="dim")
+        show(word)
+        show_table(("form of the answers", *(f"step {point.step}" for point in points)), (
+            *((name, *(f"{point.share(name):.1%}" for point in points)) for name in most_frequent(points)),
+            ("different forms", *(f"{len(point.forms):,}" for point in points)),
+            ("their entropy, nats", *(f"{point.entropy:.3f}" for point in points))), min_width=50)
+    show("0 stands for a number, a for words; tags and signs are as they were written", "dim")
 
 
 # --- runs that it starts itself ---------------------------------------------------------------------------------------
@@ -240,8 +209,11 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
     folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])
 
     def report(look: InterimAnalysis) -> None:
+        limits = {pair: "no decision possible yet" if value == float("inf") else f"threshold {value:.3f}"
+                  for pair, value in look.thresholds.items()}
+        pairs = ", ".join(f"{a} - {b} {value:.3f} ({limits[a, b]})" for (a, b), value in look.statistics.items())
         if not as_json:
-            typer.echo(printable(_look(look, blocks)))
+            show(f"block {look.block} of at most {blocks}: summed differences {pairs}")
 
     with _interruptible(folder), progress_bars(lines=True) as progress:
         decided = run_sequential(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks,
@@ -252,28 +224,16 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
         _print_decided(decided)
 
 
-def _look(look: InterimAnalysis, blocks: int) -> str:
-    pairs = ", ".join(f"{a} - {b} {value:.3f} ({_limit(look.thresholds[a, b])})"
-                      for (a, b), value in look.statistics.items())
-    return f"block {look.block} of at most {blocks}: summed differences {pairs}"
-
-
-def _limit(threshold: float) -> str:
-    return "no decision possible yet" if threshold == float("inf") else f"threshold {threshold:.3f}"
-
-
 def _print_decided(decided: SequentialResult) -> None:
     import numpy as np
 
     for name, scores in decided.scores.items():
-        deviation = np.std(scores, ddof=1)
-        typer.echo(printable(f"{name}: {decided.metric} {np.mean(scores):.3f} (standard deviation {deviation:.3f} over "
-                             f"{len(scores)} seeds)"))
+        show(f"{name}: {decided.metric} {np.mean(scores):.3f} (standard deviation {np.std(scores, ddof=1):.3f} over "
+             f"{len(scores)} seeds)")
     for (a, b), higher in decided.test.decisions.items():
-        lower = b if higher == a else a
-        typer.echo(printable(f"{higher} is higher than {lower} (alpha {decided.test.alpha:g})" if higher else
-                             f"no difference shown between {a} and {b} after {len(decided.test.looks)} blocks"))
-    typer.echo(printable(f"{decided.runs} runs in {decided.folder}"))
+        show(f"{higher} is higher than {b if higher == a else a} (alpha {decided.test.alpha:g})" if higher else
+             f"no difference shown between {a} and {b} after {len(decided.test.looks)} blocks")
+    show(f"{decided.runs} runs in {decided.folder}")
 
 
 @contextmanager
@@ -319,29 +279,22 @@ def sweep(
 
 
 def _print_swept(swept: SweepResult) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    shown = table("settings", "seeds", f"{swept.metric}", min_width=50, title=f"tuning seeds, {swept.split}")
-    for trial in swept.trials[:20]:
-        shown.add_row(*map(Text, (printable(_settings(trial.settings)), str(len(trial.scores)), f"{trial.mean:.3f}")))
-    console.print(shown)
+    show_table(("settings", "seeds", swept.metric), ((_settings(t.settings), len(t.scores), f"{t.mean:.3f}")
+                                                     for t in swept.trials[:20]),
+               min_width=50, title=f"tuning seeds, {swept.split}")
     for s in swept.sensitivities:
         means = ", ".join(f"{value} {mean:.3f} ({n})" for value, (n, mean) in s.means.items())
-        line = f"{s.name}: spread {s.spread:.3f}, {s.share:.0%} of the variance; mean by value {means}"
-        console.print(printable(line), markup=False, soft_wrap=True)
-    lines = [f"best on the tuning seeds: {_settings(swept.best.settings)}: {swept.tuning}, too high, as it was chosen "
-             "by them"]
+        show(f"{s.name}: spread {s.spread:.3f}, {s.share:.0%} of the variance; mean by value {means}")
+    show(f"best on the tuning seeds: {_settings(swept.best.settings)}: {swept.tuning}, too high, as it was chosen by "
+         "them")
     for name, own in swept.statistics.items():
-        lines.append(f"{name} on {len(swept.tests[name])} test seeds: mean {own['mean']}, IQM {own['iqm']}, "
-                     f"optimality gap {own['optimality_gap']}")
+        show(f"{name} on {len(swept.tests[name])} test seeds: mean {own['mean']}, IQM {own['iqm']}, optimality gap "
+             f"{own['optimality_gap']}")
     if swept.improvement:
-        lines.append(f"probability that a run with these settings is above one without: {swept.improvement}")
-    lines += [*swept.notes, f"{swept.runs} runs in {swept.folder}; sweep.json and profile.png are there",
-              swept.verdict]
-    for line in lines:
-        console.print(printable(line), markup=False, soft_wrap=True)
+        show(f"probability that a run with these settings is above one without: {swept.improvement}")
+    for line in (*swept.notes, f"{swept.runs} runs in {swept.folder}; sweep.json and profile.png are there",
+                 swept.verdict):
+        show(line)
 
 
 def _settings(settings: Mapping[str, object]) -> str:

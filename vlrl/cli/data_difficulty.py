@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import printable, progress_bars, table
+from vlrl.cli.terminal import printable, progress_bars, show_table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from vlrl.config.schema import Config
     from vlrl.tools.datasets.prompt_table import Summary
 
@@ -124,14 +122,17 @@ def _follow(config: str, out: Path, split: str, whole: bool) -> str:
 
 
 def _show(summary: Summary, answers: int, out: Path, picture: Path, follow: str) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(_table(summary))
+    lines: dict[str, Any] = {"all": summary.histogram}
+    lines |= dict(sorted(summary.categories.items(), key=lambda item: -sum(item[1].values()))[:_SHOWN])
+    more = len(summary.categories) - _SHOWN
+    show_table(("category" if len(lines) > 1 else "", *summary.histogram),
+               ((printable(name, 40), *(f"{count:,}" for count in counts.values())) for name, counts in lines.items()),
+               title="Prompts by right answers, percent",
+               caption=f"and {more:,} more categories (--json has all)" if more > 0 else None)
     shares = "  ".join(f"pass@{k} {value:.3f}" for k, value in summary.pass_at.items())
     typer.echo(f"{summary.answers_drawn:,} answers drawn, {answers} to a prompt: {shares}")
     same = summary.histogram["0"] + summary.histogram["100"]
-    typer.echo(f"all answers right or all wrong: {same:,} of {summary.measured:,} prompts: nothing to learn "
-               "there")
+    typer.echo(f"all answers right or all wrong: {same:,} of {summary.measured:,} prompts: nothing to learn there")
     for entry in summary.left_out[:_SHOWN]:
         typer.echo(f"left out {printable(entry['id'], 100) or '(no id)'}: {printable(entry['reason'], 300)}")
     if len(summary.left_out) > _SHOWN:
@@ -139,17 +140,3 @@ def _show(summary: Summary, answers: int, out: Path, picture: Path, follow: str)
     typer.echo(f"{out}: {summary.measured:,} prompts with columns; histogram in {picture}")
     if follow:
         typer.echo(f"next: {printable(follow)}   (or easy_to_hard, gaussian, staged, which read difficulty)")
-
-
-def _table(summary: Summary) -> Table:
-    """Prompts by the share of right answers: a row for all, then one for each category."""
-    from rich.text import Text
-
-    lines: dict[str, Any] = {"all": summary.histogram}
-    lines |= dict(sorted(summary.categories.items(), key=lambda item: -sum(item[1].values()))[:_SHOWN])
-    shown = table("category" if len(lines) > 1 else "", *summary.histogram, title="Prompts by right answers, percent")
-    for name, counts in lines.items():
-        shown.add_row(Text(printable(name, 40)), *(f"{count:,}" for count in counts.values()))
-    if len(summary.categories) > _SHOWN:
-        shown.caption = f"and {len(summary.categories) - _SHOWN:,} more categories (--json has all)"
-    return shown

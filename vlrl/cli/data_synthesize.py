@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load, takes_requests
-from vlrl.cli.terminal import printable, progress_bars, table
+from vlrl.cli.terminal import printable, progress_bars, show_table
 from vlrl.errors import ConfigError
 from vlrl.tools.synthesis.request import SynthesisRequest
 
@@ -133,14 +133,10 @@ def _check_out(places: SynthesisFiles, force: bool) -> None:
 
 
 def _show(outcome: Synthesis, search: Search, places: SynthesisFiles, follow: str) -> None:
-    from rich.console import Console
-
     from vlrl.tools.synthesis.synthesize import gates
 
-    shown = table("became of them", "candidates", title=f"{search.candidates:,} candidates")
-    for name, count in outcome.counts.items():
-        shown.add_row(name, f"{count:,}")
-    Console(highlight=False).print(shown)
+    show_table(("became of them", "candidates"), ((name, f"{count:,}") for name, count in outcome.counts.items()),
+               title=f"{search.candidates:,} candidates")
     typer.echo("passed each gate: " + ", ".join(f"{name} {count:,}" for name, count in gates(outcome.counts).items()))
     for name, cost in outcome.costs.items():
         price = f", price {cost['price']:.4f}" if "price" in cost else ""

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlrl.cli.common import emit
-from vlrl.cli.terminal import printable
+from vlrl.cli.terminal import printable, show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vlrl.config.schema import Config
     from vlrl.tools.machine.dryrun import DryRun
     from vlrl.tools.play.preview import SamplePreview, ScoredOracle
@@ -54,16 +52,14 @@ def run_stages(config: Config, as_json: bool) -> None:
                           **(_plain(report) if report else {})} for stage, report, problems in stage_reports],
               "needs": needed, "ok": not bad})
     else:
-        console = Console(highlight=False)
         for line in needed:
-            console.print(_clean(line, console.encoding), style="yellow", markup=False, soft_wrap=True)
+            show(line, "yellow", _MOST)
         for stage, report, problems in stage_reports:
-            console.print(f"stage {stage.name} ({stage.kind})", style="bold", markup=False)
+            show(f"stage {stage.name} ({stage.kind})", "bold")
             if report:
                 _print(report)
             for problem in [] if report else problems:
-                console.print(f"problem: {_clean(problem, console.encoding)}", style="red", markup=False,
-                              soft_wrap=True)
+                show(f"problem: {problem}", "red", _MOST)
     if bad:
         raise typer.Exit(1)
 
@@ -85,29 +81,22 @@ def _plain(report: DryRun) -> dict[str, Any]:
 
 
 def _print(report: DryRun) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    _print_rows(console, _rows(report))
-    for line in (*report.needs, *report.inert):
-        console.print(Text(_clean(line, console.encoding), "yellow"), soft_wrap=True)
-    for warning in report.warnings:
-        console.print(Text(f"warning: {_clean(warning, console.encoding)}", "yellow"), soft_wrap=True)
+    _print_rows(_rows(report))
+    for line in (*report.needs, *report.inert, *(f"warning: {warning}" for warning in report.warnings)):
+        show(line, "yellow", _MOST)
     for problem in report.problems:
-        console.print(Text(f"problem: {_clean(problem, console.encoding)}", "red"), soft_wrap=True)
-    console.print("nothing was written, no weights were read" if not report.problems else
-                  f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}; nothing was written")
+        show(f"problem: {problem}", "red", _MOST)
+    show("nothing was written, no weights were read" if not report.problems else
+         f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}; nothing was written")
 
 
 def print_sample(sample: SamplePreview) -> None:
     """Prints a sample as the model sees it."""
+    _print_rows(_sample(sample))
+
+
+def _print_rows(rows: Iterator[tuple[str, str]]) -> None:
     from rich.console import Console
-
-    _print_rows(Console(highlight=False), _sample(sample))
-
-
-def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -115,8 +104,8 @@ def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
     table.add_column(style="bold cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(_clean(value.rstrip(), console.encoding)))
-    console.print(table)
+        table.add_row(name, Text(printable(value.rstrip(), _MOST)))
+    Console(highlight=False).print(table)
 
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
@@ -194,8 +183,3 @@ def _oracle(oracle: ScoredOracle) -> Iterator[tuple[str, str]]:
     yield "  reward", reward + (", the maximum" if oracle.is_best else f" of at most {oracle.best:.3f}")
     if oracle.error:
         yield "  error", oracle.error
-
-
-def _clean(text: str, encoding: str) -> str:
-    """Text without characters that could control the terminal or that it cannot show."""
-    return printable(text, _MOST).encode(encoding, "replace").decode(encoding)

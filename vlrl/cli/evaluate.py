@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load, takes_requests
-from vlrl.cli.terminal import formatted, printable, progress_bars, table
+from vlrl.cli.terminal import formatted, printable, progress_bars, show, show_table
 from vlrl.errors import ConfigError
 from vlrl.tools.evaluation.request import EvalRequest
 
@@ -134,37 +134,23 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
 
 
 def _show_report(report: Report) -> None:
-    """Prints every metric, a table for each setting, and what was written."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    title = f"{report.model} after {report.step} steps" if report.step else report.model
-    console.print(printable(title, 200), markup=False, soft_wrap=True)
+    """Prints every metric, a table for each setting, and the files written."""
+    show(f"{report.model} after {report.step} steps" if report.step else report.model, most=200)
     for name in dict.fromkeys(r.drawing.name for r in report.results):
         results = [r for r in report.results if r.drawing.name == name]
         drawing = results[0].drawing
-        console.print(f"\n{name}; answers to each sample: {drawing.answers}; seeds: "
-                      f"{', '.join(map(str, drawing.seeds))}", markup=False, soft_wrap=True)
-        console.print(_metric_table(
-            (r.split, f"{r.n}" + (f" ({r.left_out} left out)" if r.left_out else ""), name, vars(metric))
-            for r in results for name, metric in r.metrics.items()))
-    console.print("[low, high] = 95 % interval over the samples; sd = over the seeds", markup=False, style="dim")
+        show(f"\n{name}; answers to each sample: {drawing.answers}; seeds: {', '.join(map(str, drawing.seeds))}")
+        show_table(("split", "metric", "n", "mean", "interval", "sd"), (
+            (r.split, printable(name, 80), f"{r.n}" + (f" ({r.left_out} left out)" if r.left_out else ""),
+             *_cells(metric.mean, metric.low, metric.high), formatted(metric.sd, without=""))
+            for r in results for name, metric in r.metrics.items()), left=2)
+    show("[low, high] = 95 % interval over the samples; sd = over the seeds", "dim")
     for what, file in (("every answer", "answers.jsonl"), ("numbers", "evaluation.json"), ("plot", "evaluation.png")):
-        console.print(f"{what:<13} {report.folder / file}", markup=False, soft_wrap=True)
+        show(f"{what:<13} {report.folder / file}")
 
 
-def _metric_table(rows: Iterable[tuple[str, str, str, Mapping[str, Any]]], seeds: bool = True, **options: Any) -> Any:
-    """One row for each metric, from (split, n, name, metric with mean, low, high and perhaps sd)."""
-    from rich.text import Text
-
-    shown = table("split", "metric", "n", "mean", "interval", *(["sd"] if seeds else []), left=2, **options)
-    for split, n, name, metric in rows:
-        low, high = metric["low"], metric["high"]
-        cells = [split, printable(name, 80), n, formatted(metric["mean"], without=""),
-                 "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]",
-                 *([formatted(metric["sd"], without="")] if seeds else [])]
-        shown.add_row(*map(Text, cells))
-    return shown
+def _cells(mean: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    return formatted(mean, without=""), "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
 
 
 # --- one answer at one setting ----------------------------------------------------------------------------------------
@@ -206,20 +192,13 @@ def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path |
         splits = {r["split"]: {"n": r["n"], "metrics": metrics_of(r)} for r in records}
         emit({"model": chosen.name, "step": chosen.step, "splits": splits, "evaluations": records})
         return
-    from rich.console import Console
-    from rich.text import Text
-
-    title = Text(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name)
-    caption = Text("[low, high] = 95 % interval over the samples", "dim")
-    Console(highlight=False).print(_metric_table(_rows(records), seeds=False, title=title, min_width=50,
-                                                 caption=caption))
-
-
-def _rows(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-    from vlrl.tools.evaluate import metrics_of
-
+    rows = []
     for record in records:
         without = [f"{record[key]} {words}" for key, words in _WITHOUT.items() if record.get(key)]
         n = f"{record['n']}" + (f" ({', '.join(without)})" if without else "")
-        for name, metric in metrics_of(record).items():
-            yield record["split"], n, name, metric
+        rows += [(record["split"], name, n, *_cells(*metric.values())) for name, metric in metrics_of(record).items()]
+    from rich.text import Text
+
+    title = Text(printable(f"{chosen.name} after {chosen.step} steps" if chosen.step else chosen.name))
+    show_table(("split", "metric", "n", "mean", "interval"), rows, left=2, title=title, min_width=50,
+               caption=Text("[low, high] = 95 % interval over the samples", "dim"))

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, examples, load
-from vlrl.cli.play_display import files, print_parts, read_answer, show_question
-from vlrl.cli.terminal import formatted, printable, standard_input
+from vlrl.cli.play_display import files, read_answer, show_fields, show_parts, show_question
+from vlrl.cli.terminal import formatted, printable, show, standard_input
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vlrl.config.schema import Config
     from vlrl.task import Task
     from vlrl.tools.play.episodes import PlayedEpisode
@@ -62,31 +60,28 @@ def play(
     if as_json and answer is None and not oracle:
         raise typer.BadParameter("--json goes with --answer, --oracle, or an answer from a pipe")
     loaded = load(config, settings)
-    from rich.console import Console
-
-    from vlrl.tools.play import episodes as acting
+    from vlrl.tools.play import episodes
     from vlrl.tools.play.questions import walk
     from vlrl.training.build_task import make_task
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing
-    task, console = make_task(loaded), Console(highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="vlrl-play-"))  # stays, so that a picture can be opened afterwards
+    task = make_task(loaded)
+    folder = Path(tempfile.mkdtemp(prefix="vlrl-play-"))  # it stays, so that an image can be opened afterwards
     given = _Given(split, answer, oracle, as_json)
     try:
-        with acting.environments(loaded, task) as host:
+        with episodes.environments(loaded, task) as host:
             for place, sample in walk(task, split, index, sample_id, shuffled):
-                shown = acting.opened(loaded, host, sample, place) if host else sample
+                shown = episodes.opened(loaded, host, sample, place) if host else sample
                 if host and shown.opening is not None:
-                    start = partial(acting.PlayedEpisode, loaded, task, host, shown, folder)
-                    more = _episode(console, start, place, given)
+                    more = _episode(partial(episodes.PlayedEpisode, loaded, task, host, shown, folder), place, given)
                 else:
-                    more = _answered(console, task, shown, loaded, folder, place, given)
+                    more = _answered(task, shown, loaded, folder, place, given)
                 if not more:
                     return
-        console.print("no more samples")
+        show("no more samples")
     except (KeyboardInterrupt, EOFError):
-        console.print()
+        show("")
 
 
 class _Given(NamedTuple):
@@ -98,8 +93,7 @@ class _Given(NamedTuple):
     as_json: bool
 
 
-def _answered(console: Console, task: Task, sample: Sample, config: Config, folder: Path, place: int,
-              given: _Given) -> bool:
+def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: int, given: _Given) -> bool:
     """Plays a sample with a single answer; returns whether to continue with the next one."""
     from vlrl.tools.play.questions import ask, judge, oracle
     from vlrl.tools.tasks.score_rows import to_json
@@ -111,91 +105,76 @@ def _answered(console: Console, task: Task, sample: Sample, config: Config, fold
             raise ConfigError(f"--oracle: task '{task.name}' knows no perfect answer to sample '{sample.id}' (oracle)")
         answer = best.text
     if answer is None:
-        return _session(console, task, question, title)
+        return _session(task, question, title)
     if given.as_json:
         typer.echo(to_json(_as_dict(task, question, judge(task, question, answer), place, given.split)))
     else:
-        show_question(console, task, question, title)
-        _show_judged(console, task, question, answer)
+        show_question(task, question, title)
+        _show_judged(task, question, answer)
     return False
 
 
-def _episode(console: Console, start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
+def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
     """Plays an episode; returns whether to continue with the next sample."""
-    from vlrl.cli import play_episodes as acting
-    from vlrl.tools.play.episodes import oracle_actions
+    from vlrl.cli import play_episodes
     from vlrl.tools.tasks.score_rows import to_json
 
     title = f"{given.split} {place}"
     if given.answer is None and not given.oracle:
-        return acting.session(console, start, title)
+        return play_episodes.session(start, title)
     episode = start()
-    actions = acting.split(given.answer or "")
-    if given.oracle:
-        sample = episode.question.sample
-        actions = oracle_actions(episode.task, sample)
-        if actions is None:
-            raise ConfigError(f"--oracle: task '{episode.task.name}' knows no perfect actions for sample '{sample.id}' "
-                              "(oracle_actions)")
-    acting.run(console, episode, actions, title, given.as_json)
+    actions = play_episodes.oracle_actions(episode) if given.oracle else play_episodes.split(given.answer or "")
+    if actions is None:
+        raise ConfigError(f"--oracle: task '{episode.task.name}' knows no perfect actions for sample "
+                          f"'{episode.question.sample.id}' (oracle_actions)")
+    play_episodes.run(episode, actions, title, given.as_json)
     if given.as_json:
-        typer.echo(to_json(acting.as_dict(episode, place, given.split)))
+        typer.echo(to_json(play_episodes.as_dict(episode, place, given.split)))
     return False
 
 
-def _session(console: Console, task: Task, question: Question, title: str) -> bool:
+def _session(task: Task, question: Question, title: str) -> bool:
     """Plays one sample until the person continues (True) or quits (False)."""
-    show_question(console, task, question, title)
-    console.print(_HELP, style="dim", markup=False)
+    show_question(task, question, title)
+    show(_HELP, "dim")
     judged = False
     while True:
         given = read_answer()
         command = ":next" if given is None and judged else (given or ":help").strip()
-        if command == ":quit":
-            return False
-        if command == ":next":
-            return True
+        if command in (":quit", ":next"):
+            return command == ":next"
         if command == ":oracle":
-            _show_oracle(console, task, question)
+            _show_oracle(task, question)
         elif command == ":again":
-            show_question(console, task, question, title)
+            show_question(task, question, title)
         elif command.startswith(":") and "\n" not in command:
-            console.print(_HELP, style="dim", markup=False)
+            show(_HELP, "dim")
         else:
-            _show_judged(console, task, question, given or "")
-            console.print(_AFTER, style="dim", markup=False)
+            _show_judged(task, question, given or "")
+            show(_AFTER, "dim")
             judged = True
 
 
-def _show_judged(console: Console, task: Task, question: Question, text: str) -> None:
+def _show_judged(task: Task, question: Question, text: str) -> None:
     """Prints an answer, its parts beside those of the oracle, and the faults of its format."""
-    from rich.text import Text
-
     from vlrl.tools.play.questions import judge, target
 
     judged = judge(task, question, text)
-    print_parts(console, judged)
-    lines = {"reward": formatted(judged.scored.reward), "parsed": judged.scored.parsed,
-             "target": target(task, question), "error": judged.scored.error,
-             "left out": ", ".join(judged.skipped) or None, "format": "; ".join(judged.complaints) or None}
-    for name, value in lines.items():
-        if value is not None or name == "parsed":
-            console.print(Text.assemble((f"{name:<9}", "bold"), printable(value)), soft_wrap=True)
-    _show_oracle(console, task, question)
+    show_parts(judged)
+    show_fields(9, {"reward": formatted(judged.scored.reward), "parsed": printable(judged.scored.parsed),
+                    "target": target(task, question), "error": judged.scored.error,
+                    "left out": ", ".join(judged.skipped) or None, "format": "; ".join(judged.complaints) or None})
+    _show_oracle(task, question)
 
 
-def _show_oracle(console: Console, task: Task, question: Question) -> None:
-    from rich.text import Text
-
+def _show_oracle(task: Task, question: Question) -> None:
     from vlrl.tools.play.questions import oracle
 
     best = oracle(task, question)
-    if best is None:
-        console.print("oracle   the task knows no perfect answer to this sample")
-        return
-    parts = "  ".join(f"{name} {formatted(value)}" for name, value in best.scored.parts.items())
-    console.print(Text.assemble(("oracle   ", "bold"), printable(best.text)), soft_wrap=True)
-    console.print(Text(f"         reward {formatted(best.scored.reward)}  ({parts})", "dim"), soft_wrap=True)
+    show_fields(9, {"oracle": best.text if best else "the task knows no perfect answer to this sample"})
+    if best:
+        parts = "  ".join(f"{name} {formatted(value)}" for name, value in best.scored.parts.items())
+        show(f"         reward {formatted(best.scored.reward)}  ({parts})", "dim")
 
 
 def _as_dict(task: Task, question: Question, judged: ScoredAnswer, place: int, split: str) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlrl.cli.terminal import formatted, printable, table
+from vlrl.cli.terminal import formatted, printable, show, show_table
 from vlrl.errors import TaskError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vlrl.task import Task
     from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer
 
@@ -40,38 +38,44 @@ def read_answer() -> str | None:
     return "\n".join(lines) if lines else None
 
 
-def show_question(console: Console, task: Task, question: Question, title: str) -> None:
+def show_fields(width: int, fields: Mapping[str, object]) -> None:
+    """Prints a line for each value that is not None, its name in bold."""
+    from rich.console import Console
+    from rich.text import Text
+
+    for name, value in fields.items():
+        if value is not None:
+            Console(highlight=False).print(Text.assemble((f"{name:<{width}}", "bold"), printable(value)),
+                                           soft_wrap=True)
+
+
+def show_question(task: Task, question: Question, title: str) -> None:
     """Prints the question, and where its images can be opened."""
+    from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
-    console.print(Panel(Text(printable(question.text)), title_align="left",
-                        title=Text(f"{title}  {printable(question.sample.id, 80)}")))
-    show_media(console, question.media)
+    Console(highlight=False).print(Panel(Text(printable(question.text)), title_align="left",
+                                         title=Text(f"{title}  {printable(question.sample.id, 80)}")))
+    show_media(question.media)
     how = _convention(task, question) if _LOCATED & question.sample.row.keys() else None
     if how:
-        console.print(Text(f"boxes and points: {how}", "dim"), soft_wrap=True)
+        show(f"boxes and points: {how}", "dim")
 
 
-def show_media(console: Console, media: Sequence[QuestionMedia]) -> None:
+def show_media(media: Sequence[QuestionMedia]) -> None:
     """Prints where images and videos can be opened."""
-    from rich.text import Text
-
     for shown in media:
         size = f"{shown.size[0]}x{shown.size[1]}" if shown.size else "not readable"
-        console.print(Text(f"{shown.kind}  {size}  {printable(shown.path or shown.problem)}"), soft_wrap=True)
+        show(f"{shown.kind}  {size}  {printable(shown.path or shown.problem)}")
         if shown.problem and shown.path:
-            console.print(Text(printable(shown.problem), "red"), soft_wrap=True)
+            show(shown.problem, "red")
 
 
-def print_parts(console: Console, judged: ScoredAnswer) -> None:
+def show_parts(judged: ScoredAnswer) -> None:
     """Prints reward parts and their weights."""
-    from rich.text import Text
-
-    shown = table("part", "value", "weight")
-    for name, value in judged.scored.parts.items():
-        shown.add_row(*(Text(cell) for cell in (printable(name), formatted(value), f"{judged.weights[name]:g}")))
-    console.print(shown)
+    show_table(("part", "value", "weight"), ((name, formatted(value), f"{judged.weights[name]:g}")
+                                             for name, value in judged.scored.parts.items()))
 
 
 def _convention(task: Task, question: Question) -> str | None:

@@ -7,12 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlrl.cli.play_display import files, print_parts, read_answer, show_media, show_question
-from vlrl.cli.terminal import formatted, printable
+from vlrl.cli.play_display import files, read_answer, show_fields, show_media, show_parts, show_question
+from vlrl.cli.terminal import formatted, show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vlrl.tools.play.episodes import PlayedEpisode, PlayedTurn
 
 _HELP = "Type an action; an empty line ends it. :oracle  :again (from the reset)  :next  :quit"
@@ -26,9 +24,9 @@ def split(text: str) -> list[str]:
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
-def session(console: Console, start: Callable[[], PlayedEpisode], title: str) -> bool:
+def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
     """Plays episodes of one sample until the person continues (True) or quits (False)."""
-    episode = _begun(console, start, title)
+    episode = _begin(start, title)
     try:
         while True:
             given = read_answer()
@@ -36,101 +34,85 @@ def session(console: Console, start: Callable[[], PlayedEpisode], title: str) ->
             if command in (":quit", ":next"):
                 return command == ":next"
             if command == ":oracle":
-                _show_oracle(console, episode)
+                actions = oracle_actions(episode)
+                show_fields(9, {"oracle": None if actions else "the task knows no perfect actions for this sample "
+                                "(oracle_actions)", **{f"oracle {n}": a for n, a in enumerate(actions or (), 1)}})
             elif command == ":again":
                 episode.close()
-                episode = _begun(console, start, title)
+                episode = _begin(start, title)
             elif episode.ended or (command.startswith(":") and "\n" not in command):
-                console.print(_AFTER if episode.ended else _HELP, style="dim", markup=False)
+                show(_AFTER if episode.ended else _HELP, "dim")
             else:
-                _show_turn(console, episode, episode.act(given or ""))
+                _show_turn(episode, episode.act(given or ""))
                 if episode.ended:
-                    _show_score(console, episode)
+                    _show_score(episode)
     finally:
         episode.close()
 
 
-def _begun(console: Console, start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
+def oracle_actions(episode: PlayedEpisode) -> Sequence[str] | None:
+    """The task's perfect actions for the sample of an episode; None where it knows none."""
+    from vlrl.tools.play import episodes
+
+    return episodes.oracle_actions(episode.task, episode.question.sample)
+
+
+def _begin(start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
     episode = start()
-    _show_start(console, episode, title)
+    _show_start(episode, title)
     if episode.ended:
-        _show_score(console, episode)
+        _show_score(episode)
     else:
-        console.print(_HELP, style="dim", markup=False)
+        show(_HELP, "dim")
     return episode
 
 
-def run(console: Console, episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
+def run(episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
     """Plays given actions until one ends the episode, and shows turns and score, unless `quiet`."""
     try:
         if not quiet:
-            _show_start(console, episode, title)
+            _show_start(episode, title)
         for action in actions:
             if episode.ended:
                 break
             turned = episode.act(action)
             if not quiet:
-                _show_turn(console, episode, turned)
+                _show_turn(episode, turned)
         if not quiet:
-            _show_score(console, episode, len(actions))
+            _show_score(episode, len(actions))
     finally:
         episode.close()
 
 
-def _show_start(console: Console, episode: PlayedEpisode, title: str) -> None:
-    from rich.text import Text
-
+def _show_start(episode: PlayedEpisode, title: str) -> None:
     from vlrl.tools.play.episodes import tool_lines
 
-    show_question(console, episode.task, episode.question, title)
+    show_question(episode.task, episode.question, title)
     for line in tool_lines(episode.task, episode.question.sample):
-        console.print(Text(f"tool {printable(line)}"), soft_wrap=True)
-    limits = f"at most {episode.limits.max_turns} turns and {episode.limits.max_media} pictures; tokens are not counted"
-    console.print(limits, style="dim", highlight=False)
+        show(f"tool {line}")
+    show(f"at most {episode.limits.max_turns} turns and {episode.limits.max_media} pictures; tokens are not counted",
+         "dim")
 
 
-def _show_turn(console: Console, episode: PlayedEpisode, turned: PlayedTurn) -> None:
-    from rich.text import Text
-
+def _show_turn(episode: PlayedEpisode, turned: PlayedTurn) -> None:
     acted = turned.acted
-    head = f"turn {len(episode.turns)} of {episode.limits.max_turns}"
-    console.print(Text.assemble((f"{head}  ", "bold"), printable(acted.action)), soft_wrap=True)
-    show_media(console, turned.media)
-    parts = "  ".join(f"{name} {value:g}" for name, value in acted.parts.items())
-    lines = {"shown": acted.observation or None, "parts": parts or None,
-             "state": acted.state, "info": json.dumps(turned.info, default=str) if turned.info else None,
-             "seconds": formatted(turned.seconds), "done": "yes" if acted.done else None, "error": acted.error}
-    for name, value in lines.items():
-        if value is not None:
-            console.print(Text.assemble((f"{name:<9}", "bold"), printable(value)), soft_wrap=True)
+    show_fields(0, {f"turn {len(episode.turns)} of {episode.limits.max_turns}  ": acted.action})
+    show_media(turned.media)
+    show_fields(9, {"shown": acted.observation or None,
+                    "parts": "  ".join(f"{name} {value:g}" for name, value in acted.parts.items()) or None,
+                    "state": acted.state, "info": json.dumps(turned.info, default=str) if turned.info else None,
+                    "seconds": formatted(turned.seconds), "done": "yes" if acted.done else None, "error": acted.error})
 
 
-def _show_score(console: Console, episode: PlayedEpisode, given: int = 0) -> None:
-    from rich.text import Text
-
+def _show_score(episode: PlayedEpisode, given: int = 0) -> None:
     judged = episode.judged()
-    print_parts(console, judged)
+    show_parts(judged)
     left = given - len(episode.turns)
-    lines = {"ended": _ENDS[episode.ended], "reward": formatted(judged.scored.reward), "error": judged.scored.error,
-             "left out": ", ".join(judged.skipped) or None,
-             "not played": f"{left} actions after its end" if left > 0 else None}
-    for name, value in lines.items():
-        if value is not None:
-            console.print(Text.assemble((f"{name:<11}", "bold"), printable(value)), soft_wrap=True)
+    show_fields(11, {"ended": _ENDS[episode.ended], "reward": formatted(judged.scored.reward),
+                     "error": judged.scored.error, "left out": ", ".join(judged.skipped) or None,
+                     "not played": f"{left} actions after its end" if left > 0 else None})
     if not given:
-        console.print(_AFTER, style="dim", markup=False)
-
-
-def _show_oracle(console: Console, episode: PlayedEpisode) -> None:
-    from rich.text import Text
-
-    from vlrl.tools.play.episodes import oracle_actions
-
-    actions = oracle_actions(episode.task, episode.question.sample)
-    if actions is None:
-        console.print("oracle   the task knows no perfect actions for this sample (oracle_actions)")
-    for place, action in enumerate(actions or (), 1):
-        console.print(Text.assemble((f"oracle {place}  ", "bold"), printable(action)), soft_wrap=True)
+        show(_AFTER, "dim")
 
 
 def as_dict(episode: PlayedEpisode, place: int, split: str) -> dict[str, Any]:

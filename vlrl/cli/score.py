@@ -8,19 +8,19 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, examples, load
-from vlrl.cli.terminal import delayed_bar, printable, standard_input, table
+from vlrl.cli.terminal import delayed_bar, formatted, printable, show, show_table, standard_input
 from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
     from vlrl.services.service_set import ServiceSet
     from vlrl.task import Task
-    from vlrl.tools.tasks.rescore import RescoredGroup, RewardComparison
+    from vlrl.tools.tasks.rescore import RewardComparison
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
@@ -191,20 +191,20 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
 
 
 def _print_comparison(comparison: RewardComparison) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console, means = Console(highlight=False), table("mean of", "old", "new", "change")
+    rows = []
     for name, (old, new) in comparison.means.items():
-        a, b = old.value, new.value
-        change = "–" if a is None or b is None else f"{b - a:+.4f}"
-        means.add_row(*(Text(cell) for cell in (printable(name.removeprefix("part ")), _figure(old.value, 4),
-                                                _figure(new.value, 4), change)))
-    console.print(means)
+        change = "–" if old.value is None or new.value is None else f"{new.value - old.value:+.4f}"
+        rows.append((name.removeprefix("part "), _figure(old.value, 4), _figure(new.value, 4), change))
+    show_table(("mean of", "old", "new", "change"), rows)
     for line in _summary(comparison):
-        console.print(line, markup=False, soft_wrap=True)
+        show(line)
     for group in comparison.top:
-        _print_group(console, group)
+        change, tau = group.order
+        show(f"\nsample {printable(group.sample_id, 100)}  step {group.step}  group {printable(group.group_id, 100)}  "
+             f"order changed {change:.2f}  tau {_figure(tau)}", "bold")
+        answers = zip(group.old, group.new, group.texts, strict=True)
+        for old, new, text in sorted(answers, reverse=True, key=lambda a: float("-inf") if a[1] is None else a[1]):
+            show(f"  {_figure(old):>7} -> {_figure(new):>7}  {_ends(text)}")
 
 
 def _summary(result: RewardComparison) -> Iterator[str]:
@@ -222,18 +222,6 @@ def _summary(result: RewardComparison) -> Iterator[str]:
                "are scored as asked by the first")
 
 
-def _print_group(console: Any, group: RescoredGroup) -> None:
-    from rich.text import Text
-
-    change, tau = group.order
-    console.print(Text(f"\nsample {printable(group.sample_id, 100)}  step {group.step}  group "
-                       f"{printable(group.group_id, 100)}  order changed {change:.2f}  tau {_figure(tau)}", "bold"),
-                  soft_wrap=True)
-    rows = list(zip(group.old, group.new, group.texts, strict=True))
-    for old, new, text in sorted(rows, key=lambda row: row[1] if row[1] is not None else float("-inf"), reverse=True):
-        console.print(Text(f"  {_figure(old):>7} -> {_figure(new):>7}  {_ends(text)}"), soft_wrap=True)
-
-
 def _ends(text: str, most: int = 80) -> str:
     """Begin and end of a text on one line."""
     middle = "" if len(text) <= 2 * most else " ... "
@@ -242,4 +230,4 @@ def _ends(text: str, most: int = 80) -> str:
 
 
 def _figure(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return formatted(value, f".{digits}f", "–")

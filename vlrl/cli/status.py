@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples
+from vlrl.cli.terminal import formatted
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,8 +82,8 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
         table.add_column(name, justify="left" if name in ("run", "state", "evaluation") else "right", no_wrap=True)
     for run in _with_stages(runs):
         name = str(Path(run.path).relative_to(path)) if run.path.startswith(str(path)) else run.path
-        cells = (_steps(run), _figure(run.steps_per_minute, ".1f"), _eta(run), _figure(run.reward, ".3f"),
-                 _figure(run.trend, "+.3f"), "; ".join(_evaluations(run, 1, bounds=False)))
+        cells = (_steps(run), formatted(run.steps_per_minute, ".1f", "-"), _eta(run), formatted(run.reward, ".3f", "-"),
+                 formatted(run.trend, "+.3f", "-"), "; ".join(_evaluations(run, 1, bounds=False)))
         table.add_row(Text(name), Text(run.state, _COLORS.get(run.state, "")), *map(Text, cells))
     return table
 
@@ -101,13 +103,13 @@ def _detail(run: Status) -> Any:
     age = "" if run.heartbeat_age_s is None else f", last heard of {duration(run.heartbeat_age_s)} ago"
     where = f" (process {run.pid} on {run.host})" if run.pid else ""
     lines = [("run", run.path), ("state", f"{run.state}{where}{age}"), ("step", _steps(run)),
-             ("speed", f"{_figure(run.steps_per_minute, '.1f')} steps/min, {_figure(run.tokens_per_s, ',.0f')} tokens/s"
+             ("speed", f"{formatted(run.steps_per_minute, '.1f', '-')} steps/min, {formatted(run.tokens_per_s, ',.0f', '-')} tokens/s"
               ), ("ETA", _eta(run)),
-             ("reward", f"{_figure(run.reward, '.3f')} (trend {_figure(run.trend, '+.3f')})")]
+             ("reward", f"{formatted(run.reward, '.3f', '-')} (trend {formatted(run.trend, '+.3f', '-')})")]
     lines += [("evaluation", line) for line in _evaluations(run, 4)]
     for stage in _with_stages(run.stages):
         name = str(Path(stage.path).relative_to(run.path))
-        lines += [("stage", f"{name}: {stage.state}, step {_steps(stage)}, reward {_figure(stage.reward, '.3f')}")]
+        lines += [("stage", f"{name}: {stage.state}, step {_steps(stage)}, reward {formatted(stage.reward, '.3f', '-')}")]
     text = Text()
     for i, (name, value) in enumerate(lines):
         text.append(f"{name:<11}", "bold").append(value, _COLORS.get(run.state, "") if name == "state" else "")
@@ -123,10 +125,6 @@ def _eta(run: Status) -> str:
     from vlrl.monitoring.progress import duration
 
     return "-" if run.eta_s is None else duration(run.eta_s)
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
@@ -249,14 +247,12 @@ def _show_doctor(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console, group = Console(highlight=False), ""
-    for finding in findings:
-        own, name = _names(finding)
-        if own != group:
-            group = own
-            console.print(Text(group, "bold"))
-        mark, color = _MARKS[finding.level]
-        line = Text.assemble("  ", (f"{mark:<5}", color), f"{name:<17} {finding.message}")
-        console.print(line, soft_wrap=True)
-        if finding.fix and finding.level != "ok":
-            console.print(Text(f"{'':<25}{finding.fix}", "dim"), soft_wrap=True)
+    console = Console(highlight=False)
+    for group, own in itertools.groupby(findings, key=lambda finding: _names(finding)[0]):
+        console.print(Text(group, "bold"))
+        for finding in own:
+            mark, color = _MARKS[finding.level]
+            console.print(Text.assemble("  ", (f"{mark:<5}", color), f"{_names(finding)[1]:<17} {finding.message}"),
+                          soft_wrap=True)
+            if finding.fix and finding.level != "ok":
+                console.print(Text(f"{'':<25}{finding.fix}", "dim"), soft_wrap=True)

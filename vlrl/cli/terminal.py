@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,7 +13,6 @@ from vlrl.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-    from rich.table import Table
 
 
 def printable(text: object, most: int = 2000) -> str:
@@ -28,15 +27,29 @@ def formatted(value: float | None, form: str = ".3f", without: str = "none") -> 
     return without if value is None else format(value, form)
 
 
-def table(*columns: str, left: int = 1, **options: Any) -> Table:
-    """A table with a line below its head; all but its first `left` columns are right-aligned."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def show(line: object, style: str = "", most: int = 2000) -> None:
+    """Prints a text on standard output as it is: no markup, no control characters, no line breaks of its own."""
+    from rich.console import Console
+    from rich.text import Text
 
-    rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
-    for place, name in enumerate(columns):
-        rich_table.add_column(name, justify="left" if place < left else "right")
-    return rich_table
+    Console(highlight=False).print(Text(printable(line, most), style), soft_wrap=True)
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1, **options: Any) -> None:
+    """Prints a table with a line below its head; all but its first `left` columns are right-aligned. Cells are texts,
+    or rich's with a style.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < left else "right")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    Console(highlight=False).print(table)
 
 
 def standard_input() -> TextIO:

@@ -92,6 +92,15 @@ class Comparison:
             return f"no difference shown: {where}, b - a is {bounds}, and the 95 % interval holds 0"
         return f"b is {'higher' if change.mean > 0 else 'lower'} than a: {where}, b - a is {bounds}"
 
+    def plain(self) -> dict[str, Any]:
+        """The JSON value that `--json` prints."""
+        metrics = {name: {"a": m.a.mean, "b": m.b.mean, "difference": m.difference.mean, "low": m.difference.low,
+                          "high": m.difference.high, "n": m.n, "effect": m.effect} for name, m in self.metrics.items()}
+        samples = [{"id": s.id, "other": s.other, "a": s.a, "b": s.b} for s in self.samples]
+        names = ("split", "metric", "wins", "losses", "ties", "unpaired", "verdict", "notes")
+        return {"a": [*map(str, self.a)], "b": [*map(str, self.b)], "metrics": metrics, "samples": samples,
+                **{name: getattr(self, name) for name in names}}
+
 
 def parse_side(text: str) -> Side:
     """The side that `RUN` or `RUN@STEP` names; STEP is a number of completed steps, first, last or best.
