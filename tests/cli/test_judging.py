@@ -66,8 +66,8 @@ def test_the_rule_alone(files, capsys):
 
 @pytest.mark.parametrize(("row", "said"), [
     ({"sample": SAMPLE, "answer": "4"}, "row 1: correct=None must be true or false"),
-    ({"sample": SAMPLE, "answer": 4, "correct": True}, "row 1: answer='4' must be a text"),
-    ({"sample": SAMPLE, "responses": ["4"], "better": 1}, "responses must be two non-empty strings"),
+    ({"sample": SAMPLE, "answer": 4, "correct": True}, "row 1: answer='4' must be a string"),
+    ({"sample": SAMPLE, "responses": ["4"], "better": 1}, "responses must be two strings"),
     ({"sample": SAMPLE, "responses": ["4", "5"], "better": True}, "better=True must be 1 or 2"),
     ({"id": "none", "answer": "4", "correct": True}, "is not a sample of train or heldout")])
 def test_bad_rows_are_named(files, capsys, row, said):

@@ -173,12 +173,12 @@ def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history,
 def test_commands_play_episodes_as_the_run_does(ran, tmp_path):
     """vlrl eval gives the line of the run, vlrl data difficulty whole episodes."""
     config = configs.load(str(ran.path / "config.yaml"))
-    (result,) = measure.measure(config, measure.choose_model(config))
-    mean = {k: v for k, v in result.record.items() if k.startswith("vowels")}
+    ((record, groups),) = measure.measure(config, measure.choose_model(config))
+    mean = {k: v for k, v in record.items() if k.startswith("vowels")}
     assert mean == {k: v for k, v in ran.evals()[-1].items() if k in mean} and mean
-    assert [len(g.rollouts[0].completion.turns) for g in result.groups] == [6, 6]
+    assert [len(g.rollouts[0].completion.turns) for g in groups] == [6, 6]
     chosen, scope = measure.choose_model(config), difficulty.MeasurementScope(answers=2, limit=2)
-    with measure.ready(config, chosen) as ready:
+    with measure.open_runtime(config, chosen) as ready:
         found = difficulty.measure(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
                                     lambda *told: None)
     assert [len(m.rewards) for m in found] == [2, 2] and len({r for m in found for r in m.rewards}) > 1
@@ -286,10 +286,10 @@ def test_commands_go_on_where_a_reset_fails(tiny_models, tmp_path):
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", fault="away")
     file = str(folder.path / "config.yaml")
     config = configs.load(file, ["eval.samples=2"])
-    (result,) = measure.measure(config, measure.choose_model(config))
-    assert (result.record["n"], result.record["unscorable"], result.record["environment/errors"]) == (2, 1, 1)
+    ((record, _),) = measure.measure(config, measure.choose_model(config))
+    assert (record["n"], record["unscorable"], record["environment/errors"]) == (2, 1, 1)
     chosen, scope = measure.choose_model(config), difficulty.MeasurementScope(answers=2, limit=2)
-    with measure.ready(config, chosen) as ready:
+    with measure.open_runtime(config, chosen) as ready:
         found = difficulty.measure(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
                                     lambda *told: None)
     assert [[r is None for r in m.rewards] for m in found] == [[False] * 2, [True] * 2]

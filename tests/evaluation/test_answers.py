@@ -48,20 +48,20 @@ def ready(script=lambda prompt, i: prompt.text if i % 2 == 0 else "wrong", task=
 
 
 def asked(r, path, grid=None, splits=("heldout",)):
-    drawings = (grid or Grid()).drawings(r.config)
+    settings = (grid or Grid()).settings(r.config)
     file = RowFile(path, {})
     told = []
-    draw_answers(r, splits, drawings, file, step=7, progress=lambda *words: told.append(words))
-    return file, drawings, told
+    draw_answers(r, splits, settings, file, step=7, progress=lambda *words: told.append(words))
+    return file, settings, told
 
 
 def test_greedy_answers_are_those_of_a_run(tmp_path):
     r = ready()
     record, _ = evaluate(r.task, r.prefetch, r.engine, r.config, "heldout", 7)
     before, r.engine.asked = r.engine.asked, []
-    file, (drawing,), told = asked(r, tmp_path / "a.jsonl")
+    file, (setting,), told = asked(r, tmp_path / "a.jsonl")
     assert r.engine.asked == before and told[-1] == ("answering", 10, 10)
-    found = summarise(r.task, file.rows(), drawing, "heldout", first_samples(r.task, "heldout", 10))
+    found = summarise(r.task, file.rows(), setting, "heldout", first_samples(r.task, "heldout", 10))
     for name, metric in found.metrics.items():
         assert (metric.mean, metric.low, metric.high) == tuple(
             record[key] for key in (name, f"{name}/ci95_low", f"{name}/ci95_high"))
@@ -80,8 +80,8 @@ class Acting(Noting):
 def test_turns_of_episodes_are_counted(tmp_path):
     r = replace(ready(), engine=Acting(lambda prompt, i: prompt.text))
     record, _ = evaluate(r.task, r.prefetch, r.engine, r.config, "heldout", 7)
-    file, (drawing,), _ = asked(r, tmp_path / "a.jsonl")
-    found = summarise(r.task, file.rows(), drawing, "heldout", first_samples(r.task, "heldout", 10))
+    file, (setting,), _ = asked(r, tmp_path / "a.jsonl")
+    found = summarise(r.task, file.rows(), setting, "heldout", first_samples(r.task, "heldout", 10))
     assert record["episode/turns_mean"] == found.metrics["episode/turns_mean"].mean == 1.5
     assert "episode/turns_mean" not in evaluate(r.task, r.prefetch, ready().engine, r.config, "heldout", 7)[0]
 
@@ -142,10 +142,10 @@ def test_wordings_are_asked_of_every_sample(tmp_path):
 
 def test_samples_that_cannot_be_asked_are_left_out(tmp_path):
     BAD[3] = PromptTooLong("too long")
-    file, (drawing,), _ = asked(ready(), tmp_path / "a.jsonl")
+    file, (setting,), _ = asked(ready(), tmp_path / "a.jsonl")
     (left,) = [row for row in file.rows() if row.get("left_out")]
     assert left["number"] == 3 and left["left_out"] == "too long"
-    found = summarise(Number(), file.rows(), drawing, "heldout", first_samples(Number(), "heldout", 10))
+    found = summarise(Number(), file.rows(), setting, "heldout", first_samples(Number(), "heldout", 10))
     assert found.n == 9 and found.left_out == 1
     BAD[4] = DataError("broken")
     with pytest.raises(DataError, match="broken"):
@@ -175,8 +175,8 @@ def test_answers_that_a_server_did_not_give_count_as_nothing_and_are_asked_again
     r = ready(remote=True)
     engine = Failing(r.engine.script)
     r = EvalRuntime(config=r.config, task=r.task, prefetch=r.prefetch, engine=engine, remote=True)
-    file, (drawing,), _ = asked(r, tmp_path / "a.jsonl", Grid(answers=2))
-    found = summarise(r.task, file.rows(), drawing, "heldout", first_samples(r.task, "heldout", 10))
+    file, (setting,), _ = asked(r, tmp_path / "a.jsonl", Grid(answers=2))
+    found = summarise(r.task, file.rows(), setting, "heldout", first_samples(r.task, "heldout", 10))
     assert found.unanswered == 2 and found.unscorable == 0 and found.n == 10
     assert found.metrics["correct_frac"].mean == pytest.approx((8 * 0.5 + 2) / 10)  # of the one that came
     assert found.metrics["pass@2"].mean == 1

@@ -60,15 +60,6 @@ def test_what_has_no_interval():
         difference([1.0], [1.0, 2.0])
 
 
-def test_blocks_of_resamples_change_nothing(monkeypatch):
-    from vlrl.tools.experiments import differences
-
-    a, b = np.random.default_rng(3).random((2, 3, 20))
-    whole = difference(a, b, n=100)
-    monkeypatch.setattr(differences, "_BLOCK", 50)
-    assert difference(a, b, n=100) == whole
-
-
 def test_effect_size_and_outcomes_by_hand():
     assert effect_size([0, 0, 0], [1, 2, 3]) == pytest.approx(2.0, abs=1e-12)
     assert effect_size([[0, 0], [2, 2]], [[1, 3]]) == pytest.approx(1 / 2 ** 0.5, abs=1e-12)

@@ -10,7 +10,7 @@ CONFIG = validate({"task": "x", "model": {"name": "x"}, "seed": 3})
 
 
 def names(**asked):
-    return [(d.name, d.seeds, d.answers) for d in Grid(**asked).drawings(CONFIG)]
+    return [(d.name, d.seeds, d.answers) for d in Grid(**asked).settings(CONFIG)]
 
 
 def test_combinations():
@@ -22,13 +22,13 @@ def test_combinations():
         ("temperature 0.5, top_p 1, 8 tokens", (3,), 4)]
     assert names(wordings=2) == [("greedy, wording 1", (3,), 1), ("greedy, wording 2", (3,), 1)]
     assert names(temperatures=(0.0,), seeds=(1, 2), repeats_differ=True) == [("greedy", (1, 2), 1)]
-    probed = Grid(probes=("reworded",), max_new_tokens=(8, 9)).drawings(CONFIG)
+    probed = Grid(probes=("reworded",), max_new_tokens=(8, 9)).settings(CONFIG)
     assert [(d.name, d.probe, d.plain) for d in probed] == [
         ("greedy, 8 tokens", "", ""), ("greedy, 8 tokens, reworded", "reworded", "greedy, 8 tokens"),
         ("greedy, 9 tokens", "", ""), ("greedy, 9 tokens, reworded", "reworded", "greedy, 9 tokens")]
     warm = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"temperature": 0.4})})
-    assert Grid(answers=2).drawings(warm)[0].temperature == 0.4
-    sampling = Grid(temperatures=(0.7,), top_ps=(0.9,), max_new_tokens=(5,)).drawings(CONFIG)[0].sampling(CONFIG)
+    assert Grid(answers=2).settings(warm)[0].temperature == 0.4
+    sampling = Grid(temperatures=(0.7,), top_ps=(0.9,), max_new_tokens=(5,)).settings(CONFIG)[0].sampling(CONFIG)
     assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.7, 0.9, 5)
 
 

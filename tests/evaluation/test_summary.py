@@ -31,8 +31,8 @@ def row(number, parsed, right, index=0, seed=0, **more):
 
 
 def result(rows, answers=1, seeds=(0,), task=None):
-    drawing = EvalSetting(name="t", temperature=1.0, seeds=seeds, answers=answers)
-    return summarise(task or Kinds(), rows, drawing, "heldout", SAMPLES)
+    setting = EvalSetting(name="t", temperature=1.0, seeds=seeds, answers=answers)
+    return summarise(task or Kinds(), rows, setting, "heldout", SAMPLES)
 
 
 def means(found):

@@ -307,7 +307,7 @@ def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
 
 
 def finish_forked(jobs, parallel=1, progress=None, what="runs"):
-    """As many_runs.finish, which the killed sweep and the comparison below use, but the imports are done."""
+    """As many_runs.run_jobs, which the killed sweep and the comparison below use, but the imports are done."""
     for job in jobs:
         if not many_runs.finished(job.folder):
             job.folder.parent.mkdir(parents=True, exist_ok=True)

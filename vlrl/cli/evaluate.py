@@ -136,10 +136,10 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
 def _show_report(report: Report) -> None:
     """Prints every metric, a table for each setting, and the files written."""
     show(f"{report.model} after {report.step} steps" if report.step else report.model, most=200)
-    for name in dict.fromkeys(r.drawing.name for r in report.results):
-        results = [r for r in report.results if r.drawing.name == name]
-        drawing = results[0].drawing
-        show(f"\n{name}; answers to each sample: {drawing.answers}; seeds: {', '.join(map(str, drawing.seeds))}")
+    for name in dict.fromkeys(r.setting.name for r in report.results):
+        results = [r for r in report.results if r.setting.name == name]
+        setting = results[0].setting
+        show(f"\n{name}; answers to each sample: {setting.answers}; seeds: {', '.join(map(str, setting.seeds))}")
         show_table(("split", "metric", "n", "mean", "interval", "sd"), (
             (r.split, printable(name, 80), f"{r.n}" + (f" ({r.left_out} left out)" if r.left_out else ""),
              *_cells(metric.mean, metric.low, metric.high), formatted(metric.sd, without=""))
@@ -168,13 +168,13 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
     records = []
     with Console(stderr=True).status(f"loading {printable(chosen.name)}") as status, prints_aside():
-        for result in measure(config, chosen, lambda what, done, total: status.update(f"{what} {done}/{total}")):
-            split, stored = result.record["split"], None
+        for record, groups in measure(config, chosen, lambda what, done, n: status.update(f"{what} {done}/{n}")):
+            split, stored = record["split"], None
             if rollouts:
-                stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), result.groups,
+                stored = RunFolder(rollouts, config.store.media).write_rollouts(chosen.step, comm.rank(), groups,
                                                                                split=split)
-            check_errors(result.groups, config.limits, f"evaluation of {split}", stored, ("score_errors",))
-            records.append(plain(result.record))
+            check_errors(groups, config.limits, f"evaluation of {split}", stored, ("score_errors",))
+            records.append(plain(record))
     return records
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ _COLORS = {"running": "green", "starting": "green", "finished": "blue", "stale":
            "failed": "red", "dead": "red"}
 _MARKS = {"ok": ("ok", "green"), "info": ("-", ""), "missing": ("no", "yellow"), "warning": ("!", "yellow"),
           "error": ("FAIL", "red")}
+_figure = functools.partial(formatted, without="-")
 
 
 @examples(
@@ -82,8 +84,8 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
         table.add_column(name, justify="left" if name in ("run", "state", "evaluation") else "right", no_wrap=True)
     for run in _with_stages(runs):
         name = str(Path(run.path).relative_to(path)) if run.path.startswith(str(path)) else run.path
-        cells = (_steps(run), formatted(run.steps_per_minute, ".1f", "-"), _eta(run), formatted(run.reward, ".3f", "-"),
-                 formatted(run.trend, "+.3f", "-"), "; ".join(_evaluations(run, 1, bounds=False)))
+        cells = (_steps(run), _figure(run.steps_per_minute, ".1f"), _eta(run), _figure(run.reward, ".3f"),
+                 _figure(run.trend, "+.3f"), "; ".join(_evaluations(run, 1, bounds=False)))
         table.add_row(Text(name), Text(run.state, _COLORS.get(run.state, "")), *map(Text, cells))
     return table
 
@@ -103,13 +105,13 @@ def _detail(run: Status) -> Any:
     age = "" if run.heartbeat_age_s is None else f", last heard of {duration(run.heartbeat_age_s)} ago"
     where = f" (process {run.pid} on {run.host})" if run.pid else ""
     lines = [("run", run.path), ("state", f"{run.state}{where}{age}"), ("step", _steps(run)),
-             ("speed", f"{formatted(run.steps_per_minute, '.1f', '-')} steps/min, {formatted(run.tokens_per_s, ',.0f', '-')} tokens/s"
+             ("speed", f"{_figure(run.steps_per_minute, '.1f')} steps/min, {_figure(run.tokens_per_s, ',.0f')} tokens/s"
               ), ("ETA", _eta(run)),
-             ("reward", f"{formatted(run.reward, '.3f', '-')} (trend {formatted(run.trend, '+.3f', '-')})")]
+             ("reward", f"{_figure(run.reward, '.3f')} (trend {_figure(run.trend, '+.3f')})")]
     lines += [("evaluation", line) for line in _evaluations(run, 4)]
     for stage in _with_stages(run.stages):
         name = str(Path(stage.path).relative_to(run.path))
-        lines += [("stage", f"{name}: {stage.state}, step {_steps(stage)}, reward {formatted(stage.reward, '.3f', '-')}")]
+        lines += [("stage", f"{name}: {stage.state}, step {_steps(stage)}, reward {_figure(stage.reward, '.3f')}")]
     text = Text()
     for i, (name, value) in enumerate(lines):
         text.append(f"{name:<11}", "bold").append(value, _COLORS.get(run.state, "") if name == "state" else "")

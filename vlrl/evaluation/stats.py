@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +32,16 @@ def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int =
         return Interval(float("nan"), float("nan"), float("nan"))
     if (x == x[0]).all():
         return Interval(float(x[0]), float(x[0]), float(x[0]))
-    rng = np.random.default_rng(seed)
-    rows = max(1, _BLOCK // x.size)
-    means = [x[rng.integers(0, x.size, (min(rows, n - i), x.size))].mean(axis=1) for i in range(0, n, rows)]
-    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
+    means = np.concatenate([x[drawn].mean(axis=1) for drawn in resamples(x.size, n, np.random.default_rng(seed))])
+    low, high = np.percentile(means, (2.5, 97.5))
     return Interval(float(x.mean()), float(low), float(high))
+
+
+def resamples(size: int, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Indices of `n` bootstrap resamples of `size` values, in blocks [resamples, size] that fit into memory."""
+    rows = max(1, _BLOCK // size)
+    for start in range(0, n, rows):
+        yield rng.integers(0, size, (min(rows, n - start), size))
 
 
 def paired_gain(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray, seed: int = 0,
@@ -73,13 +78,9 @@ def clustered_ci(values: Sequence[float] | np.ndarray, clusters: Sequence[str], 
     if len(names) == len(x) or len(x) == 0 or (x == x[0]).all():
         return mean_ci(x, seed, n)
     sums, counts = np.bincount(places, x), np.bincount(places).astype(float)
-    rng = np.random.default_rng(seed)
-    rows = max(1, _BLOCK // len(names))
-    means = []
-    for i in range(0, n, rows):
-        drawn = rng.integers(0, len(names), (min(rows, n - i), len(names)))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
-    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
+    means = np.concatenate([sums[drawn].sum(1) / counts[drawn].sum(1)
+                            for drawn in resamples(len(names), n, np.random.default_rng(seed))])
+    low, high = np.percentile(means, (2.5, 97.5))
     return Interval(float(x.mean()), float(low), float(high))
 
 
@@ -91,11 +92,8 @@ def statistic_ci(statistic: Callable[[np.ndarray], float], clusters: Sequence[st
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     members = [np.flatnonzero(where == c) for c in range(len(names))]
     rng = np.random.default_rng(seed)
-    estimates = []
-    for _ in range(n):
-        value = statistic(np.concatenate([members[c] for c in rng.integers(0, len(names), len(names))]))
-        estimates += [] if np.isnan(value) else [value]
-    if not estimates:
-        return float("nan"), float("nan")
-    low, high = np.percentile(estimates, (2.5, 97.5))
+    estimates = [statistic(np.concatenate([members[c] for c in rng.integers(0, len(names), len(names))]))
+                 for _ in range(n)]
+    known = [value for value in estimates if not np.isnan(value)]
+    low, high = np.percentile(known, (2.5, 97.5)) if known else (float("nan"), float("nan"))
     return float(low), float(high)

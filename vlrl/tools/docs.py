@@ -55,7 +55,8 @@ def _tasks() -> Iterator[str]:
         cls = load_class(name)
         weights = ", ".join(f"`task.rewards.{part}={shown(w)}`" for part, w in cls.rewards_for({}).items())
         yield f"### {name}"
-        yield _wrap(f"{_first(cls)} Weights: {weights or 'none'}.")
+        first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        yield _wrap(f"{first} Weights: {weights or 'none'}.")
         fields = _fields(cls)
         if fields:
             yield _table(("setting", "value", "default", "meaning"), fields)
@@ -84,10 +85,6 @@ def _text_of(node: ast.stmt | None) -> str:
 def _purpose(model: Any) -> str:
     own = getattr(model, "__dict__", {}).get("__doc__")
     return " ".join((own or "How long, from which random numbers, and whether to go on.").split())
-
-
-def _first(cls: type) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
 
 def _wrap(text: str) -> str:

@@ -27,7 +27,12 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound is None where a metric of the
     whole split has none. Raises ConfigError where there is nothing to measure, RunError for a broken checkpoint.
     """
-    config = _config_of(config_or_run, settings)
+    if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
+        config_or_run = load_run(Path(config_or_run))
+    if isinstance(config_or_run, Run):  # its own settings, in the folder where it is now
+        config = config_of(config_or_run.config, **{"run.dir": config_or_run.path, **settings})
+    else:
+        config = config_of(config_or_run, **settings)
     if config.eval.samples == 0 or not config.eval.splits:
         raise ConfigError(f"eval.samples={config.eval.samples} and eval.splits={list(config.eval.splits)}: nothing is "
                           "to be measured; e.g. eval={'samples': 256}")
@@ -37,20 +42,11 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     by_split = {}
-    for result in measure(config, chosen):
-        split = result.record["split"]
-        check_errors(result.groups, config.limits, f"evaluation of {split}", names=("score_errors",))
-        by_split[split] = {"n": result.record["n"], "metrics": metrics_of(result.record)}
+    for record, groups in measure(config, chosen):
+        split = record["split"]
+        check_errors(groups, config.limits, f"evaluation of {split}", names=("score_errors",))
+        by_split[split] = {"n": record["n"], "metrics": metrics_of(record)}
     return by_split
-
-
-def _config_of(source: Any, settings: Mapping[str, Any]) -> Config:
-    """The settings to measure with: for a run its own, with run.dir set to where the folder is now."""
-    if isinstance(source, (str, Path)) and os.path.isdir(source):
-        source = load_run(Path(source))
-    if isinstance(source, Run):
-        return config_of(source.config, **{"run.dir": source.path, **settings})
-    return config_of(source, **settings)
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:

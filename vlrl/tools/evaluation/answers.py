@@ -62,7 +62,7 @@ class _Pass:
     """One split at one setting and seed."""
 
     ready: EvalRuntime
-    drawing: EvalSetting
+    setting: EvalSetting
     seed: int
     split: str
     samples: Sequence[Sample]
@@ -79,24 +79,24 @@ class _Pass:
 
     def sample(self, number: int) -> Sample:
         """A sample as this setting asks it, its environment reset with the seed."""
-        sample = sample_for_setting(self.ready.task, self.drawing, self.samples, number)
+        sample = sample_for_setting(self.ready.task, self.setting, self.samples, number)
         return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
         """The first fields of a row."""
-        return {"split": self.split, "setting": self.drawing.name, "seed": self.seed, "number": number}
+        return {"split": self.split, "setting": self.setting.name, "seed": self.seed, "number": number}
 
 
-def sample_for_setting(task: Task, drawing: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
+def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
     """A sample as a setting asks it, before any environment is reset."""
-    sample = probe(drawing.probe, samples, number) if drawing.probe else samples[number]
-    if drawing.wording is None:
+    sample = probe(setting.probe, samples, number) if setting.probe else samples[number]
+    if setting.wording is None:
         return sample
     templates = task.of(sample).templates
-    return replace(sample, prompt=templates[drawing.wording % len(templates)])
+    return replace(sample, prompt=templates[setting.wording % len(templates)])
 
 
-def draw_answers(ready: EvalRuntime, splits: Sequence[str], drawings: Sequence[EvalSetting], file: RowFile, step: int,
+def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[EvalSetting], file: RowFile, step: int,
                  progress: Progress, instead: Sequence[Sample] | None = None) -> None:
     """Draws and scores every answer that is missing in `file`, and adds it there; each process does its share.
 
@@ -104,25 +104,25 @@ def draw_answers(ready: EvalRuntime, splits: Sequence[str], drawings: Sequence[E
     which a probe does not apply, and with data.quarantine bad rows are left out. Raises ConfigError for an empty split,
     TrainingError where scoring or environments fail too often (limits.score_errors, limits.environment_errors).
     """
-    evaluations = [_Pass(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
+    evaluations = [_Pass(ready=ready, setting=setting, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
                    for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
-                   for drawing in drawings for seed in drawing.seeds]
-    total = sum(len(a.samples) * a.drawing.answers for a in evaluations)
+                   for setting in settings for seed in setting.seeds]
+    total = sum(len(a.samples) * a.setting.answers for a in evaluations)
     done = 0
     for one in evaluations:
-        n = one.drawing.answers
+        n = one.setting.answers
         for left in _rounds(one, file):
-            what = f"answering {one.split}" + (f", {one.drawing.name}, seed {one.seed}" if len(evaluations) > 1 else "")
+            what = f"answering {one.split}" + (f", {one.setting.name}, seed {one.seed}" if len(evaluations) > 1 else "")
             progress(what, done, total)
             mine = left[comm.rank()] if comm.rank() < len(left) else ()
             groups, rows = comm.together(partial(_answered, one, mine))
-            where = f"evaluation of {one.split} ({one.drawing.name})"
+            where = f"evaluation of {one.split} ({one.setting.name})"
             check_errors(groups, ready.config.limits, where)
             shares = comm.gather(rows)
             comm.on_main(partial(file.add, [row for share in shares for row in share]))
             done += n * sum(map(len, left))
-        done = n * len(one.samples) + sum(len(a.samples) * a.drawing.answers
+        done = n * len(one.samples) + sum(len(a.samples) * a.setting.answers
                                           for a in evaluations[:evaluations.index(one)])
     progress("answering", total, total)
 
@@ -131,9 +131,9 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
     """The chunks of each round, one for each process, until nothing is missing. Chunks are fixed by sample number, so
     that neither a kill nor the number of processes changes which answers are drawn side by side.
     """
-    size = max(1, min(_CHUNK, _TOGETHER // one.drawing.answers))
-    have = comm.on_main(lambda: file.answered(one.drawing.answers))
-    known = [(one.split, one.drawing.name, one.seed, number) in have for number in range(len(one.samples))]
+    size = max(1, min(_CHUNK, _TOGETHER // one.setting.answers))
+    have = comm.on_main(lambda: file.answered(one.setting.answers))
+    known = [(one.split, one.setting.name, one.seed, number) in have for number in range(len(one.samples))]
     missing = [number for number, there in enumerate(known) if not there]
     if one.ready.remote:
         left: list[Sequence[int]] = [missing[i:i + size] for i in range(0, len(missing), size)]
@@ -147,7 +147,7 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
 
 def _answered(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
     """The scored groups of some samples, and their rows."""
-    ready, drawing = one.ready, one.drawing
+    ready, setting = one.ready, one.setting
     wanted = {number: partial(one.sample, number) for number in numbers}
     prompts: list[tuple[int, Sample, Prompt]] = []
     rows: list[Row] = []
@@ -160,7 +160,7 @@ def _answered(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row
                 raise
             sample = one.samples[number]
             rows.append({**one.place(number), "sample": sample.id, "task": sample.task, "left_out": str(error)})
-    requests = [Request(prompt=prompt, n=drawing.answers, sampling=drawing.sampling(ready.config), key=one.key(number),
+    requests = [Request(prompt=prompt, n=setting.answers, sampling=setting.sampling(ready.config), key=one.key(number),
                         sample=sample) for number, sample, prompt in prompts]
     completions = ready.engine.generate(requests)
     values = (ready.likelihoods(groups_without_variants(prompts, completions), one.split, one.step) if ready.likelihoods

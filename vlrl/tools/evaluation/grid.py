@@ -105,7 +105,7 @@ class Report:
     """Model and cost of the judge, where there was one."""
 
 
-def facts(config: Config, chosen: ModelChoice | None, server: Server | None, drawings: Sequence[EvalSetting]
+def facts(config: Config, chosen: ModelChoice | None, server: Server | None, settings: Sequence[EvalSetting]
           ) -> dict[str, Any]:
     """All that the answers depend on, as JSON: an evaluation resumes only where all of it is equal."""
     dumped = config.model_dump(mode="json")
@@ -117,7 +117,7 @@ def facts(config: Config, chosen: ModelChoice | None, server: Server | None, dra
                   "samples": config.eval.samples,
                   "environment": {name: dumped["environment"][name] for name in ("name", "options")},
                   "limits": {name: dumped["limits"][name] for name in _LIMITS},
-                  "settings": [asdict(d) for d in drawings]})
+                  "settings": [asdict(d) for d in settings]})
 
 
 def folder_of(config: Config, known: dict[str, Any]) -> Path:
@@ -155,20 +155,20 @@ def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, fold
         with contextlib.closing(_endpoint(config, source)) as engine:
             source = replace(source, model=engine.model)
     server, chosen = (source, None) if isinstance(source, Server) else (None, source)
-    drawings = grid_for(make_task(config), grid, server, each_wording).drawings(config)
-    known = facts(config, chosen, server, drawings)
+    settings = grid_for(make_task(config), grid, server, each_wording).settings(config)
+    known = facts(config, chosen, server, settings)
     place = folder or folder_of(config, known)
     file: RowFile = comm.on_main(lambda: RowFile(place / ROWS, known))
     before = comm.on_main(lambda: len(file.rows()))
-    longest = max((d.max_new_tokens or config.rollout.max_new_tokens) for d in drawings)
+    longest = max((d.max_new_tokens or config.rollout.max_new_tokens) for d in settings)
     roomy = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": max(
         longest, config.rollout.max_new_tokens)})})
     with _prepared(roomy, source) as prepared:
         own = EvalRuntime(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services, remote=prepared.remote)
-        draw_answers(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, progress)
+        draw_answers(own, config.eval.splits, settings, file, chosen.step if chosen else 0, progress)
         name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
-        results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, progress))
+        results, cost = comm.on_main(lambda: _results(own.task, config, settings, file, place, judge, progress))
     report = Report(model=name, step=chosen.step if chosen else 0, folder=place, results=results,
                     before=before, judge=cost)
     comm.on_main(lambda: write(report, file))
@@ -193,23 +193,23 @@ def _endpoint(config: Config, server: Server) -> Endpoint:
                     retries=server.retries, concurrency=server.concurrency, option=server.option)
 
 
-def _results(task: Task, config: Config, drawings: Sequence[EvalSetting], file: RowFile, folder: Path,
+def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: RowFile, folder: Path,
              judge: Judge | None, progress: Progress) -> tuple[list[Result], dict[str, Any] | None]:
     """The metrics, and the cost of the judge."""
     rows, cost = file.rows(), None
     if judge:
         with contextlib.closing(_endpoint(config, judge.server)) as engine:
             asks = ReasoningJudge(engine, ChatEncoder(config), folder, judge.votes, judge.text_only)
-            settings = {d.name: d for d in drawings}
-            rows = asks.judged(rows, lambda row: _question(task, config, settings[row["setting"]], row), progress)
+            by_name = {d.name: d for d in settings}
+            rows = asks.judged(rows, lambda row: _question(task, config, by_name[row["setting"]], row), progress)
             cost = asks.plain()
-    return [summarise(task, rows, drawing, split, samples) for split in config.eval.splits
-            for samples in [first_samples(task, split, config.eval.samples)] for drawing in drawings], cost
+    return [summarise(task, rows, setting, split, samples) for split in config.eval.splits
+            for samples in [first_samples(task, split, config.eval.samples)] for setting in settings], cost
 
 
-def _question(task: Task, config: Config, drawing: EvalSetting, row: Row) -> tuple[Sample, str]:
+def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tuple[Sample, str]:
     """The sample of a row and the text of its prompt."""
-    sample = sample_for_setting(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
+    sample = sample_for_setting(task, setting, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
     return sample, "\n".join(text for own in texts for text in own)
@@ -229,12 +229,12 @@ def write(report: Report, file: RowFile) -> None:
 def as_json(report: Report) -> dict[str, Any]:
     """The JSON value of `vlrl eval --json`: `splits` has the metrics at the first setting, `results` at all settings.
     """
-    first = report.results[0].drawing.name if report.results else ""
+    first = report.results[0].setting.name if report.results else ""
     return plain({"model": report.model, "step": report.step, "folder": str(report.folder),
                   **({"judge": report.judge} if report.judge else {}),
                   "splits": {r.split: {"n": r.n, "metrics": _metrics(r)} for r in report.results
-                             if r.drawing.name == first},
-                  "results": [{"split": r.split, "setting": r.drawing.name, **asdict(r.drawing), "n": r.n,
+                             if r.setting.name == first},
+                  "results": [{"split": r.split, "setting": r.setting.name, **asdict(r.setting), "n": r.n,
                                "left_out": r.left_out, "unanswered": r.unanswered, "unscorable": r.unscorable,
                                "metrics": _metrics(r)} for r in report.results]})
 

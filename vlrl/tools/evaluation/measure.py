@@ -59,16 +59,6 @@ class ModelChoice:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One evaluation of one split."""
-
-    record: dict[str, Any]
-    """As a line of eval.jsonl."""
-    groups: list[Group]
-    """This process's groups of one answer each."""
-
-
 def choose_model(config: Config, model: str | None = None, folder: Path | None = None) -> ModelChoice:
     """The model named `model`, or the checkpoint `folder` (for a run folder its newest), or neither.
 
@@ -118,14 +108,14 @@ def _instead(config: Config, name: str) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progress) -> Iterator[Result]:
+def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progress
+            ) -> Iterator[tuple[dict[str, Any], list[Group]]]:
     """(line of eval.jsonl, this process's groups of one answer each) for each of `eval.splits`; see evaluate.evaluate.
     """
     with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
-            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress,
-                                      r.likelihoods, services=r.services)
-            yield Result(record=record, groups=groups)
+            yield evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress, r.likelihoods,
+                           services=r.services)
 
 
 def _scratch(config: Config) -> Path | None:

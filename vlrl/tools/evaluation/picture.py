@@ -73,7 +73,7 @@ def _draw_line(axes: Any, xs: Sequence[float], metrics: Sequence[Metric], form: 
 
 def _label(result: Result, results: Sequence[Result]) -> str:
     several = len({r.split for r in results}) > 1
-    return f"{result.split}, {result.drawing.name}" if several else result.drawing.name
+    return f"{result.split}, {result.setting.name}" if several else result.setting.name
 
 
 def _in_range(results: Sequence[Result], name: str) -> bool:

@@ -26,7 +26,7 @@ from vlrl.store.files import append_line
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import resume_lines
-from vlrl.types import Completion, Row, Sample
+from vlrl.types import Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
 """Row -> its sample and the text of its prompt."""
@@ -91,8 +91,7 @@ class ReasoningJudge:
         lines = resume_lines(self.path, known, "verdicts", "file")
         self._known = {(line["asked"], line["vote"]): line for line in lines if "asked" in line}
 
-    def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress
-               ) -> list[Row]:
+    def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress) -> list[Row]:
         """The rows with `verdicts`: a list for each right answer, empty for wrong ones.
 
         Raises ConfigError where the server refuses key or model, TrainingError where it answers nothing at all.
@@ -107,7 +106,12 @@ class ReasoningJudge:
         return [{**row, "verdicts": verdicts.get(i, [])} if "answer" in row else row for i, row in enumerate(rows)]
 
     def _some(self, rows: Sequence[Row], sample_of: AsSample) -> list[list[bool]]:
-        samples, texts = zip(*(self._question(row, *sample_of(row)) for row in rows), strict=True)
+        samples, texts = [], []
+        for row in rows:
+            sample, question = sample_of(row)
+            target = row["target"] if isinstance(row["target"], str) else json.dumps(row["target"])
+            samples.append(replace(sample, media=()) if self.text_only else sample)
+            texts.append(_TEMPLATE.format(question=question, target=target, answer=row["answer"]))
         keys = [hashlib.sha256(json.dumps([row["content"], text]).encode("utf-8", "surrogatepass")).hexdigest()
                 for row, text in zip(rows, texts, strict=True)]
         new = [i for i, key in enumerate(keys) if any((key, vote) not in self._known for vote in range(self.votes))
@@ -115,24 +119,17 @@ class ReasoningJudge:
         requests = [Request(prompt=self.encode.prompt(samples[i], _messages(samples[i], texts[i])), n=self.votes,
                             sampling=Sampling(max_new_tokens=MOST_TOKENS, temperature=float(self.votes > 1)),
                             key=(11, int(keys[i][:8], 16))) for i in new]
-        given = self.endpoint.generate(requests)
-        lines = [line for i, votes in zip(new, given, strict=True) for line in self._lines(keys[i], votes)]
+        lines = []
+        for i, votes in zip(new, self.endpoint.generate(requests), strict=True):
+            self.cost.calls += len(votes)
+            self.cost.unanswered += sum(c.error is not None for c in votes)
+            lines += [{"asked": keys[i], "vote": vote, "verdict": read_verdict(c.text), "text": c.text,
+                       "tokens": len(c.tokens)} for vote, c in enumerate(votes) if c.error is None]
         if lines:
             append_line(self.path, "\n".join(map(json.dumps, lines)))
         self._known |= {(line["asked"], line["vote"]): line for line in lines}
         self.cost.cached += self.votes * (len(keys) - len(new))
         return [self._verdicts(key) for key in keys]
-
-    def _question(self, row: Row, sample: Sample, question: str) -> tuple[Sample, str]:
-        shown = replace(sample, media=()) if self.text_only else sample
-        target = row["target"] if isinstance(row["target"], str) else json.dumps(row["target"])
-        return shown, _TEMPLATE.format(question=question, target=target, answer=row["answer"])
-
-    def _lines(self, key: str, votes: Sequence[Completion]) -> list[Row]:
-        self.cost.calls += len(votes)
-        self.cost.unanswered += sum(c.error is not None for c in votes)
-        return [{"asked": key, "vote": i, "verdict": read_verdict(c.text), "text": c.text, "tokens": len(c.tokens)}
-                for i, c in enumerate(votes) if c.error is None]
 
     def _verdicts(self, key: str) -> list[bool]:
         lines = [line for vote in range(self.votes) if (line := self._known.get((key, vote)))]

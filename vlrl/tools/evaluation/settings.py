@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vlrl.config.schema import Config
@@ -70,7 +69,7 @@ class Grid:
         grid.check()
         return grid
 
-    def drawings(self, config: Config) -> list[EvalSetting]:
+    def settings(self, config: Config) -> list[EvalSetting]:
         """Every combination, in order. Greedy answers are drawn only once.
 
         Without temperatures it is eval.temperature, or 1 where that is 0 and several answers, several seeds or a top_p
@@ -81,17 +80,23 @@ class Grid:
         sampled = several or bool(self.top_ps)
         temperatures = self.temperatures or ((config.eval.temperature or float(sampled)),)
         self.check()
-        self._refuse(temperatures, seeds)
+        useless = {f"--answers {self.answers}": self.answers > 1 and not self.repeats_differ,
+                   f"--seeds {','.join(map(str, seeds))}": len(seeds) > 1 and not self.repeats_differ,
+                   f"--top-p {' '.join(map(str, self.top_ps))}": bool(self.top_ps)}
+        for option, given in useless.items():
+            if given and not any(temperatures):
+                raise ConfigError(f"{option} with --temperature 0: greedy answers would all be the same. Add "
+                                  "--temperature 1, or leave one of the two out")
         wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
         out: dict[str, EvalSetting] = {}
         for temperature, top_p, most, wording in itertools.product(temperatures, self.top_ps or (None,),
                                                                    self.max_new_tokens or (None,), wordings):
             varies = bool(temperature) or self.repeats_differ
             top_p = top_p if temperature else None
-            drawing = EvalSetting(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
+            setting = EvalSetting(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
                               max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
                               answers=self.answers if varies else 1)
-            for one in (drawing, *(replace(drawing, name=f"{drawing.name}, {probe}", probe=probe, plain=drawing.name)
+            for one in (setting, *(replace(setting, name=f"{setting.name}, {probe}", probe=probe, plain=setting.name)
                                    for probe in self.probes)):
                 out.setdefault(one.name, one)
         return list(out.values())
@@ -107,17 +112,6 @@ class Grid:
             if name not in PROBES:
                 raise ConfigError(f"--probe {name!r} is not known.{did_you_mean(name, PROBES)} Known: "
                                   f"{', '.join(PROBES)}")
-
-    def _refuse(self, temperatures: Sequence[float], seeds: Sequence[int]) -> None:
-        if any(temperatures):
-            return
-        for given, what in ((self.answers > 1 and not self.repeats_differ, f"--answers {self.answers}"),
-                            (len(seeds) > 1 and not self.repeats_differ, f"--seeds {','.join(map(str, seeds))}"),
-                            (bool(self.top_ps), f"--top-p {' '.join(map(str, self.top_ps))}")):
-            if given:
-                raise ConfigError(f"{what} with --temperature 0: greedy answers would all be the same. Add "
-                                  "--temperature 1, or leave one of the two out")
-
 
 def _name(temperature: float, top_p: float | None, most: int | None, wording: int | None) -> str:
     words = [f"temperature {temperature:g}" if temperature else "greedy"]

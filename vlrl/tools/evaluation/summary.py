@@ -23,8 +23,6 @@ from vlrl.tools.evaluation.calibration import calibration
 from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Row, Sample
 
-_BOX = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
@@ -43,7 +41,7 @@ class Result:
     """One split at one setting."""
 
     split: str
-    drawing: EvalSetting
+    setting: EvalSetting
     n: int
     """Samples with an answer."""
     left_out: int
@@ -76,28 +74,29 @@ Values = dict[str, dict[int, float]]
 """Metric -> number of the sample -> its value at one seed."""
 
 
-def summarise(task: Task, rows: Sequence[Row], drawing: EvalSetting, split: str, samples: Sequence[Sample]) -> Result:
+def summarise(task: Task, rows: Sequence[Row], setting: EvalSetting, split: str, samples: Sequence[Sample]) -> Result:
     """The metrics of one split at one setting; rows of others are ignored. `samples` are those of the split, for
     metrics that a task computes over all of them.
     """
-    own = [r for r in rows if (r["split"], r["setting"]) == (split, drawing.name) and r["seed"] in drawing.seeds
-           and r.get("index", -1) < drawing.answers]
+    own = [r for r in rows if (r["split"], r["setting"]) == (split, setting.name) and r["seed"] in setting.seeds
+           and r.get("index", -1) < setting.answers]
     answered = [r for r in own if "answer" in r]
-    plain_rows = _plain_rows(rows, drawing, split)
+    plain_rows = {(r["seed"], r["number"], r["index"]): r for r in rows if setting.plain and "answer" in r
+                  and (r["split"], r["setting"]) == (split, setting.plain)}  # the same answers without the probe
     answered = [{**r, "cluster": plain_rows.get((r["seed"], r["number"], r["index"]), r)["cluster"]} for r in answered]
-    seeds = [_by_sample([r for r in answered if r["seed"] == seed]) for seed in drawing.seeds]
+    seeds = [_by_sample([r for r in answered if r["seed"] == seed]) for seed in setting.seeds]
     seeds = [seed for seed in seeds if seed]
     _assign_votes(seeds)
-    metrics = _means(seeds, lambda group: _sample_values(task, group, drawing.answers))
+    metrics = _means(seeds, lambda group: _sample_values(task, group, setting.answers))
     for label in task.labels:
         mine = [[s for s in seed if s.task == label] for seed in seeds]
         metrics |= {f"{label}/{name}": m for name, m in _means(
-            mine, lambda group: _sample_values(task, group, drawing.answers)).items()}
+            mine, lambda group: _sample_values(task, group, setting.answers)).items()}
     if plain_rows:
         metrics |= _means(seeds, lambda group: _probe_values(group, plain_rows))
-    metrics |= _calibrations(seeds, drawing.answers)
-    metrics |= _whole(task, seeds, drawing.answers, samples)
-    return Result(split=split, drawing=drawing, n=len({r["number"] for r in answered}),
+    metrics |= _calibrations(seeds, setting.answers)
+    metrics |= _whole(task, seeds, setting.answers, samples)
+    return Result(split=split, setting=setting, n=len({r["number"] for r in answered}),
                   left_out=len({r["number"] for r in own if r.get("left_out")}),
                   unanswered=sum(bool(r.get("unanswered")) for r in own),
                   unscorable=sum(r["reward"] is None for r in answered), metrics=metrics)
@@ -126,7 +125,7 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
         for sample in seed:
             sample.confident = sample.task in confident
             target, places = sample.rows[0]["target"], True in read[sample.task]
-            box = len(votes.location_of(target) or ()) == _BOX
+            box = len(votes.location_of(target) or ()) == 4
             if box and (places or not read[sample.task]):
                 sample.vote = "region"
             elif not places or isinstance(target, (str, int, float)):
@@ -212,12 +211,6 @@ def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     hit = box is not None and inside([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2], target)
     overlap = iou(box, target) if box else 0.0
     return {f"region@{n}/hit": float(hit), f"region@{n}/iou": overlap, f"region@{n}/acc@.5": float(overlap >= 0.5)}
-
-
-def _plain_rows(rows: Sequence[Row], drawing: EvalSetting, split: str) -> dict[tuple[int, int, int], Row]:
-    """(seed, number, index) -> the answer to the unchanged sample; {} where the setting is no probe."""
-    return {(r["seed"], r["number"], r["index"]): r for r in rows if drawing.plain and "answer" in r
-            and (r["split"], r["setting"]) == (split, drawing.plain)}
 
 
 def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:

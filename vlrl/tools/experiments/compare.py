@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,11 +18,12 @@ import numpy as np
 from vlrl.errors import RunError, did_you_mean
 from vlrl.evaluation.stats import Interval, mean_ci
 from vlrl.store import RunFolder, checkpoint
+from vlrl.tools.experiments.answer_values import VALUE_COLUMNS, sample_means
 from vlrl.tools.experiments.differences import difference, effect_size, outcomes
 from vlrl.tools.experiments.pairs import COLUMNS, Item, Pairing, items, pair
 
 _STEPS = ("first", "last", "best")
-_READ = (*COLUMNS, "step", "reward", "correct", "parts", "metrics", "token_ids", "truncated", "completion")
+_READ = (*COLUMNS, *VALUE_COLUMNS, "step", "completion")
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,10 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
     matched, unpaired, notes = _matched(evaluated, [str(one) for one in settled])
     if not matched:
         raise RunError(f"no sample of {split!r} is in all of {', '.join(map(str, settled))}. {'; '.join(notes)}")
-    runs = [[_values(row.value) for row in run] for run in zip(*matched, strict=True)]
-    tables = {name: _metric(runs[:len(a)], runs[len(a):], name, seed) for name in _names(runs)}
+    runs = [[sample_means(row.value) for row in run] for run in zip(*matched, strict=True)]
+    names_by_run = [dict.fromkeys(name for sample in run for name in sample) for run in runs]
+    names = [name for name in names_by_run[0] if all(name in others for others in names_by_run)]
+    tables = {name: _metric(runs[:len(a)], runs[len(a):], name, seed) for name in names}
     if metric not in tables:
         raise RunError(f"no answer has the metric {metric!r}.{did_you_mean(metric, tables)} There are: "
                        f"{', '.join(tables)}. A metric of a whole split, such as mAP, has no value for one sample")
@@ -195,29 +198,6 @@ def _matched(evaluated: Sequence[list[Item]], names: Sequence[str]) -> tuple[lis
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
-
-_OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "reward/mean": lambda row: row["reward"], "correct_frac": lambda row: row["correct"],
-    "completion/length_mean": lambda row: len(row["token_ids"] or ()),
-    "completion/truncated_frac": lambda row: row["truncated"]}
-
-
-def _values(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """metric -> mean over the answers to one sample."""
-    by_metric: dict[str, list[float]] = {}
-    for row in rows:
-        own = [(name, of(row)) for name, of in _OWN.items()]
-        for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
-            if value is not None and math.isfinite(value):
-                by_metric.setdefault(name, []).append(float(value))
-    return {name: float(np.mean(values)) for name, values in by_metric.items()}
-
-
-def _names(runs: Sequence[Sequence[dict[str, float]]]) -> list[str]:
-    """The metrics that every run has for at least one sample."""
-    names_by_run = [dict.fromkeys(name for values in run for name in values) for run in runs]
-    return [name for name in names_by_run[0] if all(name in names for names in names_by_run)]
-
 
 def _metric(a: Sequence[Sequence[dict[str, float]]], b: Sequence[Sequence[dict[str, float]]], name: str,
             seed: int) -> Metric:

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vlrl.evaluation.stats import Interval
+from vlrl.evaluation.stats import Interval, resamples
 
-_BLOCK = 4_000_000  # resampled values held at once
-_EQUAL = 1e-9  # scores that are as near are a tie
+_EQUAL = 1e-9  # scores that differ by less are a tie
 
 
 class Spread(NamedTuple):
@@ -39,6 +38,8 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
     values and seed give the same interval. Bounds are NaN with fewer than two samples, and equal to the mean where
     nothing varies. Raises ValueError where the numbers of samples differ.
     """
+    from scipy.stats import norm, t
+
     first, second = _both(first, second)
     apart = second.mean(axis=0) - first.mean(axis=0)
     if apart.size < 2:
@@ -49,7 +50,8 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
     rng = np.random.default_rng(seed)
     moved = _resampled(apart, parts.samples, n, rng)
     moved += _resampled(second.mean(axis=1), parts.second, n, rng) - _resampled(first.mean(axis=1), parts.first, n, rng)
-    low, high = _wider(parts.df) * np.percentile(moved, (2.5, 97.5))
+    wider = float(t.ppf(0.975, parts.df) / norm.ppf(0.975)) if np.isfinite(parts.df) else 1.0
+    low, high = wider * np.percentile(moved, (2.5, 97.5))
     return Interval(mean, mean + float(low), mean + float(high))
 
 
@@ -116,13 +118,5 @@ def _resampled(values: np.ndarray, variance: float, n: int, rng: np.random.Gener
     usual = float((centred ** 2).mean()) / values.size
     if variance <= 0 or usual <= 0:
         return np.zeros(n)
-    rows = max(1, _BLOCK // values.size)
-    means = [centred[rng.integers(0, values.size, (min(rows, n - i), values.size))].mean(axis=1)
-             for i in range(0, n, rows)]
+    means = [centred[drawn].mean(axis=1) for drawn in resamples(values.size, n, rng)]
     return np.concatenate(means) * np.sqrt(variance / usual)
-
-
-def _wider(df: float) -> float:
-    from scipy.stats import norm, t
-
-    return float(t.ppf(0.975, df) / norm.ppf(0.975)) if np.isfinite(df) else 1.0

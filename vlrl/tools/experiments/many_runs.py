@@ -181,16 +181,13 @@ def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -
     try:
         yield
     finally:
-        _stop([process for _, process in running.values()])
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGINT)
-    limit = time.monotonic() + _SAVE_S
-    for process in processes:
-        try:
-            process.wait(max(0.0, limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        processes = [process for _, process in running.values()]
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        limit = time.monotonic() + _SAVE_S
+        for process in processes:
+            try:
+                process.wait(max(0.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

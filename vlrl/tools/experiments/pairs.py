@@ -203,11 +203,9 @@ def _left_out(own: Sequence[Item], other: Sequence[Item], counted: set[int]) -> 
         if item.content in contents:
             out.append(LeftOut(item, "duplicate"))
         elif item.id in there:
-            out.append(LeftOut(item, "changed", _differs(item, there[item.id])))
+            differs = [name for name in ("media", "target", "prompt", "row")
+                       if getattr(item, name) != getattr(there[item.id], name)]
+            out.append(LeftOut(item, "changed", tuple(differs)))
         else:
             out.append(LeftOut(item, "missing"))
     return tuple(out)
-
-
-def _differs(one: Item, other: Item) -> tuple[str, ...]:
-    return tuple(name for name in ("media", "target", "prompt", "row") if getattr(one, name) != getattr(other, name))

@@ -51,7 +51,9 @@ def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 20
     """
     rng = np.random.default_rng(seed)
     tables = [_scores(s) for s in scores]
-    values = [statistic(*drawn) for drawn in zip(*(_resample(table, n, rng) for table in tables), strict=True)]
+    drawn = [np.take_along_axis(table[None], rng.integers(0, len(table), (n, *table.shape)), axis=1)
+             for table in tables]  # of each [n, runs, tasks]
+    values = [statistic(*one) for one in zip(*drawn, strict=True)]
     low, high = np.percentile(values, (2.5, 97.5))
     return Interval(statistic(*tables), float(low), float(high))
 
@@ -91,27 +93,20 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
 
 def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
     """Label -> positions."""
-    different = sorted(set(values), key=lambda v: (isinstance(v, str), v)) if _sortable(values) else list(
-        dict.fromkeys(map(str, values)))
-    if len(different) <= bins + 2 or not all(_number(v) for v in values):
-        labels = [str(v) for v in values]
-        return {str(v): [i for i, label in enumerate(labels) if label == str(v)] for v in different}
+    numbers = all(_number(v) for v in values)
+    if numbers or all(_number(v) or isinstance(v, str) for v in values):
+        different = sorted(set(values), key=lambda v: (isinstance(v, str), v))
+    else:
+        different = list(dict.fromkeys(map(str, values)))
+    if len(different) <= bins + 2 or not numbers:
+        return {str(v): [i for i, value in enumerate(values) if str(value) == str(v)] for v in different}
     order = sorted(range(len(values)), key=lambda i: values[i])
     parts = [list(map(int, part)) for part in np.array_split(order, bins)]
     return {f"{values[own[0]]:.3g}..{values[own[-1]]:.3g}": own for own in parts}
 
 
-def _sortable(values: Sequence[Any]) -> bool:
-    return all(_number(v) or isinstance(v, str) for v in values)
-
-
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _resample(scores: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """[n, runs, tasks]."""
-    return np.take_along_axis(scores[None], rng.integers(0, len(scores), (n, *scores.shape)), axis=1)
 
 
 def _scores(scores: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from vlrl.evaluation.stats import Interval, paired_gain
 from vlrl.monitoring.trackers import direction
 from vlrl.store import RunFolder, comparable
 from vlrl.store.files import read_json, replacing
+from vlrl.tools.experiments.answer_values import VALUE_COLUMNS, sample_means
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 _COLORS = {"raw": "#9db8d9", "smooth": "#1f5fa8"}
@@ -177,18 +178,15 @@ def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any
 
 def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, float]]:
     """Metric, also as `<task>/<metric>` -> sample id -> mean over its answers, from the rollouts of one evaluation."""
-    values: dict[str, dict[str, list[float]]] = {}
-    columns = ["sample_id", "task", "reward", "correct", "parts", "metrics", "token_ids", "truncated"]
-    for row in run.rollouts(step, split=split, columns=columns).to_pylist():
-        own = {"reward/mean": row["reward"], "correct_frac": row["correct"],
-               "completion/length_mean": len(row["token_ids"] or ()),
-               "completion/truncated_frac": row["truncated"]}
-        for metric, value in (*own.items(), *(row["parts"] or ()), *(row["metrics"] or ())):
-            if value is None:
-                continue
-            for name in (metric, f"{row['task']}/{metric}"):
-                values.setdefault(name, {}).setdefault(row["sample_id"], []).append(value)
-    return {m: {sample: float(np.mean(v)) for sample, v in samples.items()} for m, samples in values.items()}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in run.rollouts(step, split=split, columns=["sample_id", "task", *VALUE_COLUMNS]).to_pylist():
+        for prefix in ("", f"{row['task']}/"):
+            groups.setdefault((prefix, row["sample_id"]), []).append(row)
+    metrics: dict[str, dict[str, float]] = {}
+    for (prefix, sample), rows in groups.items():
+        for metric, value in sample_means(rows).items():
+            metrics.setdefault(f"{prefix}{metric}", {})[sample] = value
+    return metrics
 
 
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:

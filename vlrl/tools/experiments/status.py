@@ -97,16 +97,19 @@ def read_status(path: Path, now: float | None = None) -> Status:
     lives = owner_lives(owner) if owner else False
     written = _number(beat.get("time"))
     age = None if written is None else max(0.0, now - written)
-    state = _state(beat, owner, lives, age, _longest(records))
+    longest = max((s for r in records if (s := _number(r.get("time/total_s"))) is not None), default=None)
+    state = _state(beat, owner, lives, age, longest)
     last = records[-1] if records else {}
-    step = _first_whole(beat.get("step"), *(_next(r.get("step")) for r in reversed(records)))
-    steps, recent = _whole(beat.get("steps")), _speed(records)
+    step = _whole(beat.get("step"))
+    if step is None:
+        step = next((known + 1 for r in reversed(records) if (known := _whole(r.get("step"))) is not None), None)
+    steps, (per_step, tokens_per_s) = _whole(beat.get("steps")), _speed(records)
     left = max(0, steps - step) if steps is not None and step is not None else None
-    per_step = recent[0]
     eta = left * per_step if state == "running" and left is not None and per_step else None
     source = owner if owner and state in ACTIVE else beat
-    return Status(str(path), state, step, steps, 60 / per_step if per_step else None, recent[1], eta,
-                  _number(last.get("reward/mean")), _trend(records), _evals(path), age, _whole(source.get("pid")),
+    evals = {str(r["split"]): r for r in _tail(path / "eval.jsonl", _LINES) if r.get("split")}
+    return Status(str(path), state, step, steps, 60 / per_step if per_step else None, tokens_per_s, eta,
+                  _number(last.get("reward/mean")), _trend(records), evals, age, _whole(source.get("pid")),
                   str(source["host"]) if source.get("host") else None)
 
 
@@ -148,11 +151,6 @@ def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool
     return "stale" if age is None or age > limit else "running"
 
 
-def _longest(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds of the longest recent step, including evaluations and checkpoints."""
-    return max((s for r in records if (s := _number(r.get("time/total_s"))) is not None), default=None)
-
-
 def _speed(records: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
     """(seconds per step, tokens per second) over the last steps."""
     recent = [(s, _number(r.get("tokens_per_s"))) for r in records[-RECENT:] if (s := _number(r.get("time/total_s")))]
@@ -168,10 +166,6 @@ def _trend(records: Sequence[Mapping[str, Any]]) -> float | None:
     if size < 2:
         return None
     return sum(rewards[-size:]) / size - sum(rewards[-2 * size:-size]) / size
-
-
-def _evals(path: Path) -> dict[str, dict[str, Any]]:
-    return {str(r["split"]): r for r in _tail(path / "eval.jsonl", _LINES) if r.get("split")}
 
 
 def _tail(path: Path, count: int) -> list[dict[str, Any]]:
@@ -200,11 +194,3 @@ def _number(value: Any) -> float | None:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _next(value: Any) -> int | None:
-    return None if _whole(value) is None else value + 1
-
-
-def _first_whole(*values: Any) -> int | None:
-    return next((v for value in values if (v := _whole(value)) is not None), None)

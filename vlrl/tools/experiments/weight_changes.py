@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +96,7 @@ def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
             raise RunError(f"{first} and {second} have no weight in common: name two models of one architecture")
         kinds: dict[str, Change] = {}
         for name in sorted(names):
-            kinds.setdefault(_kind(name), Change()).add(_compared(name, one, other))
+            kinds.setdefault(re.sub(r"\.\d+(?=\.)", "", name), Change()).add(_compared(name, one, other))
     total = Change()
     for change in kinds.values():
         total.add(change)
@@ -214,11 +214,6 @@ def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
     return tensors if len(tensors) == len(own) else own
 
 
-def _kind(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight -> model.layers.mlp.up_proj.weight"""
-    return re.sub(r"\.\d+(?=\.)", "", name)
-
-
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +223,10 @@ def _compared(name: str, one: _Weights, other: _Weights) -> Change:
         raise RunError(f"the weight {name!r} has shape {list(shapes[0])} in {one.folder} and {list(shapes[1])} in "
                        f"{other.folder}: these are not two versions of one model")
     change = Change(tensors=1)
-    for start, end in _blocks(shapes[0]):
+    rows = shapes[0][0] if shapes[0] else 1
+    size = max(1, _BLOCK // max(1, math.prod(shapes[0][1:])))
+    for start in range(0, rows, size):
+        end = min(start + size, rows)
         old, new = one.rows(name, start, end), other.rows(name, start, end)
         apart = new.double() - old.double()
         stored = (new.to(old.dtype).double() - old.double()).abs()
@@ -237,13 +235,6 @@ def _compared(name: str, one: _Weights, other: _Weights) -> Change:
                           lost=int((equal & (apart != 0)).sum()), distance=float(apart.norm()),
                           norm=float(old.double().norm())))
     return change
-
-
-def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    rows = shape[0] if shape else 1
-    size = max(1, _BLOCK // max(1, math.prod(shape[1:])))
-    for start in range(0, rows, size):
-        yield start, min(start + size, rows)
 
 
 def plain(changes: WeightChanges) -> dict[str, Any]:

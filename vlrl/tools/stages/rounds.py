@@ -143,12 +143,12 @@ def _facts(config: Config, one: ModelChoice, number: int) -> dict[str, Any]:
 
 def _draw(config: Config, one: ModelChoice, number: int, file: RowFile) -> None:
     given = config.rounds.temperature
-    drawing = EvalSetting(name="round", temperature=config.rollout.temperature if given is None else given,
+    setting = EvalSetting(name="round", temperature=config.rollout.temperature if given is None else given,
                       answers=config.rounds.answers, seeds=(config.seed + number,))
     with open_runtime(one.config, one) as prepared:
         own = EvalRuntime(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services)
-        draw_answers(own, ("train",), [drawing], file, one.step, no_progress,
+        draw_answers(own, ("train",), [setting], file, one.step, no_progress,
             [sample for _, sample in _prompts(own.task, config, number)])
 
 

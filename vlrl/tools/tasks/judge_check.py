@@ -144,12 +144,12 @@ def _row(sample: Sample, row: Mapping[str, Any]) -> LabelledAnswer | Pair:
     if "responses" in row:
         texts, better = row["responses"], row.get("better")
         if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(t, str) for t in texts):
-            raise DataError("responses must be two texts")
+            raise DataError("responses must be two strings")
         if isinstance(better, bool) or better not in (1, 2):
             raise DataError(f"better={better!r} must be 1 or 2, the number of the better response")
         return Pair(sample, (texts[0], texts[1]), better)
     if not isinstance(row.get("answer"), str):
-        raise DataError(f"answer={str(row.get('answer'))[:80]!r} must be a text")
+        raise DataError(f"answer={str(row.get('answer'))[:80]!r} must be a string")
     if not isinstance(row.get("correct"), bool):
         raise DataError(f"correct={row.get('correct')!r} must be true or false")
     return LabelledAnswer(sample, row["answer"], row["correct"])

@@ -1,0 +1,30 @@
+"""Metrics of single answers, from rows of rollout files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+VALUE_COLUMNS = ("reward", "correct", "parts", "metrics", "token_ids", "truncated")
+"""Columns of rollout files (vlrl.store.SCHEMA) that hold these metrics."""
+
+
+def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(metric, value) of an answer, for the metrics that it has."""
+    own = (("reward/mean", row["reward"]), ("correct_frac", row["correct"]),
+           ("completion/length_mean", len(row["token_ids"] or ())), ("completion/truncated_frac", row["truncated"]))
+    for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
+        if value is not None and math.isfinite(value):
+            yield name, float(value)
+
+
+def sample_means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Metric -> mean over the answers to one sample."""
+    by_metric: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in values(row):
+            by_metric.setdefault(name, []).append(value)
+    return {name: float(np.mean(own)) for name, own in by_metric.items()}
