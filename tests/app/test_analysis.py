@@ -160,7 +160,7 @@ def test_only_the_same_pictures_are_compared(seeds):
         ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
     assert found.gain.mean == 1 and (found.only_a, found.only_b) == (1, 1)
     [said] = found.notes
-    assert "1 of A left out: of one id with a sample of the other side, but of other content (media 1" in said
+    assert "1 of A left out: with the id of a sample on the other side, but other content (media 1" in said
     assert "another data.seed" in said and "1 pairs were asked in other words" in said
 
 

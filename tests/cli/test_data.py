@@ -15,8 +15,7 @@ from tests.data.test_formats import make_video
 from vlrl.checks.image_similarity import image_signature
 from vlrl.cli.main import main
 from vlrl.data import read_rows
-from vlrl.errors import DataError, VlrlError
-from vlrl.tools.datasets import split as datasplit
+from vlrl.errors import DataError
 from vlrl.tools.datasets.convert import UsableRow
 from vlrl.tools.datasets.split import near_pairs, split
 from vlrl.types import Media
@@ -119,6 +118,10 @@ def test_control_characters_of_names_reach_no_terminal(folder, capsys):
     file = write(folder / "r.jsonl", row("0"), row("1", image="img/a\x1b[31m.png"))
     _, out, _ = run(capsys, "check", file)
     assert "same content" in out and "a?[31m.png" in out and "\x1b" not in out
+    file = write(folder / "rows.jsonl", '{"id": "\\ud800", "\\ud801": 1}', {"id": "\x1b[31mred", "weight": -1})
+    for words in ((), ("--json",)):
+        code, out, _ = run(capsys, "check", file, *words)
+        assert code == 1 and "\x1b" not in out
 
 
 def test_a_table_with_own_columns_can_be_split(folder, capsys):
@@ -220,13 +223,6 @@ class Shapes(Task):
     assert code == 1 and "without a label: 1 rows" in out and "2 bad rows" in out
     assert "rows.jsonl:2: b: oracle: the perfect answer 'C' earns 0, the maximum is 1 (right 0, long 0)" in out
     assert re.search(r"rows\.jsonl:4: d: oracle: .*KeyError: 'options' \(.*shapes\.py:6\)", out)
-
-
-def test_hostile_text_is_printed_harmlessly(folder, capsys):
-    file = write(folder / "rows.jsonl", '{"id": "\\ud800", "\\ud801": 1}', {"id": "\x1b[31mred", "weight": -1})
-    for words in ((), ("--json",)):
-        code, out, _ = run(capsys, "check", file, *words)
-        assert code == 1 and "\x1b" not in out
 
 
 # --- convert ----------------------------------------------------------------------------------------------------------
@@ -378,6 +374,7 @@ def test_one_group_with_nearly_everything(folder, capsys):
     ("check good.jsonl steps=1", 2, "name one with --config"),
     ("check good.jsonl --max -1", 2, "--max"),
     ("check", 2, "Missing argument 'FILE'"),
+    ("check empty.jsonl", 1, "no rows"),
     ("convert good.jsonl -o out.csv", 1, r"out.csv: rows are written as \.jsonl"),
     ("convert good.jsonl -o img.jsonl --force", 1, "img.jsonl is a folder"),
     ("convert good.jsonl -o good.jsonl/x.jsonl --root .", 1, "cannot write .*x.jsonl: .*Name another file"),
@@ -409,13 +406,6 @@ def test_bad_input(folder, capsys, monkeypatch, words, code, says):
     found, out, err = run(capsys, *words.split())
     assert found == code and re.search(says, " ".join((out + err).split())), (found, out, err)
     assert not Path("train.jsonl").exists() and not Path("out.jsonl").exists()
-
-
-def test_an_empty_file_is_no_data(folder, capsys):
-    code, out, _ = run(capsys, "check", write(folder / "rows.jsonl"))
-    assert code == 1 and "no rows" in out
-    with pytest.raises(VlrlError, match="no usable row"):
-        datasplit.split_file(folder / "rows.jsonl", folder / "s")
 
 
 def test_boxes_between_whole_pixels_are_no_problem_of_a_recipe_that_answers_in_whole_ones(tmp_path, capsys):

@@ -160,7 +160,7 @@ def test_what_does_not_go_together(sums, tmp_path, capsys):
             ((*url, "--key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE: that environment variable", 1),
             (("--endpoint", "127.0.0.1"), "is not the address of a server", 1), ((*url, "--answers", 2), "--model", 1),
             ((*url, "--model", "m", "--each-wording", "task.prompts=[]"), "has one wording", 1),
-            (("--temperature", 1, "--temperature", 1), "stands there twice", 1)):
+            (("--temperature", 1, "--temperature", 1), "is given twice", 1)):
         _, err = call(capsys, "eval", *sums, *words, code=code)
         assert said in err, err
     with served(worked_out) as server:

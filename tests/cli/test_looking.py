@@ -179,11 +179,11 @@ def test_a_real_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "code", "says"), [
-    ("nowhere", 1, "nowhere is no folder of a run"),
+    ("nowhere", 1, "nowhere is not a run folder"),
     ("runz", 1, "Did you mean 'runs'"),
-    ("file.txt", 1, "file.txt is no folder of a run"),
+    ("file.txt", 1, "file.txt is not a run folder"),
     ("empty", 1, "no run in empty: a run folder holds heartbeat.json"),
-    ("deep/er/nowhere", 1, "is no folder of a run"),
+    ("deep/er/nowhere", 1, "is not a run folder"),
     ("runs --every 0", 2, "--every"),
     ("runs --every soon", 2, "--every"),
     ("runs more", 2, "unexpected extra argument"),

@@ -186,7 +186,7 @@ BAD = [("{", "not JSON"), ("[1]", "must be a JSON object, not a list"), ('{"samp
        ('{"sample": [], "completions": []}', r"sample=\[\] must be an object"),
        ('{"sample": {"id": 1}, "completions": []}', "row '1': width=None"),
        ('{"sample": {"id": 1}, "completion": []}', "Did you mean 'completions'"),
-       ('{"sample": {"id": 1}, "completions": [3]}', r"completions\[0\]=3 must be a text"),
+       ('{"sample": {"id": 1}, "completions": [3]}', r"completions\[0\]=3 must be a string"),
        ('{"sample": {"id": 1}, "completions": [{"text": "", "n_tokens": -1}]}', r"completions\[0\]: n_tokens=-1"),
        ('{"sample": {"id": 1}, "completions": [{"text": "", "truncated": 1}]}', r"completions\[0\]: truncated=1"),
        ('{"sample": {"id": 1}, "completions": [], "step": 1e999}', "step=inf"),
@@ -330,7 +330,8 @@ def test_runs_that_cannot_be_scored_again(trained, capsys, monkeypatch, tmp_path
     for words, says in (([tmp_path / "none"], "does not exist"), ([tmp_path / "file"], "it is a file"),
                         ([tmp_path], "holds no rollouts"), ([tmp_path / "bad"], "skipped .*rank-00000.parquet"),
                         ([trained, "--step", "9"], "no rollouts of these steps. It has steps 0 to 1"),
-                        ([trained, "--split", "test"], "no evaluations of split 'test'"), (["a\0b"], "no run folder")):
+                        ([trained, "--split", "test"], "no evaluations of split 'test'"),
+                        (["a\0b"], "not a run folder")):
         code, out, err = call(capsys, monkeypatch, ["score", QUICKSTART, "--run", *words])
         assert code == 1 and out == "" and re.search(says, err), err
 

@@ -72,7 +72,7 @@ def test_equal_ids_of_other_pictures_are_left_out(tmp_path, capsys):
     b = write(tmp_path / "b", [1.0, 1.0, 1.0], pictures="bad")
     found = compare([parse_side(a)], [parse_side(b)])
     assert [(s.id, s.other) for s in found.samples] == [("0", "1"), ("1", "0")] and found.unpaired == 2
-    assert any("of one id with a sample of the other side, but of other content (media 1)" in n for n in found.notes)
+    assert any("with the id of a sample on the other side, but other content (media 1)" in n for n in found.notes)
     other = write(tmp_path / "c", [1.0] * 3, pictures="def")
     code, out = run(capsys, a, other)
     assert code == 1 and "no sample of 'heldout' is in all of" in out.err and "data.seed" in out.err
@@ -125,7 +125,7 @@ def test_an_answer_without_a_reward_is_left_out_of_the_metric(tmp_path):
 
 @pytest.mark.parametrize("words, said", [
     (["A"], "name two sides"), (["A", "B", "A"], "name two sides"), (["A", "vs"], "name two sides"),
-    (["A", "nowhere"], "holds no evaluated answers"), (["A@7x", "B"], "@7x is no step"),
+    (["A", "nowhere"], "holds no evaluated answers"), (["A@7x", "B"], "@7x is not a step"),
     (["A", "B", "--split", "train"], "has no answers to 'train'"),
     (["A", "B", "--metric", "iuo"], "Did you mean 'iou'"),
 ])
@@ -138,7 +138,7 @@ def test_errors_name_the_way_out(two, capsys, words, said):
 def test_a_file_that_cannot_be_read_ends_it(two):
     (file,) = (RunFolder(two[0]).path / "eval-rollouts").iterdir()
     file.write_bytes(b"PAR1 no")
-    with pytest.raises(RunError, match="would be of other samples"):
+    with pytest.raises(RunError, match="would cover other samples"):
         compare([parse_side(two[0])], [parse_side(two[1])])
 
 

@@ -140,13 +140,13 @@ def test_what_answers_may_look_like():
     assert found[2][0].truncated and len(found[2][0].tokens) == len(found[3][0].tokens) == 0
 
 
-def test_newer_models_name_the_limit_otherwise():
+def test_newer_models_name_the_limit_otherwise_which_costs_no_try():
     def script(body, _):
         if "max_tokens" in body:
             return lambda h: h.send(400, b'{"error": "use max_completion_tokens instead"}')
         return str(body["max_completion_tokens"])
 
-    found, server = answers(script, [request(), request()], concurrency=1)
+    found, server = answers(script, [request(), request()], concurrency=1, retries=0)
     assert texts(found) == [["5"], ["5"]] and len(server.asked) == 3
 
 
@@ -244,13 +244,3 @@ def test_a_key_that_a_server_repeats_is_neither_printed_nor_stored(before):
     with served(lambda *_: "", models=("a", f"b {KEY}")) as server, pytest.raises(ConfigError) as several:
         Endpoint(server.url, None, key=KEY)
     assert KEY not in str(several.value)
-
-
-def test_another_name_of_the_limit_costs_no_try():
-    def script(body, _):
-        if "max_tokens" in body:
-            return lambda h: h.send(400, b'{"error": "use max_completion_tokens instead"}')
-        return str(body["max_completion_tokens"])
-
-    found, server = answers(script, retries=0)
-    assert texts(found) == [["5"]] and len(server.asked) == 2

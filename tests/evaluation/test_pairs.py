@@ -49,11 +49,12 @@ def reasons(left):
     return {one.item.id: one.reason for one in left}
 
 
-def test_where_a_row_stands_is_no_part_of_its_content(tmp_path):
-    """Columns that `vlrl data difficulty` writes, and the like."""
-    a = stored(tmp_path / "a", group("1", question="how many?"))
-    b = stored(tmp_path / "b", group("9", question="how many?", difficulty=0.2, difficulty_given=0.7, pass_at_k=0.8))
-    assert paired(pair(a, b)) == [("1", "9")] and a[0].row == b[0].row
+def test_where_a_row_comes_from_is_no_part_of_its_content(tmp_path):
+    """Paths, sizes, and the columns that `vlrl data difficulty` writes."""
+    a = stored(tmp_path / "a", group("1", question="q", image="photos/a.png", processed_size=[28, 28]))
+    b = stored(tmp_path / "b", group("9", question="q", image="other/b.png", processed_size=[56, 56], difficulty=0.2,
+                                     difficulty_given=0.7, pass_at_k=0.8))
+    assert paired(pair(a, b)) == [("1", "9")] and a[0].row == b[0].row == '{"question": "q"}'
     other = stored(tmp_path / "c", group("9", question="how many cats?"))
     assert a[0].row != other[0].row
 
@@ -71,15 +72,6 @@ def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
     said = "\n".join(found.notes("a", "b"))
     assert "1 of a left out: not on the other side" in said and "other content (media 1, target 1)" in said
     assert "data.seed" in said
-
-
-def test_all_ids_equal_and_all_pictures_different_pairs_nothing(tmp_path):
-    names = [f"{i:02x}" for i in range(40)]
-    a = stored(tmp_path / "a", *(group(str(i), name) for i, name in enumerate(names)))
-    b = stored(tmp_path / "b", *(group(str(i), name) for i, name in enumerate([*names[1:], "ff"])))
-    assert all(one.media == other.media and one.id != other.id for one, other in pair(a, b).pairs)
-    assert len(pair(a, b).pairs) == 39
-    assert pair(a, [i._replace(media=("other" + i.media[0],)) for i in a]).pairs == ()
 
 
 def test_answers_of_one_sample_are_one_item(tmp_path):
@@ -104,19 +96,13 @@ def test_other_words_for_the_same_row_are_paired_and_counted(tmp_path):
             for words in ("Find", "Seek"))
     found = pair(a, b)
     assert paired(found) == [("1", "1"), ("2", "2")] and found.reworded == 2
-    assert found.first[0].differs == ("prompt", "row") and "2 pairs were asked in other words" in found.notes()[-1]
+    assert found.first[0].differs == ("prompt", "row") and "2 pairs were worded differently" in found.notes()[-1]
 
 
 def test_texts_without_pictures_are_told_apart_by_their_words(tmp_path):
     a = stored(tmp_path / "a", group("1", "", "2+2?", target=4), group("2", "", "2+3?", target=5))
     b = stored(tmp_path / "b", group("1", "", "2+3?", target=5), group("2", "", "2+4?", target=6))
     assert paired(pair(a, b)) == [("2", "1")]
-
-
-def test_where_the_sample_came_from_is_not_its_content(tmp_path):
-    a = stored(tmp_path / "a", group("1", image="photos/a.png", processed_size=[28, 28], question="q"))
-    b = stored(tmp_path / "b", group("9", image="other/b.png", processed_size=[56, 56], question="q"))
-    assert a[0].row == b[0].row == '{"question": "q"}' and paired(pair(a, b)) == [("1", "9")]
 
 
 def test_clips_of_one_video_are_different_samples(tmp_path):

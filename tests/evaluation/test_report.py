@@ -231,21 +231,14 @@ def test_a_terminal_that_knows_only_ascii():
     assert b"?? ok" in shown.console.file.buffer.getvalue()
 
 
-def test_the_gain_of_a_metric_that_no_part_holds_has_its_interval(tmp_path):
+@pytest.mark.parametrize("metric", ["acc@.5", "correct_frac"])
+def test_the_gain_of_a_metric_that_no_part_holds_has_its_interval(tmp_path, metric):
     run = RunFolder(tmp_path)
     run.create("", 0)
     for step, hits in ((0, 2), (10, 6)):
-        groups = [scored(f"s{i}", 0.1, metrics={"acc@.5": float(i < hits)}) for i in range(8)]
-        run.write_rollouts(step, 0, groups, split="heldout")
-        run.append_eval({"step": step, "split": "heldout", "n": 8, "acc@.5": hits / 8})
+        own = [{"correct": i < hits} if metric == "correct_frac" else {"metrics": {metric: float(i < hits)}}
+               for i in range(8)]
+        run.write_rollouts(step, 0, [scored(f"s{i}", 0.1, **more) for i, more in enumerate(own)], split="heldout")
+        run.append_eval({"step": step, "split": "heldout", "n": 8, metric: hits / 8})
     row = report.gains(run)[0]
     assert row.gain == stats.paired_gain([1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2) and row.gain.low > 0
-
-
-def test_the_gain_of_what_is_correct_has_its_interval(tmp_path):
-    run = RunFolder(tmp_path)
-    run.create("", 0)
-    for step, hits in ((0, 2), (10, 6)):
-        run.write_rollouts(step, 0, [scored(f"s{i}", 0.1, correct=i < hits) for i in range(8)], split="heldout")
-        run.append_eval({"step": step, "split": "heldout", "n": 8, "correct_frac": hits / 8})
-    assert report.gains(run)[0].gain == stats.paired_gain([1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2)

@@ -36,10 +36,10 @@ def test_combinations():
     ({"answers": 4, "temperatures": (0.0,)}, "--answers 4 with --temperature 0"),
     ({"seeds": (1, 2), "temperatures": (0.0,)}, "--seeds 1,2 with --temperature 0"),
     ({"top_ps": (0.9,), "temperatures": (0.0,)}, "--top-p 0.9 with --temperature 0"),
-    ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 stands there twice"),
-    ({"seeds": (1, 1)}, "--seeds: 1 stands there twice"),
+    ({"temperatures": (1.0, 1.0)}, "--temperature: 1.0 is given twice"),
+    ({"seeds": (1, 1)}, "--seeds: 1 is given twice"),
     ({"probes": ("blank",)}, "--probe 'blank' is not known. Did you mean 'blank_media'"),
-    ({"probes": ("reworded", "reworded")}, "--probe: reworded stands there twice")])
+    ({"probes": ("reworded", "reworded")}, "--probe: reworded is given twice")])
 def test_what_could_not_act_is_refused(asked, said):
     with pytest.raises(ConfigError, match=said):
         names(**asked)

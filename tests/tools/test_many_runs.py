@@ -76,7 +76,7 @@ def test_a_plan_must_stay_what_it_was(tmp_path):
     plan = {"n": 5, "settings": {"lr": 1e-5}}
     check_plan(tmp_path / "s" / "plan.json", plan)
     check_plan(tmp_path / "s" / "plan.json", plan)
-    with pytest.raises(ConfigError, match="was begun with n=5, not 6: give the same again to go on, or another"):
+    with pytest.raises(ConfigError, match="was begun with n=5, not 6: give the same again to resume, or another"):
         check_plan(tmp_path / "s" / "plan.json", {**plan, "n": 6})
 
 

@@ -242,7 +242,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(printable(f"stopped. The same command goes on with the runs in {folder}."), err=True)
+        typer.echo(printable(f"stopped. The same command continues with the runs in {folder}."), err=True)
         raise typer.Exit(130) from None
 
 

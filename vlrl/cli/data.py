@@ -125,7 +125,7 @@ def _show_split(out: Path, result: Split, near: bool) -> None:
         alike = sum(map(len, result.near))
         typer.echo(f"near-duplicates: {len(result.near):,} clusters with {alike:,} pictures, each on one side")
     if result.unread:
-        typer.echo(f"{result.unread:,} media files do not exist and were told apart by their paths alone")
+        typer.echo(f"{result.unread:,} media files do not exist and were identified by their paths only")
     shares = result.shares()
     if len(shares) > 1:
         typer.echo("category                  train heldout   share")

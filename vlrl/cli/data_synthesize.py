@@ -145,7 +145,7 @@ def _show(outcome: Synthesis, search: Search, places: SynthesisFiles, follow: st
     for row in outcome.rows[:_SHOWN]:
         question = row.get("instruction") or row.get("question") or row["id"]
         typer.echo(f"{row['pass_at_k']:>5.0%}  {printable(question, 160)}")
-    typer.echo(f"{places.out}: {len(outcome.rows):,} rows; those that are not kept in {places.refused}")
+    typer.echo(f"{places.out}: {len(outcome.rows):,} rows; rejected ones in {places.refused}")
     if outcome.unanswered:
         typer.echo(f"{outcome.unanswered:,} replies were not given: the same command asks for them again")
     typer.echo(f"next: {printable(follow)}")

@@ -121,16 +121,16 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
     else:
         _show_report(report)
     if report.before:
-        print(f"{report.before} answers were in {report.folder} already, scored as they were then; remove that folder "
-              "to measure anew", file=sys.stderr)
+        print(f"{report.before} answers were in {report.folder} already, with their scores of that time; remove "
+              "that folder to measure again", file=sys.stderr)
     if report.judge:
         print("judge {model}: {answers} right answers, {calls} verdicts asked for, {cached} known, {unread} unread "
               "(they count as no), {unanswered} unanswered (no verdict), {tokens} tokens written; "
               "{file}".format(**report.judge), file=sys.stderr)
     unanswered = sum(r.unanswered for r in report.results)
     if unanswered:
-        print(f"warning: the server gave no answer {unanswered} times, which counts as nothing; the same command asks "
-              f"for these again (why: `error` in {report.folder / tool.ROWS})", file=sys.stderr)
+        print(f"warning: the server did not answer {unanswered} requests, which no metric counts; the same command "
+              f"asks for them again (reasons: `error` in {report.folder / tool.ROWS})", file=sys.stderr)
 
 
 def _show_report(report: Report) -> None:

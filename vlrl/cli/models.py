@@ -70,7 +70,7 @@ def tiny(
     if not is_free(out):
         raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
     if episodes and (random or family != DEFAULT):
-        raise typer.BadParameter("goes on from the embedded model: neither --random nor --family goes with it",
+        raise typer.BadParameter("continues from the embedded model; leave --random and --family out",
                                  param_hint="--episodes")
     if max_pixels is not None and not random:
         raise typer.BadParameter("goes with --random; a taught model has its family's own limit",

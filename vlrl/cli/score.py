@@ -178,7 +178,7 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
     from vlrl.training.build_task import make_task
 
     if "\0" in folder:
-        raise RunError(f"{folder!r} is no run folder")
+        raise RunError(f"{folder!r} is not a run folder")
     run = RunFolder(folder)
     with delayed_bar("steps scored") as update:
         comparison = compare(make_task(config), run, steps=steps, split=split, keep=show, progress=update)
@@ -216,10 +216,10 @@ def _summary(result: RewardComparison) -> Iterator[str]:
     if result.errors:
         yield f"scoring errors    {result.errors:,}; first: {printable(result.first_error, 300)}"
     if result.skipped:
-        yield f"left out          {', '.join(sorted(result.skipped))}: need a service that only training has"
+        yield f"left out          {', '.join(sorted(result.skipped))}: parts that need a service of training"
     if result.unknown_templates:
-        yield (f"other prompt      {result.unknown_templates:,} groups were asked by none of the task's templates and "
-               "are scored as asked by the first")
+        yield (f"other prompt      {result.unknown_templates:,} prompts contain none of the task's templates and "
+               "are scored with the first")
 
 
 def _ends(text: str, most: int = 80) -> str:

@@ -34,8 +34,8 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     else:
         config = config_of(config_or_run, **settings)
     if config.eval.samples == 0 or not config.eval.splits:
-        raise ConfigError(f"eval.samples={config.eval.samples} and eval.splits={list(config.eval.splits)}: nothing is "
-                          "to be measured; e.g. eval={'samples': 256}")
+        raise ConfigError(f"eval.samples={config.eval.samples} and eval.splits={list(config.eval.splits)}: there is "
+                          "nothing to measure; e.g. eval={'samples': 256}")
     nowhere = checkpoint is None and not config.run.dir
     chosen = choose_model(config, config.model.name if nowhere else None,
                           None if checkpoint is None else Path(checkpoint))

@@ -49,7 +49,7 @@ def run_to_end(config: Config, supervised: bool = False) -> Path:
 
         session = loop.train(config)
     if session.done < session.config.steps:
-        raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call goes on "
+        raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call resumes "
                                 f"from the checkpoint in {session.folder.checkpoints}")
     if comm.is_main():
         print_summary(session.folder, session.done, session.progress.print)
@@ -61,7 +61,7 @@ def _run_stages(config: Config) -> Path:
 
     outcome = train_stages(config, lambda words: print(words, flush=True))
     if not outcome.finished:
-        raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call goes on there")
+        raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call resumes there")
     if comm.is_main():
         from rich.console import Console
 

@@ -133,11 +133,11 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
     """
     acts = any(map(has_environment, task.members))
     if server and acts:
-        raise ConfigError(f"--endpoint with task '{task.name}': its episodes need the tokens of what was written. "
-                          "Evaluate the model with engine=hf or engine=vllm")
+        raise ConfigError(f"--endpoint with task '{task.name}': episodes need the tokens of each completion, "
+                          "which a server does not return. Evaluate the model with engine=hf or engine=vllm")
     if acts and grid.probes:
-        raise ConfigError(f"--probe {grid.probes[0]} with task '{task.name}': what its environment shows would stay "
-                          "as it is. Leave --probe out")
+        raise ConfigError(f"--probe {grid.probes[0]} with task '{task.name}': a probe does not change what its "
+                          "environment shows. Leave --probe out")
     wordings = max(len(t.templates) for t in task.members)
     if each_wording and wordings < 2:
         raise ConfigError(f"--each-wording: task '{task.name}' has one wording. Give it several, e.g. "

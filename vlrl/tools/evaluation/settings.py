@@ -107,7 +107,7 @@ class Grid:
                              ("--max-new-tokens", self.max_new_tokens), ("--probe", self.probes)):
             twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
             if twice is not None:
-                raise ConfigError(f"{name}: {twice} stands there twice; name each once")
+                raise ConfigError(f"{name}: {twice} is given twice; give each once")
         for name in self.probes:
             if name not in PROBES:
                 raise ConfigError(f"--probe {name!r} is not known.{did_you_mean(name, PROBES)} Known: "

@@ -90,7 +90,7 @@ class Comparison:
             return f"no difference can be shown: {where} are too few for an interval"
         bounds = f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
         if change.low <= 0 <= change.high:
-            return f"no difference shown: {where}, b - a is {bounds}, and the 95 % interval holds 0"
+            return f"no difference shown: {where}, b - a is {bounds}, and the 95 % interval includes 0"
         return f"b is {'higher' if change.mean > 0 else 'lower'} than a: {where}, b - a is {bounds}"
 
     def plain(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def parse_side(text: str) -> Side:
                        "runs/quickstart, or what `vlrl eval CONFIG --rollouts FOLDER` wrote. A run keeps them with "
                        "store.rollouts=true and eval.samples above 0")
     if step not in _STEPS and not step.isdecimal():
-        raise RunError(f"{text!r}: @{step} is no step: write a number of completed steps, or {', '.join(_STEPS)}")
+        raise RunError(f"{text!r}: @{step} is not a step: write a number of completed steps, or {', '.join(_STEPS)}")
     return Side(Path(name), int(step) if step.isdecimal() else step)  # type: ignore[arg-type]
 
 
@@ -181,8 +181,8 @@ def _evaluated(one: Side, split: str) -> list[Item]:
     assert isinstance(one.step, int)
     rows = run.rollouts(one.step, split=split, columns=_READ).to_pylist()
     if run.notes:
-        raise RunError(f"{one}: {run.notes[0]}. A comparison without these answers would be of other samples: evaluate "
-                       "again, e.g. vlrl eval CONFIG --rollouts FOLDER")
+        raise RunError(f"{one}: {run.notes[0]}. Without these answers the comparison would cover other samples: "
+                       "evaluate again, e.g. vlrl eval CONFIG --rollouts FOLDER")
     return items(rows)
 
 

@@ -141,7 +141,7 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
     for name in dict.fromkeys((*before, *plan)):
         if before.get(name) != plan.get(name):
             raise ConfigError(f"{path.parent} was begun with {name}={json.dumps(before.get(name))}, not "
-                              f"{json.dumps(plan.get(name))}: give the same again to go on, or another folder with -o")
+                              f"{json.dumps(plan.get(name))}: give the same again to resume, or another folder with -o")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ _NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "fram
 Reason = Literal["missing", "changed", "duplicate"]
 WORDS: Mapping[Reason, str] = {
     "missing": "not on the other side",
-    "changed": "of one id with a sample of the other side, but of other content",
+    "changed": "with the id of a sample on the other side, but other content",
     "duplicate": "a copy of a sample that was counted",
 }
 """Reason for leaving a sample out -> its text."""
@@ -90,10 +90,10 @@ class Pairing:
                 differs = f" ({', '.join(f'{word} {k:,}' for word, k in what.most_common())})" if what else ""
                 lines.append(f"{n:,} of {name} left out: {WORDS[reason]}{differs}")
         if any(one.reason == "changed" for one in (*self.first, *self.second)):
-            lines.append("One id with other content: another data.seed, or another file of rows. Evaluate both sides "
-                         "with the same data.heldout and data.seed.")
+            lines.append("Equal ids with other content: another data.seed, or another file of rows. Evaluate both "
+                         "sides with the same data.heldout and data.seed.")
         if self.reworded:
-            lines.append(f"{self.reworded:,} pairs were asked in other words (another task.prompt, or a model with "
+            lines.append(f"{self.reworded:,} pairs were worded differently (another task.prompt, or a model with "
                          "another chat template)")
         return lines
 

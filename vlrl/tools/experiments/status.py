@@ -63,9 +63,9 @@ def find_runs(path: Path) -> list[Path]:
     """The run folders at or below `path`, by name. Raises RunError where there is none."""
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         if os.path.exists(path):
-            raise RunError(f"{path} is no folder of a run: it is a file. Name a run folder, e.g. runs/quickstart.")
+            raise RunError(f"{path} is not a run folder: it is a file. Name a run folder, e.g. runs/quickstart.")
         beside = [p.name for p in path.parent.iterdir() if p.is_dir()] if os.path.isdir(path.parent) else []
-        raise RunError(f"{path} is no folder of a run.{did_you_mean(path.name, beside)}")
+        raise RunError(f"{path} is not a run folder.{did_you_mean(path.name, beside)}")
     runs = [path] if is_run(path) else _below(path, _DEPTH)
     if not runs:
         raise RunError(f"no run in {path}: a run folder holds heartbeat.json, metrics.jsonl or run.lock. Name a run "

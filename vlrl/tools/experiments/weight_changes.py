@@ -181,7 +181,7 @@ class _Adapter:
         for name, place in _tensors(folder, stack).items():
             match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
             if not match or self.settings.get("peft_type", "LORA") != "LORA" or self.settings.get("fan_in_fan_out"):
-                raise ConfigError(f"{folder}: {name!r} is no factor of a plain LoRA adapter; vlrl export merges it "
+                raise ConfigError(f"{folder}: {name!r} is not a factor of a plain LoRA adapter; vlrl export merges it "
                                   "into a whole model, which can be compared")
             self.factors.setdefault(f"{match[1]}.weight", {})[match[2]] = place
 

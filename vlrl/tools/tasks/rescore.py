@@ -177,7 +177,7 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
     """The steps with stored rollouts, in order. Raises RunError where there is no run folder."""
     if not os.path.isdir(run.path):
         what = "is a file" if os.path.exists(run.path) else "does not exist"
-        raise RunError(f"{str(run.path)!r} is no run folder: it {what}. Give the run.dir of a run, e.g. "
+        raise RunError(f"{str(run.path)!r} is not a run folder: it {what}. Give the run.dir of a run, e.g. "
                        "runs/quickstart")
     steps = run.rollouts(split=split, columns=["step"])["step"].unique()
     return sorted(step for step in steps.to_pylist() if step is not None)
@@ -236,7 +236,7 @@ def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):
-        raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: its sample is no JSON "
+        raise RunError(f"rollout of group {row['group_id']!r}, step {row['step']}: its sample is not a JSON "
                        "object") from None
     templates, prompt = task.templates, row["prompt"] or ""
     fitting = templates if len(templates) == 1 else [t for t in templates if fill(t, fields) in prompt]

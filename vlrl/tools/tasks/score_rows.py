@@ -64,7 +64,8 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
     step = _whole(row, "step")
     opened = row.get("opened") or ""
     if not isinstance(opened, str):
-        raise DataError(f"opened={_short(opened)} must be a text: what the chat template begins an answer with")
+        raise DataError(f"opened={_short(opened)} must be a string: the text that the chat template "
+                        "puts before each answer")
     answers = _answers(row.get("completions"), "completions", step, opened)
     variants = row.get("variants") or {}
     if not isinstance(variants, dict):
@@ -180,7 +181,7 @@ def _parsed(line: bytes, first: bool) -> dict[str, Any]:
 
 def _answers(given: Any, name: str, step: int, opened: str) -> list[Answer]:
     if not isinstance(given, list):
-        raise DataError(f"{name}={_short(given)} must be a list of texts or of {{\"text\", \"n_tokens\", "
+        raise DataError(f"{name}={_short(given)} must be a list of strings or of {{\"text\", \"n_tokens\", "
                         "\"truncated\"}")
     return [_answer(item, f"{name}[{i}]", step, opened) for i, item in enumerate(given)]
 
@@ -189,7 +190,7 @@ def _answer(given: Any, name: str, step: int, opened: str) -> Answer:
     if isinstance(given, str):
         return parse_answer(given, step=step, opened=opened)
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
-        raise DataError(f"{name}={_short(given)} must be a text, or an object with a 'text'")
+        raise DataError(f"{name}={_short(given)} must be a string, or an object with a 'text'")
     _refuse_misspelt(given, _COMPLETION_KEYS)
     truncated = given.get("truncated") or False
     if not isinstance(truncated, bool):
