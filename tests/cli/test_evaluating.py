@@ -138,7 +138,7 @@ def test_a_key_that_the_server_repeats_is_neither_printed_nor_stored(sums, tmp_p
 
     with served(repeating(400)) as server:
         out, err = call(capsys, *words, "--endpoint", server.url, "--concurrency", 1)
-        assert "no answer 11 times" in err and "sk-01" not in out + err
+        assert "did not answer 11 requests" in err and "sk-01" not in out + err
         assert "Bearer ***" in (tmp_path / "out" / "answers.jsonl").read_text()
         server.script = repeating(401)
         out, err = call(capsys, *words, "--endpoint", server.url, code=1)

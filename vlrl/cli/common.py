@@ -17,6 +17,7 @@ from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
+    from vlrl.tools.evaluation.measure import ModelChoice
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", show_default=False,
                                            help="A YAML file, e.g. configs/quickstart.yaml.")]
@@ -93,6 +94,26 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
     if found.name == path and not os.path.exists(path) and os.environ.get("RANK", "0") == "0":
         typer.echo(f"{path} is not in this folder: it is vlrl's own, {found}", err=True)
     return config.load(path, words or ())
+
+
+def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
+    """The model that a command measures (tools/evaluation/measure.py); its warnings are printed."""
+    from vlrl.store.checkpoint import find
+
+    if checkpoint is not None:
+        find(checkpoint)  # a wrong folder is reported before the slow imports
+    from vlrl.tools.evaluation import measure
+
+    chosen = measure.choose_model(config, model, checkpoint)
+    for warning in chosen.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    return chosen
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raises ConfigError for a file that exists, unless `force` replaces it."""
+    if os.path.lexists(path) and not (force and path.is_file()):
+        raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
 
 
 def is_free(folder: Path) -> bool:

@@ -82,7 +82,7 @@ def check(
         refusal = refusal_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
-    files, media_root = _located(files, settled.data.cache if settled else "")
+    files, media_root = _expanded(files, settled.data.cache if settled else "")
     own_root = own_root or media_root
     with progress_bars() as progress:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
@@ -90,7 +90,7 @@ def check(
                        columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale,
                        progress=progress, answer_type=settled.data.answer_type if settled else None,
                        boxes=form_of(boxes or (settled.data.boxes if settled else None)),
-                       see=_view(settled, task) if show else None, refusal=refusal or default_refusal)
+                       see=_previewer(settled, task) if show else None, refusal=refusal or default_refusal)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
               "warnings": _plain(findings.warnings)})
@@ -105,7 +105,7 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
             for f in findings]
 
 
-def _view(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
+def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
     """A function that shows a sample: as the config's model sees it, or without a config in the row's own fields."""
     from vlrl.config.schema import LimitsSettings
 
@@ -118,7 +118,7 @@ def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Sample
     return lambda sample: see(config, task, sample)
 
 
-def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
+def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """The files that the names stand for (a pattern, folder@split, a data set of the Hub), and the folder of their
     media where it is not that of each file.
     """

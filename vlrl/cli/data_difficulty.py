@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.cli.common import AsJson, ConfigPath, Words, choose_model, emit, examples, load, refuse_existing
 from vlrl.cli.terminal import printable, progress_bars, show_table
 from vlrl.errors import ConfigError
 
@@ -54,7 +53,6 @@ def difficulty(
     words = [] if temperature is None else [f"rollout.temperature={json.dumps(temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.curriculum import check
-    from vlrl.store.checkpoint import find
     from vlrl.tools.datasets.prompt_table import MeasurementFiles, default_out, rows_for
     from vlrl.training.build_task import make_task
 
@@ -62,16 +60,12 @@ def difficulty(
     _check_out(out, loaded, force)
     check(loaded.curriculum, make_task(loaded))
     rows = rows_for(loaded, split, out)
-    if checkpoint is not None:
-        find(checkpoint)  # before what takes time to import
+    chosen = choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.tools.datasets import difficulty as tool
-    from vlrl.tools.evaluation.measure import choose_model, open_runtime
+    from vlrl.tools.evaluation.measure import open_runtime
 
-    chosen = choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)
-    for warning in chosen.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     scope, places = tool.MeasurementScope(answers=answers, split=split, limit=limit), MeasurementFiles(out=out)
     known = tool.facts(loaded, chosen, scope)
     if places.part.exists():
@@ -101,10 +95,9 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
     from vlrl.tools.datasets.prompt_table import MeasurementFiles
 
     places = MeasurementFiles(out=out)
-    beside = [] if places.part.exists() else [places.about, places.picture]  # else perhaps its own, of a killed command
+    beside = [] if places.part.exists() else [places.about, places.picture]  # with a part they are of a killed command
     for path in (out, *beside):
-        if os.path.lexists(path) and not (force and path.is_file()):
-            raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
+        refuse_existing(path, force)
 
 
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:

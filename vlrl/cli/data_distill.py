@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load, takes_requests
+from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load, refuse_existing, takes_requests
 from vlrl.cli.terminal import printable, progress_bars
-from vlrl.errors import ConfigError
 from vlrl.tools.synthesis.request import DistillRequest
 
 if TYPE_CHECKING:
@@ -39,8 +37,8 @@ def distill(config: ConfigPath, request: DistillRequest, settings: Words = None,
     from vlrl.tools.synthesis import distill as tool
 
     out, places = request.out, tool.DistillFiles(request.out)
-    if os.path.lexists(out) and not (request.force and out.is_file()) and not tool.goes_on(places):
-        raise ConfigError(f"{out} exists already: --force replaces it, or name another file with --out")
+    if not tool.goes_on(places):
+        refuse_existing(out, request.force)
     server = Server.of(request, request.endpoint, request.model, request.key_env)
     order = tool.DistillSettings(answers=request.answers, rows=request.rows, temperature=request.temperature,
                                  choose=Named(name=request.choose), least=request.least, price_in=request.price_in,

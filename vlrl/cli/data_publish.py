@@ -40,7 +40,7 @@ def export(run: Run, out: Annotated[Path, typer.Option("-o", "--out", help="The 
     if json:
         emit(asdict(exported))
     else:
-        _say(exported)
+        _show_exported(exported)
 
 
 @examples(
@@ -68,7 +68,7 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
         files = publish.files_of(exported.folder)
         show_files(target, files, dry_run)
         url = "not sent" if dry_run else hub_push.push(target, files, "Rollouts of vlrl")
-        _say(exported, url)
+        _show_exported(exported, url)
 
 
 def ready(target: HubTarget, dry_run: bool) -> None:
@@ -113,7 +113,7 @@ def _notes(run: Path) -> Notes:
     return notes
 
 
-def _say(exported: ExportedRollouts, url: str = "") -> None:
+def _show_exported(exported: ExportedRollouts, url: str = "") -> None:
     typer.echo(printable(f"{exported.rows} rollouts, {exported.images} pictures, {exported.notes} notes: "
                          f"{url or exported.folder}"))
     for what, count in exported.left_out.items():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from vlrl.cli import common
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load, takes_requests
 from vlrl.cli.terminal import printable, progress_bars, show_table
 from vlrl.errors import ConfigError
@@ -53,14 +52,11 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
     """
     words = [] if request.temperature is None else [f"rollout.temperature={json.dumps(request.temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
-    from vlrl.store.checkpoint import find
     from vlrl.tools.synthesis.synthesize import SynthesisFiles
 
     run = Path(loaded.run.dir)
     places = SynthesisFiles(out=request.out or run.with_name(f"{run.name}.goals.jsonl"))
     _check_out(places, request.force)
-    if request.checkpoint is not None:
-        find(request.checkpoint)  # a wrong folder is reported before the slow imports
     _run(config, loaded, request, places, as_json)
 
 
@@ -85,7 +81,6 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
     from vlrl.curriculum import check
     from vlrl.distributed import comm
     from vlrl.task.mixture import require_one_task
-    from vlrl.tools.evaluation.measure import choose_model
     from vlrl.tools.synthesis import prompt_writer
     from vlrl.tools.synthesis import synthesize as tool
     from vlrl.tools.synthesis.row_export import MediaLocation
@@ -101,9 +96,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
     search = search_of(loaded, task, MediaLocation.of(loaded, places.out), wanted)
     if writer:
         prompt_writer.check(task, search.parents)
-    chosen = choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)
-    for warning in chosen.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    chosen = common.choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)
     with prints_aside(), progress_bars(lines=True, show=comm.is_main()) as progress:
         outcome = tool.synthesize_prompts(loaded, chosen, search, request.answers, places, progress, writer)
     if comm.is_main():
@@ -128,8 +121,7 @@ def _check_out(places: SynthesisFiles, force: bool) -> None:
         return
     going = places.candidates.exists() or (places.replies.written.exists() and not places.out.exists())  # was stopped
     for path in (places.out, *([] if going else [places.refused, places.about])):
-        if os.path.lexists(path) and not (force and path.is_file()):
-            raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
+        common.refuse_existing(path, force)
 
 
 def _show(outcome: Synthesis, search: Search, places: SynthesisFiles, follow: str) -> None:

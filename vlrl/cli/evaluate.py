@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load, takes_requests
+from vlrl.cli.common import AsJson, ConfigPath, Words, choose_model, emit, examples, is_free, load, takes_requests
 from vlrl.cli.terminal import formatted, printable, progress_bars, show, show_table
 from vlrl.errors import ConfigError
 from vlrl.tools.evaluation.request import EvalRequest
@@ -58,7 +58,7 @@ def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, a
     if request.is_grid:
         _evaluate_grid(loaded, request, as_json)
     else:
-        chosen = _chosen(loaded, request)
+        chosen = choose_model(loaded, request.model, request.checkpoint)
         _show(chosen, _measure(loaded, chosen, request.rollouts), request.out, as_json)
 
 
@@ -83,20 +83,6 @@ def _check(request: EvalRequest) -> None:
         raise ConfigError(f"{rollouts} is not an empty folder, and nothing is overwritten: name another for --rollouts")
 
 
-def _chosen(config: Config, request: EvalRequest) -> ModelChoice:
-    """The model to measure; its warnings are printed."""
-    from vlrl.store.checkpoint import find
-
-    if request.checkpoint is not None:
-        find(request.checkpoint)  # a wrong folder is reported before the slow imports
-    from vlrl.tools.evaluation.measure import choose_model
-
-    chosen = choose_model(config, request.model, request.checkpoint)
-    for warning in chosen.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return chosen
-
-
 # --- several answers, seeds and settings ------------------------------------------------------------------------------
 
 
@@ -109,7 +95,7 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
 
     grid = Grid.of(request, config.seed)
     source = (tool.Server.of(request, request.endpoint, request.model, request.key_env) if request.endpoint
-              else _chosen(config, request))
+              else choose_model(config, request.model, request.checkpoint))
     judge = tool.Judge.of(request) if request.judge else None
     with prints_aside(), progress_bars(lines=True, show=comm.is_main()) as progress:
         report = tool.evaluate_grid(config, source, grid, request.out, progress, each_wording=request.each_wording,

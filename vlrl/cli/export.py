@@ -62,9 +62,10 @@ def export(
         assert out
         done = _exported(source, out, dtype, adapter)
         if as_json:
-            emit(_as_json(done))
+            emit({**asdict(done), "source": str(done.source), "folder": str(done.folder),
+                  "difference": done.difference})
         else:
-            _tell_exported(done)
+            _show_exported(done)
         return
     _push(source, out, {"dtype": dtype, "adapter": adapter}, push, public, rollouts, with_media, dry_run, as_json)
 
@@ -95,11 +96,7 @@ def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Expo
     return done
 
 
-def _as_json(done: ExportedModel) -> dict[str, Any]:
-    return {**asdict(done), "source": str(done.source), "folder": str(done.folder), "difference": done.difference}
-
-
-def _tell_exported(done: ExportedModel) -> None:
+def _show_exported(done: ExportedModel) -> None:
     what = "adapter" if done.adapter else "model"
     typer.echo(f"{done.source} -> {done.folder}: {what} of {done.parameters:,} {done.dtype} parameters, "
                f"{done.bytes / 1e6:,.1f} MB in {len(done.files)} files")
@@ -132,7 +129,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlrl-")))
         private = PrivateWords.here(source, scratch, *([out] if out else []), *([run.path] if run else []))
-        done = _there(source, out or scratch / "model", form)
+        done = _existing_or_exported(source, out or scratch / "model", form)
         ask = (lambda name: None) if dry_run else hub_push.licence_of
         release = publishing.prepare(source, repo, done, private, ask)
         sent = [(model, release.files, "Model of a run of vlrl")]
@@ -152,7 +149,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
             typer.echo(url)
 
 
-def _there(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
+def _existing_or_exported(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
     """The export that `folder` holds already, from a push that was interrupted; else exports."""
     from vlrl.tools.hub import model_release as publishing
 

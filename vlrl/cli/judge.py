@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlrl.cli.common import AsJson, Words, emit, examples, group, load
 
 if TYPE_CHECKING:
-    from vlrl.tools.tasks.judge_check import Agreement, Audit
+    from vlrl.tools.tasks.judge_check import Audit
 
 
 @examples(
@@ -50,11 +50,14 @@ def check(
 
 
 def _print(report: Audit) -> None:
-    table = [(name, *_columns(one)) for name, one in (("judge", report.judge), ("rule", report.rule)) if one]
     typer.echo(f"{'':6} {'answers':>8} {'no verdict':>11} {'agreement':>10} {'false positives':>16} "
                f"{'false negatives':>16}")
-    for name, answers, unanswered, agreement, wrong, missed in table:
-        typer.echo(f"{name:6} {answers:>8} {unanswered:>11} {agreement:>10} {wrong:>16} {missed:>16}")
+    for name, one in (("judge", report.judge), ("rule", report.rule)):
+        if one:
+            wrong = f"{one.false_positives} ({_percent(one.false_positive_rate)})"
+            missed = f"{one.false_negatives} ({_percent(one.false_negative_rate)})"
+            typer.echo(f"{name:6} {one.answers:>8} {one.unanswered:>11} {_percent(one.agreement):>10} {wrong:>16} "
+                       f"{missed:>16}")
     if report.judge is None:
         return
     typer.echo(f"\nverdicts changed by another wording  {_percent(report.reworded)}\n"
@@ -64,12 +67,6 @@ def _print(report: Audit) -> None:
         typer.echo(f"pairs  {p['pairs']}, {p['unanswered']} without a verdict; agreement {_percent(p['agreement'])}, "
                    f"the order decides {_percent(p['order_decides'])}, first place {_percent(p['position_bias'], '+')}")
     typer.echo("cost  " + ", ".join(f"{name} {value:g}" for name, value in report.cost.items()))
-
-
-def _columns(one: Agreement) -> tuple[Any, ...]:
-    return (one.answers, one.unanswered, _percent(one.agreement),
-            f"{one.false_positives} ({_percent(one.false_positive_rate)})",
-            f"{one.false_negatives} ({_percent(one.false_negative_rate)})")
 
 
 def _percent(value: float | None, sign: str = "") -> str:

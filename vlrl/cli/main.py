@@ -97,8 +97,7 @@ class _Printable(logging.Formatter):
 
 
 def _run(command: Any, argv: Sequence[str], name: str) -> int:
-    _prepare_stdout()
-    _widen()
+    _prepare_terminal()
     if logging.lastResort:  # what prints warnings where nobody has set up logging
         logging.lastResort.setFormatter(_Printable())
     try:
@@ -138,18 +137,17 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
     return 0
 
 
-def _widen() -> None:
-    """Draws tables for LEAST_WIDTH columns where the terminal, or COLUMNS, has fewer: they do not fit into less."""
-    given = os.environ.get("COLUMNS", "")
-    if shutil.get_terminal_size().columns < LEAST_WIDTH or (given.isdecimal() and int(given) < LEAST_WIDTH):
-        os.environ["COLUMNS"] = str(LEAST_WIDTH)
-
-
-def _prepare_stdout() -> None:
+def _prepare_terminal() -> None:
+    """Makes stdout writable for any text, and draws tables for LEAST_WIDTH columns where the terminal, or COLUMNS, has
+    fewer: they do not fit into less.
+    """
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "?" where the terminal's encoding has no sign for a letter
+        sys.stdout.reconfigure(errors="replace")  # "?" for a character that the terminal's encoding lacks
+    given = os.environ.get("COLUMNS", "")
+    if shutil.get_terminal_size().columns < LEAST_WIDTH or (given.isdecimal() and int(given) < LEAST_WIDTH):
+        os.environ["COLUMNS"] = str(LEAST_WIDTH)
 
 
 def _of_the_system(error: OSError) -> str:

@@ -35,7 +35,7 @@ def presets(
     rows = [preset.row() for preset in shipped()]
     if task is not None:
         known = sorted({str(row["for"]).removesuffix(".yaml") for row in rows})
-        rows = [row for row in rows if task in _called(str(row["for"]))]
+        rows = [row for row in rows if task in _names_of(str(row["for"]))]
         if not rows:
             raise ConfigError(f"--for {task}: no preset is for this task.{did_you_mean(task, known)} Known: "
                               f"{', '.join(known)}, and the names of their tasks")
@@ -52,7 +52,7 @@ def presets(
         typer.echo(f"no preset has {word!r} in its name, needs or paper")
 
 
-def _called(shipped: str) -> set[str]:
+def _names_of(shipped: str) -> set[str]:
     """The words that name a shipped config: the file, its stem and folder, and its tasks."""
     from vlrl import config
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,39 +82,44 @@ def serve(
 
     Ctrl-C, SIGTERM or the end of the terminal end them all, with exit code 130; so does kill -9 of this command.
     """
+    words = settings or []
     if judge:
         if replicas != 1 or weights or record or chat:
             raise ConfigError("--judge starts one server, with the model of services.judge: leave --replicas, "
                               "--weights, --record and --chat out")
-        _judge(load(config, settings), config, settings or [], folder, host, port, vllm or [], wait)
-        raise typer.Exit(130)
-    if record or chat:
+        _judge(load(config, words), config, words, folder, host, port, vllm or [], wait)
+    elif record or chat:
         if replicas != 1 or host != "127.0.0.1" or weights or vllm or (record and chat):
             raise ConfigError(f"--{'record' if record else 'chat'} answers in this process, on 127.0.0.1: leave "
                               f"--replicas, --host, --weights, --vllm {'and --chat ' * record}out")
         if chat:
-            _chat(load(config, settings), folder, port or _PORT)
-            raise typer.Exit(130)
-        _record(load(config, settings), folder, port or _PORT, most_open, idle_s)
-        raise typer.Exit(130)
-    loaded = load(config, ["engine.name=vllm_server", *(settings or ())])
-    _need_vllm()
-    from vlrl.engine.vllm import launch as vllm_launch
+            _chat(load(config, words), folder, port or _PORT)
+        else:
+            _record(load(config, words), folder, port or _PORT, most_open, idle_s)
+    else:
+        loaded = load(config, ["engine.name=vllm_server", *words])
+        _need_vllm()
+        from vlrl.engine.vllm import launch
 
-    target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
-    with vllm_launch.serve_lock(target):
-        servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port or _PORT,
-                                      weights=weights or (), further=vllm or (), say=typer.echo,
-                                      episodes=_episodes(loaded))
-        typer.echo(f"starting {replicas} server{'s' * (replicas > 1)}; logs: {target}/server-*.log")
-        try:
-            if _started(servers, wait):
-                vllm_launch.describe(servers, target / "servers.json")
-                _tell(config, settings or [], servers)
-                servers.watch()
-        finally:
-            servers.close()
-            (target / "servers.json").unlink(missing_ok=True)
+        target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
+        with launch.serve_lock(target):
+            servers = launch.prepare(loaded, target, replicas=replicas, host=host, port=port or _PORT,
+                                     weights=weights or (), further=vllm or (), say=typer.echo,
+                                     episodes=_episodes(loaded))
+
+            def ready() -> None:
+                launch.describe(servers, target / "servers.json")
+                own = [word for word in words if not word.startswith(("engine=", "engine.name="))]
+                typer.echo(f"ready: {' '.join(servers.addresses)}")
+                typer.echo(" ".join(["vlrl train", config, "engine=vllm_server", *own,
+                                     f"'engine.servers=[{','.join(servers.addresses)}]'",
+                                     f"engine.key_file={servers.key_file}"]))
+
+            typer.echo(f"starting {replicas} server{'s' * (replicas > 1)}; logs: {target}/server-*.log")
+            try:
+                _keep(servers, wait, ready)
+            finally:
+                (target / "servers.json").unlink(missing_ok=True)
     raise typer.Exit(130)
 
 
@@ -136,35 +142,43 @@ def _episodes(config: Config) -> bool:
         return False
 
 
-def _started(servers: ServerGroup, wait: float) -> bool:
-    """Whether the servers answer; False where a signal came first. From now on signals stop them."""
+def _on_signals(stop: Callable[[int], object]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda number, _: servers.stop(number))
-    return servers.start(wait)
+            signal.signal(number, lambda number, _: stop(number))
+
+
+def _keep(servers: ServerGroup, wait: float, ready: Callable[[], None]) -> None:
+    """Starts servers and keeps them until a signal; `ready` is called once they answer."""
+    try:
+        _on_signals(servers.stop)
+        if servers.start(wait):
+            ready()
+            servers.watch()
+    finally:
+        servers.close()
 
 
 def _judge(config: Config, name: str, words: list[str], folder: Path | None, host: str, port: int | None,
            further: list[str], wait: float) -> None:
     """Keeps a server for services.judge until a signal."""
     _need_vllm()
-    from vlrl.engine.vllm import launch as vllm_launch
+    from vlrl.engine.vllm.launch import serve_lock
     from vlrl.services import judge_server
 
     target = (folder or Path(f"{config.run.dir}-judge")).absolute()
-    with vllm_launch.serve_lock(target):
+    with serve_lock(target):
         servers = judge_server.prepare(config.services.judge, target, host=host, port=port, further=further,
                                        say=typer.echo)
+
+        def ready() -> None:
+            url = config.services.judge.url or f"{servers.addresses[0]}/v1"
+            own = [word for word in words if not word.startswith("services.judge.url=")]
+            typer.echo(f"ready: {url}")
+            typer.echo(" ".join(["vlrl train", name, *own, f"services.judge.url={url}"]))
+
         typer.echo(f"starting the judge {config.services.judge.model}; log: {servers.servers[0].log}")
-        try:
-            if _started(servers, wait):
-                url = config.services.judge.url or f"{servers.addresses[0]}/v1"
-                own = [word for word in words if not word.startswith("services.judge.url=")]
-                typer.echo(f"ready: {url}")
-                typer.echo(" ".join(["vlrl train", name, *own, f"services.judge.url={url}"]))
-                servers.watch()
-        finally:
-            servers.close()
+        _keep(servers, wait, ready)
 
 
 def _need_vllm() -> None:
@@ -175,44 +189,33 @@ def _need_vllm() -> None:
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
     """Answers and records until a signal."""
-    from vlrl.engine.vllm.launch import write_key
-    from vlrl.engine.vllm.server import read_key
-    from vlrl.tools.servers.record import Server, recorder
+    from vlrl.tools.servers.record import recorder
 
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
     with recorder(config, target, most_open, idle_s) as recording:
-        key = write_key(target / "key")
-        _serve(Server(port, read_key(str(key)), recording), f"(key: {key}); episodes go to {target}")
+        _serve(recording, target, port, f"episodes go to {target}")
 
 
 def _chat(config: Config, folder: Path | None, port: int) -> None:
     """Answers until a signal."""
-    from vlrl.engine.vllm.launch import write_key
-    from vlrl.engine.vllm.server import read_key
     from vlrl.tools.servers.chat import chat
-    from vlrl.tools.servers.record import Server
 
     if config.engine.name == "vllm_server":
         raise ConfigError("--chat with engine.name=vllm_server: the model answers in this process. Set engine=hf or "
                           "engine=vllm")
     with chat(config) as chat_model:
-        key = write_key((folder or Path(f"{config.run.dir}-chat")).absolute() / "key")
-        _serve(Server(port, read_key(str(key)), chat_model), f"(key: {key}); model {chat_model.name}")
+        _serve(chat_model, (folder or Path(f"{config.run.dir}-chat")).absolute(), port, f"model {chat_model.name}")
 
 
-def _serve(server: Any, words: str) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda *_: server.stop())
-    typer.echo(f"ready: http://127.0.0.1:{server.server_port}/v1 {words}")
+def _serve(service: Any, folder: Path, port: int, words: str) -> None:
+    """Serves chat completions in this process until a signal; the key goes to `folder`."""
+    from vlrl.engine.vllm.launch import write_key
+    from vlrl.engine.vllm.server import read_key
+    from vlrl.tools.servers.record import Server
+
+    key = write_key(folder / "key")
+    server = Server(port, read_key(str(key)), service)
+    _on_signals(lambda _: server.stop())
+    typer.echo(f"ready: http://127.0.0.1:{server.server_port}/v1 (key: {key}); {words}")
     server.serve_forever()
     server.server_close()
-
-
-def _tell(config: str, words: list[str], servers: Any) -> None:
-    """Prints the addresses and the command that trains with them."""
-    listed = ",".join(servers.addresses)
-    own = [word for word in words if not word.startswith(("engine=", "engine.name="))]
-    typer.echo(f"ready: {' '.join(servers.addresses)}")
-    typer.echo(" ".join(["vlrl train", config, "engine=vllm_server", *own, f"'engine.servers=[{listed}]'",
-                         f"engine.key_file={servers.key_file}"]))

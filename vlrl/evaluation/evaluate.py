@@ -44,18 +44,19 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     of `services.*`. For a mixture the samples of every task are taken in turn.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
-    groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, progress,
-                                                            likelihoods, score, services))
-    groups = comm.together(lambda: [_measured(task, g) for g in groups])
+    groups, rejected = comm.together(lambda: _draw_answers(task, prefetch, engine, config, split, step, mine, progress,
+                                                           likelihoods, score, services))
+    groups = comm.together(lambda: [_with_metrics(task, g) for g in groups])
     records = [r for part in comm.gather([_record(g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None and not r["lost"] for r in records) / max(len(records), 1)
     lost = {"environment/errors": sum(r["lost"] for r in records)} if any(r["episode"] for r in records) else {}
-    return {"step": step, "split": split, "n": len(records), "rejected": int(comm.total(rejected)[0]),
+    line = {"step": step, "split": split, "n": len(records), "rejected": int(comm.total(rejected)[0]),
             "unscorable": sum(r["reward"] is None for r in records), "score_errors": failed, **lost,
-            **(services.metrics(split, step, times=False) if services else {}), **_table(task, records)}, groups
+            **(services.metrics(split, step, times=False) if services else {}), **_metrics_by_task(task, records)}
+    return line, groups
 
 
-def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
+def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], progress: Progress,
             likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
     """Scored groups of one answer for numbered samples, and the number of rejected samples."""
@@ -93,7 +94,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
     return groups, rejected
 
 
-def _measured(task: Task, group: Group) -> Group:
+def _with_metrics(task: Task, group: Group) -> Group:
     """The group with Task.metrics of its answer."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     answer = answer_of(completion, group.prompt, rollout.policy_step)
@@ -114,7 +115,7 @@ def _record(group: Group) -> dict[str, Any]:
             "episode": bool(completion.episode_id), "lost": completion.error is not None}
 
 
-def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _metrics_by_task(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and `<label>/n` by task.
     """
     out = _intervals(records)

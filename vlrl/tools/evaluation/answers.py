@@ -116,7 +116,7 @@ def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[E
             what = f"answering {one.split}" + (f", {one.setting.name}, seed {one.seed}" if len(evaluations) > 1 else "")
             progress(what, done, total)
             mine = left[comm.rank()] if comm.rank() < len(left) else ()
-            groups, rows = comm.together(partial(_answered, one, mine))
+            groups, rows = comm.together(partial(_draw_chunk, one, mine))
             where = f"evaluation of {one.split} ({one.setting.name})"
             check_errors(groups, ready.config.limits, where)
             shares = comm.gather(rows)
@@ -145,7 +145,7 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
         yield left[i * world:(i + 1) * world]
 
 
-def _answered(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
+def _draw_chunk(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
     """The scored groups of some samples, and their rows."""
     ready, setting = one.ready, one.setting
     wanted = {number: partial(one.sample, number) for number in numbers}

@@ -66,13 +66,13 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
     """
     if model is not None:
         model = checkpoint.model_folder(model)
-        return ModelChoice(name=model, config=_instead(config, model))
+        return ModelChoice(name=model, config=_with_model(config, model))
     if folder is not None:
         selected = checkpoint.find(folder)
     else:
         selected = checkpoint.latest(Path(config.run.dir) / "checkpoints")
         if selected.path is None:
-            return ModelChoice(name=config.model.name, config=_instead(config, config.model.name),
+            return ModelChoice(name=config.model.name, config=_with_model(config, config.model.name),
                           warnings=selected.warnings)
     path = selected.path
     assert path
@@ -81,7 +81,7 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
     full = config.model.lora.rank == 0
     if base == (None if full else config.model.name):  # as the run itself would load it
         return ModelChoice(name=str(path), config=config, checkpoint=path, step=step, warnings=selected.warnings)
-    return ModelChoice(name=str(path), config=_instead(config, str(path)), step=step, warnings=selected.warnings)
+    return ModelChoice(name=str(path), config=_with_model(config, str(path)), step=step, warnings=selected.warnings)
 
 
 def model_facts(config: Config, chosen: ModelChoice) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
                   "curriculum": {name: dumped["curriculum"][name] for name in ("part", "pass_at")}})
 
 
-def _instead(config: Config, name: str) -> Config:
+def _with_model(config: Config, name: str) -> Config:
     """The config with another model as it is; an adapter is merged, and under LoRA settings all weights are frozen."""
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:

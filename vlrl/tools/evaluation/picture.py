@@ -38,7 +38,8 @@ def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
 def _points(axes: Any, results: Sequence[Result]) -> None:
     """One point for each metric and setting, with its interval."""
     names = [n for n in dict.fromkeys(name for r in results for name in r.metrics)
-             if not _AT.match(n) and "completion/length" not in n and _in_range(results, n)][:_MOST_BARS]
+             if not _AT.match(n) and "completion/length" not in n
+             and all(0 <= r.metrics[n].mean <= 1 for r in results if n in r.metrics)][:_MOST_BARS]
     for i, result in enumerate(results):
         place = (i - (len(results) - 1) / 2) * 0.8 / max(len(results), 1)
         points = [(x + place, result.metrics[n]) for x, n in enumerate(names) if n in result.metrics]
@@ -74,7 +75,3 @@ def _draw_line(axes: Any, xs: Sequence[float], metrics: Sequence[Metric], form: 
 def _label(result: Result, results: Sequence[Result]) -> str:
     several = len({r.split for r in results}) > 1
     return f"{result.split}, {result.setting.name}" if several else result.setting.name
-
-
-def _in_range(results: Sequence[Result], name: str) -> bool:
-    return all(0 <= r.metrics[name].mean <= 1 for r in results if name in r.metrics)

@@ -116,9 +116,11 @@ class ReasoningJudge:
                 for row, text in zip(rows, texts, strict=True)]
         new = [i for i, key in enumerate(keys) if any((key, vote) not in self._known for vote in range(self.votes))
                and keys.index(key) == i]
-        requests = [Request(prompt=self.encode.prompt(samples[i], _messages(samples[i], texts[i])), n=self.votes,
-                            sampling=Sampling(max_new_tokens=MOST_TOKENS, temperature=float(self.votes > 1)),
-                            key=(11, int(keys[i][:8], 16))) for i in new]
+        sampling, requests = Sampling(max_new_tokens=MOST_TOKENS, temperature=float(self.votes > 1)), []
+        for i in new:
+            content = [*({"type": m.kind} for m in samples[i].media), {"type": "text", "text": texts[i]}]
+            prompt = self.encode.prompt(samples[i], [{"role": "user", "content": content}])
+            requests.append(Request(prompt=prompt, n=self.votes, sampling=sampling, key=(11, int(keys[i][:8], 16))))
         lines = []
         for i, votes in zip(new, self.endpoint.generate(requests), strict=True):
             self.cost.calls += len(votes)
@@ -140,7 +142,3 @@ class ReasoningJudge:
     def plain(self) -> dict[str, Any]:
         """The judge part of the JSON value that `--json` prints."""
         return {"model": self.endpoint.model, "votes": self.votes, "file": str(self.path), **asdict(self.cost)}
-
-
-def _messages(sample: Sample, text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [*({"type": m.kind} for m in sample.media), {"type": "text", "text": text}]}]

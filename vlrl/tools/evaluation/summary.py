@@ -95,7 +95,7 @@ def summarise(task: Task, rows: Sequence[Row], setting: EvalSetting, split: str,
     if plain_rows:
         metrics |= _means(seeds, lambda group: _probe_values(group, plain_rows))
     metrics |= _calibrations(seeds, setting.answers)
-    metrics |= _whole(task, seeds, setting.answers, samples)
+    metrics |= _split_metrics(task, seeds, setting.answers, samples)
     return Result(split=split, setting=setting, n=len({r["number"] for r in answered}),
                   left_out=len({r["number"] for r in own if r.get("left_out")}),
                   unanswered=sum(bool(r.get("unanswered")) for r in own),
@@ -168,10 +168,10 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
             if value is not None and math.isfinite(value):
                 columns.setdefault(name, []).append(float(value))
     out = {name: float(np.mean(values)) for name, values in columns.items()}
-    return {**out, **(_together(task, sample, n) if n > 1 else {}), **_reasoned(sample, n)}
+    return {**out, **(_vote_metrics(task, sample, n) if n > 1 else {}), **_reasoning_metrics(sample, n)}
 
 
-def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
+def _vote_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     """pass@k, maj@k and the region vote of one sample, for each k up to the number of scored answers."""
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
@@ -182,10 +182,10 @@ def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
         sure = [r["confidence"] for r in scored]
         if sample.confident and len(scored) == n:
             out[f"maj@{n}/by_confidence"] = votes.majority(ballots, right, n, [q or 0.0 for q in sure])
-    return {**out, **(_region(task, sample, n) if sample.vote == "region" else {})}
+    return {**out, **(_region_metrics(task, sample, n) if sample.vote == "region" else {})}
 
 
-def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
+def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
     """CoT-pass@k (2506.14245): pass@k of answers whose reasoning most verdicts accept; with `/any` and `/all` of the
     verdicts. A right answer without a verdict is left out; {} without a judge.
     """
@@ -199,7 +199,7 @@ def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
     return {**out, **({"judge/sound_frac": float(np.mean([rules[""](given) for given in right]))} if right else {})}
 
 
-def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
+def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     """The quality of the box that the answers (boxes or points) agree on: `hit`, whether its centre lies in the target,
     and `iou`; 0 where no answer has a location.
     """
@@ -235,12 +235,12 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
     """
     stated = [[(s.cluster, r["confidence"], float(r["correct"])) for s in seed for r in s.rows
                if r.get("confidence") is not None and r["correct"] is not None] for seed in seeds]
-    shares = [[(s.cluster, *elected) for s in seed if n > 1 and s.vote == "majority" and (elected := _elected(s))]
+    shares = [[(s.cluster, *elected) for s in seed if n > 1 and s.vote == "majority" and (elected := _winner_share(s))]
               for seed in seeds]
-    return {**_calibrated("confidence", stated), **_calibrated("vote", shares)}
+    return {**_calibration_metrics("confidence", stated), **_calibration_metrics("vote", shares)}
 
 
-def _elected(sample: _Sample) -> tuple[float, float] | None:
+def _winner_share(sample: _Sample) -> tuple[float, float] | None:
     """Share of votes of the most frequent answer and whether it is right; (0, 0) where nothing could be parsed, None
     where nothing could be scored.
     """
@@ -252,7 +252,7 @@ def _elected(sample: _Sample) -> tuple[float, float] | None:
     return share, float(next(r["correct"] for r, b in zip(scored, ballots, strict=True) if b == first))
 
 
-def _calibrated(prefix: str, seeds: Sequence[Sequence[tuple[str, float, float]]]) -> dict[str, Metric]:
+def _calibration_metrics(prefix: str, seeds: Sequence[Sequence[tuple[str, float, float]]]) -> dict[str, Metric]:
     seeds = [seed for seed in seeds if seed]
     if not seeds:
         return {}
@@ -270,7 +270,8 @@ def _calibrated(prefix: str, seeds: Sequence[Sequence[tuple[str, float, float]]]
     return out
 
 
-def _whole(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]) -> dict[str, Metric]:
+def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]
+                   ) -> dict[str, Metric]:
     """The task's metrics of a whole split (Task.summarize), averaged over the answers 1 to n of each sample."""
     tables = []
     for seed in seeds:

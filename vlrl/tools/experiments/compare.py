@@ -129,9 +129,9 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
     has the metric.
     """
     split = split or _common_split([*a, *b])
-    settled = [_settled(one, split) for one in (*a, *b)]
-    evaluated = [_evaluated(one, split) for one in settled]
-    matched, unpaired, notes = _matched(evaluated, [str(one) for one in settled])
+    settled = [_resolved(one, split) for one in (*a, *b)]
+    evaluated = [_read_items(one, split) for one in settled]
+    matched, unpaired, notes = _match_samples(evaluated, [str(one) for one in settled])
     if not matched:
         raise RunError(f"no sample of {split!r} is in all of {', '.join(map(str, settled))}. {'; '.join(notes)}")
     runs = [[sample_means(row.value) for row in run] for run in zip(*matched, strict=True)]
@@ -141,7 +141,7 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
     if metric not in tables:
         raise RunError(f"no answer has the metric {metric!r}.{did_you_mean(metric, tables)} There are: "
                        f"{', '.join(tables)}. A metric of a whole split, such as mAP, has no value for one sample")
-    samples = _samples(matched, runs, len(a), metric)
+    samples = _outcomes(matched, runs, len(a), metric)
     won = outcomes(np.array([s.a for s in samples]), np.array([s.b for s in samples]))
     first = {metric: tables.pop(metric)}
     if min(len(a), len(b)) == 1 < max(len(a), len(b)):
@@ -162,7 +162,7 @@ def _common_split(sides: Sequence[Side]) -> str:
     return "heldout" if "heldout" in common else min(common)
 
 
-def _settled(one: Side, split: str) -> Side:
+def _resolved(one: Side, split: str) -> Side:
     """The side with its step as a number."""
     files = RunFolder(one.folder).rollout_files("eval-rollouts")
     steps = sorted({step for _, steps, name in files if name == split for step in steps})
@@ -176,7 +176,7 @@ def _settled(one: Side, split: str) -> Side:
     return Side(one.folder, step)
 
 
-def _evaluated(one: Side, split: str) -> list[Item]:
+def _read_items(one: Side, split: str) -> list[Item]:
     run = RunFolder(one.folder)
     assert isinstance(one.step, int)
     rows = run.rollouts(one.step, split=split, columns=_READ).to_pylist()
@@ -186,7 +186,8 @@ def _evaluated(one: Side, split: str) -> list[Item]:
     return items(rows)
 
 
-def _matched(evaluated: Sequence[list[Item]], names: Sequence[str]) -> tuple[list[tuple[Item, ...]], int, list[str]]:
+def _match_samples(evaluated: Sequence[list[Item]], names: Sequence[str]
+                   ) -> tuple[list[tuple[Item, ...]], int, list[str]]:
     """The samples that all runs have, in the order of the first run; the number of other samples; notes on why."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
@@ -208,7 +209,7 @@ def _metric(a: Sequence[Sequence[dict[str, float]]], b: Sequence[Sequence[dict[s
                   difference(first, second, seed), effect_size(first, second))
 
 
-def _samples(matched: Sequence[tuple[Item, ...]], runs: Sequence[Sequence[dict[str, float]]], n: int, metric: str
+def _outcomes(matched: Sequence[tuple[Item, ...]], runs: Sequence[Sequence[dict[str, float]]], n: int, metric: str
              ) -> tuple[Outcome, ...]:
     outcomes = []
     for place, row in enumerate(matched):

@@ -130,7 +130,8 @@ class Sequential:
             if not test.rejected:
                 self._examine(hypothesis, test, k, maxima)
         sums = {pair: self._sum(pair) for pair in pairs}
-        equal = {pair for h, test in self._tests.items() if not test.rejected for pair in _pairs(h)}
+        equal = {pair for h, test in self._tests.items() if not test.rejected
+                 for group in h for pair in itertools.combinations(group, 2)}
         decided = {pair: pair[0 if sums[pair] > 0 else 1] for pair in pairs if pair not in equal}
         return InterimAnalysis(k, {pair: abs(value) for pair, value in sums.items()},
                     {pair: self._tests[(pair,)].thresholds[-1] for pair in pairs}, decided,
@@ -203,10 +204,6 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
         partitions = [new for old in partitions for new in ([*old, (name,)], *(
             [*old[:i], (*old[i], name), *old[i + 1:]] for i in range(len(old))))]
     return [groups for one in partitions if (groups := tuple(group for group in one if len(group) > 1))]
-
-
-def _pairs(hypothesis: Hypothesis) -> list[Pair]:
-    return [pair for group in hypothesis for pair in itertools.combinations(group, 2)]
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:

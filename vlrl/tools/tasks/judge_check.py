@@ -103,7 +103,8 @@ def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
     """
     task = make_task(config)
     answers, pairs = read(task, file)
-    out = Audit(rule=agreement([one.correct for one in answers], [_by_rule(task, one) for one in answers]))
+    by_rule = [score_group(task, one.sample, [parse_answer(one.text)], 0)[0].correct for one in answers]
+    out = Audit(rule=agreement([one.correct for one in answers], by_rule))
     if judge is None:
         return out
     wordings = [_verdicts(judge, task, answers, w) for w in range(WORDINGS)]
@@ -163,11 +164,6 @@ def agreement(labels: Sequence[bool], verdicts: Sequence[bool | None]) -> Agreem
     return Agreement(answers=len(labels), unanswered=len(labels) - len(known),
                      agreement=_share([label == v for label, v in known]), false_positives=sum(wrong),
                      false_positive_rate=_share(wrong), false_negatives=sum(missed), false_negative_rate=_share(missed))
-
-
-def _by_rule(task: Task, one: LabelledAnswer) -> bool | None:
-    (scored,) = score_group(task, one.sample, [parse_answer(one.text)], 0)
-    return scored.correct
 
 
 def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wording: int = 0) -> list[bool | None]:
