@@ -247,7 +247,7 @@ def test_parts_add_up(turns):
                                     [[float("nan")]], "text", None, {"a": 1}, np.zeros((9000, 9000))],
                          ids=lambda v: str(v)[:20])
 def test_what_is_no_picture_is_wrong(values):
-    with pytest.raises(ProtocolError, match="its frame is no picture"):
+    with pytest.raises(ProtocolError, match="its frame is no image"):
         image_of_array(values, "frame")
 
 

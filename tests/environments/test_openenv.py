@@ -62,7 +62,7 @@ def test_an_episode_of_a_real_server(server):
 @pytest.mark.slow
 @pytest.mark.parametrize("word, why", [
     ("raise", "it reports: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
-    ("pixels", "its pixels is no picture"), ("huge", "ConnectionClosed|too big|exceeds")])
+    ("pixels", "its pixels is no image"), ("huge", "ConnectionClosed|too big|exceeds")])
 def test_what_a_server_does_wrongly_ends_the_episode(server, word, why):
     environment = opened(server.url)
     environment.reset(1)

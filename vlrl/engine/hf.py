@@ -200,8 +200,9 @@ class HFEngine:
 
         A compiled or captured forward belongs here; shapes change with `cache_rows.select` and as the cache grows.
         """
-        return self.policy.model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
-                                 logits_to_keep=1, **cache_rows.inputs(self._cache_argument)).logits[:, -1]
+        at = position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
+        return self.policy.model(input_ids=token[:, None], position_ids=at, use_cache=True, logits_to_keep=1,
+                                 **cache_rows.inputs(self._cache_argument)).logits[:, -1]
 
     def _prefill_all(self, prompts: Sequence[tuple[Prompt, RowCache | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
@@ -252,10 +253,6 @@ class HFEngine:
     @property
     def _text_config(self) -> Any:
         return self.policy.base.config.get_text_config(decoder=True)
-
-    def _at(self, position: torch.Tensor) -> torch.Tensor:
-        """Position ids of one new token per row, as the model takes them."""
-        return position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
         """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""

@@ -95,7 +95,7 @@ class ExternalEnvironment:
     name: str
     make: Callable[[Task, Sample], Environment]
     listed: Callable[[], Sequence[Tool]] = field(default=lambda: ())
-    """Asks what tools there are, once in a process."""
+    """Lists the tools, once per process."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
         """A new environment; if the sample's row has an integer `seed`, it uses that."""
@@ -104,7 +104,7 @@ class ExternalEnvironment:
         return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world
 
     def tools(self) -> Sequence[Tool]:
-        """Returns the tools that it offers. Raises ConfigError where it does not answer."""
+        """The tools that it offers. Raises ConfigError if it does not respond."""
         return self.listed()
 
 

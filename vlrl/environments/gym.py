@@ -71,7 +71,8 @@ class GymEnvironment(Environment):
         if self._ended:
             return Step(Observation("The episode has ended."), self.paid.illegal(), done=True, state=self.state)
         try:
-            own = self._action(parse_answer(action).final.strip())
+            text, space = parse_answer(action).final.strip(), self.world.action_space
+            own = self._read(text, space) if self._read else read_action(text, space, self.names)
         except ValueError as error:
             return Step(Observation(shorten(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
                         info={"error": shorten(str(error), 1000)})
@@ -98,10 +99,6 @@ class GymEnvironment(Environment):
         if names and len(names) != space.n:
             raise ConfigError(f"actions={list(names)}: {self.world.spec.id} has {space.n} of them")
         return names
-
-    def _action(self, text: str) -> Any:
-        space = self.world.action_space
-        return self._read(text, space) if self._read else read_action(text, space, self.names)
 
     def _legend(self) -> str:
         if self._read or not hasattr(self.world.action_space, "n"):

@@ -40,10 +40,10 @@ def image_of_array(values: Any, what: str) -> Image.Image:
         array = array[..., 0]
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
     if not fits or array.dtype.kind not in "iuf" or not 0 < array.shape[0] * array.shape[1] <= _LIMITS.image_pixels:
-        raise ProtocolError(f"its {what} is no picture: {_described(values, array)}, expected numbers "
-                            "[height, width, 3]")
+        found = f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(values).__name__
+        raise ProtocolError(f"its {what} is no image: {found}, expected numbers [height, width, 3]")
     if not (array.min() >= 0 and array.max() <= 255):  # nan too
-        raise ProtocolError(f"its {what} is no picture: numbers from {array.min()} to {array.max()}, expected 0 to 255")
+        raise ProtocolError(f"its {what} is no image: numbers from {array.min()} to {array.max()}, expected 0 to 255")
     if array.dtype.kind == "f" and 0 < array.max() <= 1:
         raise ProtocolError(f"its {what} would be black: fractions from {array.min():g} to {array.max():g}, expected "
                             "numbers from 0 to 255; multiply by 255 where it is made")
@@ -53,7 +53,7 @@ def image_of_array(values: Any, what: str) -> Image.Image:
 def image_of_base64(data: Any, what: str) -> Image.Image:
     """The image in a base64 string, loaded as vlrl.data.media loads files. Raises ProtocolError."""
     if not isinstance(data, str):
-        raise ProtocolError(f"its {what} is {type(data).__name__}, expected a picture as base64")
+        raise ProtocolError(f"its {what} is {type(data).__name__}, expected an image as base64")
     if len(data) > _MOST_BYTES * 4 // 3:
         raise ProtocolError(f"its {what} has {len(data)} characters, more than {_MOST_BYTES * 4 // 3}")
     try:
@@ -63,10 +63,6 @@ def image_of_base64(data: Any, what: str) -> Image.Image:
         raise ProtocolError(f"its {what}: {error}") from None
     except (binascii.Error, ValueError) as error:
         raise ProtocolError(f"its {what} is no base64: {error}") from None
-
-
-def _described(values: Any, array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(values).__name__
 
 
 # --- the fields of a JSON observation ---------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def _observation(text: Any) -> dict[str, Any]:
             raise ServerFull(f"it reports: {why}: start it with a larger max_concurrent_envs")
         raise ProtocolError(f"it reports: {why}")
     if kind != "observation" or not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
-        raise ProtocolError(f"its answer is no observation, but {str(text)[:200]!r}")
+        raise ProtocolError(f"its answer is not an observation: {str(text)[:200]!r}")
     return data
 
 

@@ -204,7 +204,9 @@ class ToolEnvironment(Environment):
             except CallError as problem:
                 error = str(problem)[:_MOST_ERROR]
                 results.append(_error_observation(error))
-            entries.append({"name": call.name[:64], "arguments": _stored(call.arguments), "error": error})
+            text = json.dumps(call.arguments)
+            stored = call.arguments if len(text) <= _MOST_STORED else {"cut": text[:_MOST_STORED // 2]}
+            entries.append({"name": call.name[:64], "arguments": stored, "error": error})
         parts = {SUCCESS: _succeeded(entries)} if self.success and calls else {}
         return Step(Observation.of_results(results), parts, done=not calls, info={"calls": entries})
 
@@ -222,11 +224,6 @@ def _succeeded(calls: Sequence[Mapping[str, Any]]) -> float:
 
 def _error_observation(error: str) -> Observation:
     return Observation(f"Error: {error}")
-
-
-def _stored(arguments: Mapping[str, Any]) -> Any:
-    text = json.dumps(arguments)
-    return arguments if len(text) <= _MOST_STORED else {"cut": text[:_MOST_STORED // 2]}
 
 
 def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:

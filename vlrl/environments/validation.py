@@ -33,7 +33,7 @@ def checked_observation(observation: Any) -> Observation:
     if len(observation.text) > MOST_TEXT:
         raise ProtocolError(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
     if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
-        raise ProtocolError("the media of its observation are no list of Media(source=...)")
+        raise ProtocolError("the media of its observation must be a list of Media(source=...)")
     try:
         media = tuple(replace(m, source=_sendable(m.source)) for m in observation.media)
     except DataError as error:

@@ -53,8 +53,8 @@ class Demonstrations:
         if not actions:
             raise DataError(f"sample '{sample.id}': no actions to learn from; give the task oracle_actions(sample)")
         if turn >= len(actions):
-            raise DataError(f"sample '{sample.id}': its episode goes on after the {len(actions)} actions of "
-                            "oracle_actions(sample); give all of them, or end the episode with Step(done=True)")
+            raise DataError(f"sample '{sample.id}': its episode has not ended after the {len(actions)} actions of "
+                            "oracle_actions(sample); return all of them, or end the episode with Step(done=True)")
         return actions[turn]
 
 

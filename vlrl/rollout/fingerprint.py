@@ -77,7 +77,8 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
     checksums = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
                        np.array([crc for _, crc in checksums], dtype=np.uint32), tuple(id for id, _ in checksums),
-                       {path: _state(path) for path in _files(samples)})
+                       {path: _state(path) for own in parts_of(samples) for path in getattr(own, "files", ())
+                        if path.is_file()})
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
@@ -90,10 +91,6 @@ def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
         return raw[0], row_sum("", raw[1])
     sample = readable(samples, index)
     return (sample.id, row_sum(sample.id, sample.row)) if sample else ("", 0)
-
-
-def _files(samples: Sequence[Sample]) -> list[Path]:
-    return [path for own in parts_of(samples) for path in getattr(own, "files", ()) if path.is_file()]
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -213,9 +213,7 @@ class RolloutGenerator:
         out: list[Group | PartialGroup] = []
         for a, group, answers, known in zip(accepted, groups, greedy_answers, likely, strict=True):
             assert isinstance(group, Group)  # partial.check
-            alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
-                               step=self.step, likely=known, policy_step=self.policy_step, score=self.score,
-                               served=self.services)
+            alone = self._make(a.sample, a.prompt, answers, group.id, likely=known)
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY,
                              trained=False)
             out.append(replace(group, aside=(*group.aside, greedy)))
@@ -236,15 +234,18 @@ class RolloutGenerator:
 
     def rescored(self, group: Group, completions: Sequence[Completion]) -> Group:
         """Scores completions as a group of their own, with the sample and prompt of `group`."""
-        return make_group(self.task, group.sample, group.prompt, completions, group_id=group.id, split=group.split,
-                          step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
+        return self._make(group.sample, group.prompt, completions, group.id)
+
+    def _make(self, sample: Sample, prompt: Prompt, completions: Sequence[Completion], group_id: str,
+              **more: Any) -> Group:
+        return make_group(self.task, sample, prompt, completions, group_id=group_id, split="train", step=self.step,
+                          policy_step=self.policy_step, score=self.score, served=self.services, **more)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
         """Which completions of a request are correct, scored as a group of their own; None if unknown."""
         assert request.sample is not None
         with self.clock("score"):
-            group = make_group(self.task, request.sample, request.prompt, completions, group_id="", split="train",
-                               step=self.step, score=self.score, served=self.services)
+            group = self._make(request.sample, request.prompt, completions, "")
         return [None if r.reward is None else r.correct for r in group.rollouts]
 
     @property
@@ -259,9 +260,8 @@ class RolloutGenerator:
                likely: GroupLogprobs | None) -> Group:
         variants = [(v, drawn[v.name]) for v, *_ in accepted.variants]
         answers = [last_part(c) for c in partial_group.answers] if accepted.carried_over else partial_group.answers
-        group = make_group(self.task, accepted.sample, accepted.prompt, answers, group_id=f"{accepted.number:08d}",
-                           split="train", step=self.step, variants=variants, likely=likely,
-                           policy_step=self.policy_step, score=self.score, served=self.services)
+        group = self._make(accepted.sample, accepted.prompt, answers, f"{accepted.number:08d}", variants=variants,
+                           likely=likely)
         return partial_group.with_policy_steps(group) if accepted.carried_over else group
 
 

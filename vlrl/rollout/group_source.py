@@ -98,7 +98,8 @@ class GroupSource:
         self.step, self._of_variants, self._segments = step, {}, []
         self._measure()
         intake, groups = Intake(self.filters, count), {}
-        probed, probes = self._round(self._numbered(comm.on_main(self._probes)))
+        probed, probes = self._round(self._numbered(comm.on_main(
+            lambda: self.sampler.probes(step) if isinstance(self.sampler, ProbingSampler) else [])))
         carried_over, self.carried_over = self.carried_over, {}
         while wanted := intake.wanted:
             mine, outcomes = self._round(self._draw(wanted, carried_over), self.config.rollout.step_tokens)
@@ -126,17 +127,13 @@ class GroupSource:
 
     def _measure(self) -> None:
         """Before the first draw: measures what the sampler must know about prompts, on all processes together."""
-        missing = comm.on_main(self._missing) if self._may_lack else None
-        self._may_lack = False
-        if missing is not None:
-            name, indices = missing
-            values, sampler = self.measures[name](self.samples, indices, self.progress), cast(Any, self.sampler)
+        if not self._may_lack:
+            return
+        self._may_lack, sampler = False, cast(Any, self.sampler)
+        indices = comm.on_main(lambda: sampler.missing() if isinstance(sampler, MeasuringSampler) else ())
+        if len(indices):
+            values = self.measures[comm.on_main(lambda: sampler.measures)](self.samples, indices, self.progress)
             comm.on_main(lambda: sampler.measured(indices, values))
-
-    def _missing(self) -> tuple[str, np.ndarray] | None:
-        if isinstance(self.sampler, MeasuringSampler) and len(indices := self.sampler.missing()):
-            return self.sampler.measures, indices
-        return None
 
     def _next(self, count: int) -> list[Draw]:
         """The sampler's next draws. Raises TrainingError unless they are `count` samples of the split."""
@@ -146,9 +143,6 @@ class GroupSource:
             raise TrainingError(f"step {self.step}: curriculum.name={self.config.curriculum.name!r} gave {len(draws)} "
                                 f"draws, {len(usable)} of them of the {size} samples, where {count} were asked for")
         return draws
-
-    def _probes(self) -> list[Draw]:
-        return self.sampler.probes(self.step) if isinstance(self.sampler, ProbingSampler) else []
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
@@ -239,8 +233,8 @@ class GroupSource:
         """Groups that continue in the next step, and the steps in which a completion of the last one was generated."""
         if self.config.rollout.step_tokens is None:
             return {}
-        values = {"partial/held": float(len(self.carried_over))}
-        return values | ({"partial/segments_mean": float(np.mean(self._segments))} if self._segments else {})
+        mean = {"partial/segments_mean": float(np.mean(self._segments))} if self._segments else {}
+        return {"partial/held": float(len(self.carried_over)), **mean}
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a resume; on the main process, which alone has the sampler."""

@@ -91,7 +91,8 @@ class Clip:
         pictures = [*map(as_rgb, images)]
         if not pictures or not texts:
             return np.zeros((len(pictures), len(texts)), np.float32)
-        shown = self._embedded([_hash(p) for p in pictures], pictures, self._of_pictures)
+        hashes = [hashlib.sha256(repr(p.size).encode() + p.tobytes()).hexdigest() for p in pictures]
+        shown = self._embedded(hashes, pictures, self._of_pictures)
         said = self._embedded([f"text {text}" for text in texts], texts, self._of_texts)
         return shown @ said.T
 
@@ -125,7 +126,3 @@ class Clip:
 
 def _tensor(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.pooler_output
-
-
-def _hash(picture: Any) -> str:
-    return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest()

@@ -87,7 +87,8 @@ class ServedTeacher:
                               "tokens: set it to null, which loads the teacher beside the policy")
         options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [int(tokens[-1])],
                    "detokenize": False, **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
-        (response,) = yield [ServerCall("/vlrl/generate", partial(self._body, prompt, tokens[:-1], options))]
+        (response,) = yield [ServerCall("/vlrl/generate", lambda: vllm_wire.pack(
+            {"version": self.version, "options": options, "input": prompt_input(prompt, tokens[:-1])}))]
         check_prompt(prompt, response["prompt"], len(tokens) - 1)
         found = [*response.get("prompt_logprobs", ())[len(prompt):], response["outputs"][0]["logprobs"][0]]
         values = np.where(row.mask, np.array(found, np.float32), np.float32(0))
@@ -95,9 +96,6 @@ class ServedTeacher:
             raise TrainingError(f"{row.name}: a log-probability is not finite. The teacher's weights or its server's "
                                 "compute type may overflow: serve it with engine.dtype=bfloat16 or float32.")
         return values
-
-    def _body(self, prompt: Any, written: np.ndarray, options: dict[str, Any]) -> bytes:
-        return vllm_wire.pack({"version": self.version, "options": options, "input": prompt_input(prompt, written)})
 
     def _admit(self, client: ServerClient, address: str) -> None:
         """Brings the server to the teacher's weights. Unavailable while it does not respond, ConfigError for a server

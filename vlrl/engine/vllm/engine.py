@@ -266,7 +266,8 @@ def _explained(config: Config, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind = ConfigError if what == "start" else TrainingError
-        raise kind(f"{_blamed(config, error)}: vLLM cannot {what}: {_reason(error)}") from error
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")
+        raise kind(f"{_blamed(config, error)}: vLLM cannot {what}: {reason}") from error
 
 
 def _blamed(config: Config, error: Exception) -> str:
@@ -277,12 +278,7 @@ def _blamed(config: Config, error: Exception) -> str:
                 f"rollout.max_new_tokens; or raise engine.memory={settings.memory:g})")
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text:
         return (f"engine.memory={settings.memory:g} (more than the device has left: lower it, engine.max_seqs or "
-                "train.tokens_per_batch; or give vLLM more where it says that it has too little)")
+                "train.tokens_per_batch; or raise it if vLLM reports too little memory)")
     if "tensor_parallel" in text or "tensor parallel" in text:
         return f"engine.tensor_parallel={settings.tensor_parallel} (change it)"
     return f"engine.name={settings.name} (or set engine.name=hf)"
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__

@@ -57,16 +57,12 @@ def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperatur
     """[T] |trainer - engine| of the log-probabilities of an episode; 0 where nothing was sampled."""
     if completion.windows:  # each action under what it was sampled under
         ours = np.zeros(len(completion.tokens))
-        for turn, window in zip(_actions(completion), completion.windows, strict=True):
+        for turn, window in zip(completion.actions, completion.windows, strict=True):
             ours[turn.start:turn.end] = _read(policy, prompt, window.ids, window, temperature)[turn.start - turn.end:]
     else:
         ours = _read(policy, prompt, completion.tokens, completion.shown, temperature)
     gaps = np.abs(ours - completion.logprobs)
     return np.where(completion.loss_mask, np.where(np.isfinite(gaps), gaps, np.inf), 0.0)
-
-
-def _actions(completion: Completion) -> list[Turn]:
-    return [turn for turn in completion.turns if turn.role == "assistant"]
 
 
 def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | None, temperature: float) -> np.ndarray:

@@ -21,7 +21,7 @@ from vlrl.models.policy import Policy
 
 SHARD = 4 * 2**30
 """Largest weights file in bytes."""
-_LAYER = re.compile(r".*?\.\d+\.")
+_LAYER = re.compile(r"(.*?\.\d+\.)?")
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -43,7 +43,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    for _, part in itertools.groupby(_tensors(policy, merge), key=lambda pair: _layer_of(pair[0])):
+    for _, part in itertools.groupby(_tensors(policy, merge), key=lambda pair: _LAYER.match(pair[0])[0]):
         yield from revert_weight_conversion(policy.base, dict(part)).items()
 
 
@@ -52,7 +52,8 @@ def _tensors(policy: Policy, merge: bool) -> Named:
     """As saved_tensors, under the names of the model in memory."""
     base, layers = policy.base, adapted_layers(policy)
     for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
-        owner = next((layers[prefix] for prefix in _prefixes(name) if prefix in layers), None)
+        prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
+        owner = next((layers[prefix] for prefix in prefixes if prefix in layers), None)
         if owner is None:
             yield name, _plain(tensor, policy)
         elif ".base_layer." in name:
@@ -169,15 +170,3 @@ def _persistent_buffers(base: Any) -> Named:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 yield f"{path}.{name}" if path else name, buffer
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """a.b.c -> a.b, a."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
-def _layer_of(name: str) -> str:
-    match = _LAYER.match(name)
-    return match[0] if match else ""

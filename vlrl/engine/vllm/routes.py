@@ -197,7 +197,9 @@ class Routes:
         choices = float(temperature), tuple(map(int, banned))
         async with self._loading:
             if version != self.version:
-                self._check_alone(version)
+                if any(_run_of(other) != _run_of(version) for other in self._running.values()):
+                    raise RequestError(HTTPStatus.CONFLICT, "it is generating for another run, and loads your weights "
+                                       "afterwards: give each run servers of its own")
                 self.version = ""  # no answer from here on, should anything below fail
                 await self._stop_answers()
                 await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter, choices),
@@ -213,12 +215,6 @@ class Routes:
             self._check(request["version"])
             pairs = await state.engine_client.collective_rpc("vlrl_differing", args=(str(base), str(adapter)))
         return {"compared": sum(count for count, _ in pairs), "differing": [entry for _, own in pairs for entry in own]}
-
-    def _check_alone(self, version: str) -> None:
-        """Raises RequestError while completions are generated for another run, whose versions begin differently."""
-        if any(_run_of(other) != _run_of(version) for other in self._running.values()):
-            raise RequestError(HTTPStatus.CONFLICT, "it is generating for another run, and loads your weights "
-                               "afterwards: give each run servers of its own")
 
     async def _stop_answers(self) -> None:
         running = list(self._running)

@@ -153,7 +153,9 @@ class WeightSync:
                 write_weights(policy, Path(name), dtype=config.dtype)
                 self.llm.collective_rpc("reload_weights", kwargs={"weights_path": name})
             config.model = own
-        if _on_cpu():
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
             self.llm.apply_model(repack_heads)
 
     def _swap(self, policy: Policy) -> None:
@@ -248,12 +250,6 @@ def _takes_adapters(policy: Policy) -> bool:
     names = policy.base.config.architectures or [type(policy.base).__name__]
     known = [ModelRegistry.models[name] for name in names if name in ModelRegistry.models]
     return bool(known) and supports_lora(known[0].load_model_cls())
-
-
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return current_platform.is_cpu()
 
 
 @contextlib.contextmanager

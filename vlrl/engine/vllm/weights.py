@@ -91,17 +91,14 @@ class EngineWeights:
         tensor = getattr(module, kind, None)
         if not isinstance(tensor, torch.Tensor):
             return None
-        packed = kind == "weight" and hasattr(module, "cpu_linear") and (tensor.numel() == 0 or _is_head(module))
+        is_head = type(module).__name__ == "ParallelLMHead"
+        packed = kind == "weight" and hasattr(module, "cpu_linear") and (tensor.numel() == 0 or is_head)
         if not packed:
             return tensor.detach()
         key = f"{path} {id(module)}"
         if self._last[0] != key:
             self._last = key, _unpacked(module, tensor.dtype)
         return self._last[1]
-
-
-def _is_head(module: Any) -> bool:
-    return type(module).__name__ == "ParallelLMHead"
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
