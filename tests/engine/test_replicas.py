@@ -18,7 +18,6 @@ from vlrl.engine.vllm import replicas
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.replicas import Replica, ReplicaPool, ServerCall, _Run, _Task
-from vlrl.engine.vllm.routes import KEY, WEIGHTS, Routes
 from vlrl.engine.vllm.server import read_key
 from vlrl.errors import ConfigError, TrainingError
 
@@ -561,74 +560,6 @@ def test_prompts_travel_without_loss():
     assert found["floats"].dtype == np.float32 and found["floats"].tolist() == [0, 1, 2]
     with pytest.raises(TypeError, match="Lock"):
         vllm_wire.pack({"x": asyncio.Lock()})
-
-
-# --- what a server lets in --------------------------------------------------------------------------------------------
-
-
-def ask(routes, method, path, key="secret", body=b"{}"):
-    """(status, value) of a request to an ASGI application."""
-    sent, messages = [], [{"type": "http.request", "body": body}]
-    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
-    state = type("State", (), {"engine_client": None})
-    scope = {"type": "http", "method": method, "path": path, "headers": headers,
-             "app": type("App", (), {"state": state})}
-
-    async def receive():
-        if messages:
-            return messages.pop()
-        await asyncio.Event().wait()
-
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(routes(scope, receive, send))
-    return sent[0]["status"], json.loads(sent[1]["body"])
-
-
-@pytest.fixture
-def routes(monkeypatch, tmp_path):
-    async def vllm(scope, receive, send):
-        await send({"status": 200})
-        await send({"body": b'"vllm"'})
-
-    monkeypatch.setenv(KEY, "secret")
-    monkeypatch.setenv(WEIGHTS, str(tmp_path / "ours"))
-    (tmp_path / "ours").mkdir()
-    return Routes(vllm)
-
-
-@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/models", "/vlrl/load", "/vlrl/state", "/"])
-def test_a_server_wants_its_key_on_every_path(routes, path):
-    for wrong in ("", "secret2", "Secret"):
-        assert ask(routes, "POST", path, key=wrong)[0] == 401
-    assert ask(routes, "GET", "/health", key="") == (200, "vllm")
-    assert ask(routes, "GET", "/v1/models") == (200, "vllm")
-
-
-def test_a_server_without_a_key_does_not_start(monkeypatch):
-    monkeypatch.delenv(KEY, raising=False)
-    with pytest.raises(ValueError, match=KEY):
-        Routes(None)
-
-
-def test_a_fresh_server_answers_nothing(routes):
-    body = json.dumps({"version": "", "input": {}, "options": {}}).encode()
-    for version in (b'""', b'"run-1"'):
-        status, said = ask(routes, "POST", "/vlrl/generate", body=body.replace(b'""', version))
-        assert status == 409 and "version" in said["error"]
-
-
-@pytest.mark.parametrize("where", ["/etc", "ours/../theirs", "ours/link"])
-def test_weights_come_from_given_folders_alone(routes, tmp_path, where):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "ours" / "link").symlink_to(tmp_path / "theirs")
-    load = {"version": "a-1", "base": ["a-1", str(tmp_path / where)], "adapter": None}
-    status, said = ask(routes, "POST", "/vlrl/load", body=json.dumps(load).encode())
-    assert status == 403 and "none of the folders" in said["error"]
-    missing = {**load, "base": ["a-1", str(tmp_path / "ours" / "missing")]}
-    status, said = ask(routes, "POST", "/vlrl/load", body=json.dumps(missing).encode())
-    assert status == 404 and "must see one folder" in said["error"]
 
 
 def test_the_key_comes_from_a_file_or_the_environment(monkeypatch, tmp_path, caplog):

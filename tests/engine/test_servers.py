@@ -24,6 +24,7 @@ from vlrl.engine.vllm.routes import KEY, WEIGHTS, Routes
 from vlrl.engine.vllm.worker import Extension
 from vlrl.errors import ConfigError
 
+pytestmark = pytest.mark.anyio
 PATIENT = 60
 FOREIGN = b'{"version": "b-1", "input": {}, "options": {}}'
 
@@ -58,12 +59,17 @@ class Engine:
     reset_encoder_cache = check_health = reset_mm_cache
 
 
+async def vllm(scope, receive, send):
+    await send({"status": 200})
+    await send({"body": b'"vllm"'})
+
+
 class Server:
     """Routes under a key, with folders of weights."""
 
     def __init__(self, root):
         self.root, self.engine = root, Engine()
-        self.routes = Routes(None)
+        self.routes = Routes(vllm)
 
     def folder(self, name, *files):
         (self.root / name).mkdir(exist_ok=True)
@@ -92,6 +98,11 @@ class Server:
 
         await self.routes(scope, receive, send)
         return (sent[0]["status"], json.loads(sent[1]["body"])) if sent else None
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
 
 
 @pytest.fixture
@@ -126,73 +137,61 @@ def writing(routes, version):
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_load_whose_trainer_was_killed_ends_before_the_next_begins(server):
-    async def run():
-        gone, held = asyncio.Event(), asyncio.Event()
-        server.engine.held["a-1"] = held
-        first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1"), gone))
-        await until(lambda: server.engine.inside)
-        gone.set()  # its connection breaks in the middle of the load
-        second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1")))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(server.engine.calls) == 1 and server.routes.version == ""
-        assert (await server.ask("/vlrl/generate", FOREIGN))[0] == 409
-        held.set()
-        assert await first is None and await second == (200, {"version": "b-1"})
-        assert server.engine.most == 1
-        assert [os.path.basename(call[1]) for call in server.engine.calls] == ["a-1", "b-1"]
-        assert server.routes._base == server.routes.version == "b-1"
-
-    asyncio.run(run())
+async def test_a_load_whose_trainer_was_killed_ends_before_the_next_begins(server):
+    gone, held = asyncio.Event(), asyncio.Event()
+    server.engine.held["a-1"] = held
+    first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1"), gone))
+    await until(lambda: server.engine.inside)
+    gone.set()  # its connection breaks in the middle of the load
+    second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1")))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(server.engine.calls) == 1 and server.routes.version == ""
+    assert (await server.ask("/vlrl/generate", FOREIGN))[0] == 409
+    held.set()
+    assert await first is None and await second == (200, {"version": "b-1"})
+    assert server.engine.most == 1
+    assert [os.path.basename(call[1]) for call in server.engine.calls] == ["a-1", "b-1"]
+    assert server.routes._base == server.routes.version == "b-1"
 
 
-def test_a_load_that_only_waits_ends_with_its_trainer(server):
-    async def run():
-        gone, held = asyncio.Event(), asyncio.Event()
-        server.engine.held["a-1"] = held
-        first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1")))
-        await until(lambda: server.engine.inside)
-        second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1"), gone))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        gone.set()
-        assert await second is None
-        held.set()
-        assert await first == (200, {"version": "a-1"}) and len(server.engine.calls) == 1
-
-    asyncio.run(run())
+async def test_a_load_that_only_waits_ends_with_its_trainer(server):
+    gone, held = asyncio.Event(), asyncio.Event()
+    server.engine.held["a-1"] = held
+    first = asyncio.ensure_future(server.ask("/vlrl/load", server.load("a-1")))
+    await until(lambda: server.engine.inside)
+    second = asyncio.ensure_future(server.ask("/vlrl/load", server.load("b-1"), gone))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gone.set()
+    assert await second is None
+    held.set()
+    assert await first == (200, {"version": "a-1"}) and len(server.engine.calls) == 1
 
 
-def test_weights_that_could_not_be_taken_leave_no_version(server):
-    async def run():
-        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+async def test_weights_that_could_not_be_taken_leave_no_version(server):
+    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
 
-        async def fail(*args, **kwargs):
-            raise RuntimeError("no memory")
+    async def fail(*args, **kwargs):
+        raise RuntimeError("no memory")
 
-        working, server.engine.collective_rpc = server.engine.collective_rpc, fail
-        assert await server.ask("/vlrl/load", server.load("a-2")) == (500, {"error": "RuntimeError: no memory"})
-        assert server.routes.version == server.routes._base == ""
-        server.engine.collective_rpc = working
-        assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", server.folder("a-1")])))[0] == 200
-        assert len(server.engine.calls) == 2  # whole weights are taken anew
-
-    asyncio.run(run())
+    working, server.engine.collective_rpc = server.engine.collective_rpc, fail
+    assert await server.ask("/vlrl/load", server.load("a-2")) == (500, {"error": "RuntimeError: no memory"})
+    assert server.routes.version == server.routes._base == ""
+    server.engine.collective_rpc = working
+    assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", server.folder("a-1")])))[0] == 200
+    assert len(server.engine.calls) == 2  # whole weights are taken anew
 
 
-def test_what_a_version_chooses_from_comes_with_it(server):
-    async def run():
-        for version, choices in (("a-1", [0.8, [3, 4]]), ("b-1", [0.8, [3, 4]]), ("b-2", None), ("b-3", [1.0, []])):
-            base = server.load("a-1")["base"]
-            assert (await server.ask("/vlrl/load", server.load(version, base=base, choices=choices)))[0] == 200
-        assert [call[0] for call in server.engine.calls] == ["vlrl_reload", "vlrl_choices", "vlrl_choices"]
-        assert [call[1:] for call in server.engine.calls[1:]] == [(0.8, (3, 4)), (1.0, ())]
-        for wrong in ([0.8], ["hot", []], [1.0, 5]):
-            assert (await server.ask("/vlrl/load", server.load("c-1", choices=wrong)))[0] == 400
-        assert server.routes.version == "b-3"
-
-    asyncio.run(run())
+async def test_what_a_version_chooses_from_comes_with_it(server):
+    for version, choices in (("a-1", [0.8, [3, 4]]), ("b-1", [0.8, [3, 4]]), ("b-2", None), ("b-3", [1.0, []])):
+        base = server.load("a-1")["base"]
+        assert (await server.ask("/vlrl/load", server.load(version, base=base, choices=choices)))[0] == 200
+    assert [call[0] for call in server.engine.calls] == ["vlrl_reload", "vlrl_choices", "vlrl_choices"]
+    assert [call[1:] for call in server.engine.calls[1:]] == [(0.8, (3, 4)), (1.0, ())]
+    for wrong in ([0.8], ["hot", []], [1.0, 5]):
+        assert (await server.ask("/vlrl/load", server.load("c-1", choices=wrong)))[0] == 400
+    assert server.routes.version == "b-3"
 
 
 def test_a_worker_computes_with_what_is_chosen_from():
@@ -210,127 +209,133 @@ def test_a_worker_computes_with_what_is_chosen_from():
     assert model.compute_logits([[1.0, 2.0, 3.0]]).dtype == torch.bfloat16
 
 
-def test_two_runs_at_one_server_take_turns(server):
-    async def run():
-        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-        with writing(server.routes, "a-1") as task:
-            status, said = await server.ask("/vlrl/load", server.load("b-1"))
-            assert status == 409 and "another run" in said["error"] and not task.cancelled()
-            assert server.routes.version == "a-1"
-        assert (await server.ask("/vlrl/load", server.load("b-1")))[0] == 200
-        body = {"version": "a-1", "input": {}, "options": {}}
-        status, said = await server.ask("/vlrl/generate", body)
-        assert status == 409 and "another run uses this server" in said["error"]
-
-    asyncio.run(run())
+async def test_two_runs_at_one_server_take_turns(server):
+    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+    with writing(server.routes, "a-1") as task:
+        status, said = await server.ask("/vlrl/load", server.load("b-1"))
+        assert status == 409 and "another run" in said["error"] and not task.cancelled()
+        assert server.routes.version == "a-1"
+    assert (await server.ask("/vlrl/load", server.load("b-1")))[0] == 200
+    body = {"version": "a-1", "input": {}, "options": {}}
+    status, said = await server.ask("/vlrl/generate", body)
+    assert status == 409 and "another run uses this server" in said["error"]
 
 
-def test_pictures_for_other_weights_are_not_decoded(server, monkeypatch):
-    async def run():
-        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-        picture = vllm_wire.Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
-        monkeypatch.setattr(vllm_wire, "_image", lambda data: pytest.fail("it is decoded"))
-        body = json.loads(vllm_wire.pack({"version": "a-2", "input": {"image": picture}, "options": {}}))
-        status, said = await server.ask("/vlrl/generate", body)
-        assert status == 409 and "not 'a-2'" in said["error"]
-
-    asyncio.run(run())
+async def test_pictures_for_other_weights_are_not_decoded(server, monkeypatch):
+    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+    picture = vllm_wire.Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
+    monkeypatch.setattr(vllm_wire, "_image", lambda data: pytest.fail("it is decoded"))
+    body = json.loads(vllm_wire.pack({"version": "a-2", "input": {"image": picture}, "options": {}}))
+    status, said = await server.ask("/vlrl/generate", body)
+    assert status == 409 and "not 'a-2'" in said["error"]
 
 
-def test_newer_weights_of_a_run_end_what_it_wrote_before(server):
-    async def run():
-        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-        with writing(server.routes, "a-1") as task:
-            assert (await server.ask("/vlrl/load", server.load("a-2")))[0] == 200
-            assert task.cancelled()
-
-    asyncio.run(run())
-
-
-def test_a_request_whose_pictures_are_decoded_while_weights_come_is_refused(server, monkeypatch):
-    """It would be computed among two weights, and an engine whose pictures were forgotten then dies."""
-    async def run():
-        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-        decoding, loaded, restored = threading.Event(), threading.Event(), vllm_wire.restore_arrays
-
-        def slow(sent):
-            decoding.set()
-            loaded.wait(30)
-            return restored(sent)
-
-        monkeypatch.setattr(vllm_wire, "restore_arrays", slow)
-        server.engine.generate = lambda *given, **named: pytest.fail("it is begun")
-        body = json.loads(vllm_wire.pack({"version": "a-1", "input": {"prompt_token_ids": [1]}, "options": {}}))
-        asked = asyncio.ensure_future(server.ask("/vlrl/generate", body))
-        await until(decoding.is_set)
+async def test_newer_weights_of_a_run_end_what_it_wrote_before(server):
+    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+    with writing(server.routes, "a-1") as task:
         assert (await server.ask("/vlrl/load", server.load("a-2")))[0] == 200
-        loaded.set()
-        status, said = await asked
-        assert status == 409 and "not 'a-1'" in said["error"]
-
-    asyncio.run(run())
+        assert task.cancelled()
 
 
-def test_an_engine_that_dies_over_weights_is_said_to(server, monkeypatch):
-    async def run():
-        class EngineDeadError(Exception):
-            pass
+async def test_a_request_whose_pictures_are_decoded_while_weights_come_is_refused(server, monkeypatch):
+    """It would be computed among two weights, and an engine whose pictures were forgotten then dies."""
+    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+    decoding, loaded, restored = threading.Event(), threading.Event(), vllm_wire.restore_arrays
 
-        async def dead():
-            raise EngineDeadError("gone")
+    def slow(sent):
+        decoding.set()
+        loaded.wait(30)
+        return restored(sent)
 
-        monkeypatch.setattr(vllm_routes, "_LOOK_S", 0.05)
-        server.engine.held["a-1"] = asyncio.Event()
-        server.engine.check_health = dead
-        status, said = await asyncio.wait_for(server.ask("/vlrl/load", server.load("a-1")), 30)
-        assert status == 503 and "EngineDeadError" in said["error"] and not server.routes.version
-
-    asyncio.run(run())
-
-
-def test_only_current_weights_are_compared(server):
-    async def run():
-        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-        asked = {"version": "a-1", "base": server.folder("a-1"), "adapter": None}
-        assert await server.ask("/vlrl/compare", asked) == (200, {"compared": 3, "differing": [["w", 1.0, 2.0]]})
-        assert (await server.ask("/vlrl/compare", asked | {"version": "a-2"}))[0] == 409
-
-    asyncio.run(run())
+    monkeypatch.setattr(vllm_wire, "restore_arrays", slow)
+    server.engine.generate = lambda *given, **named: pytest.fail("it is begun")
+    body = json.loads(vllm_wire.pack({"version": "a-1", "input": {"prompt_token_ids": [1]}, "options": {}}))
+    asked = asyncio.ensure_future(server.ask("/vlrl/generate", body))
+    await until(decoding.is_set)
+    assert (await server.ask("/vlrl/load", server.load("a-2")))[0] == 200
+    loaded.set()
+    status, said = await asked
+    assert status == 409 and "not 'a-1'" in said["error"]
 
 
-def test_no_file_from_outside_and_no_pickle(server, tmp_path):
-    async def run():
-        (tmp_path / "secret.safetensors").touch()
-        (server.root / "linked").mkdir()
-        (server.root / "linked" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
-        for path, value in (("/vlrl/load", server.load("a-1", base=["a-1", str(server.root / "linked")])),
-                            ("/vlrl/load", server.load("a-1", adapter=str(server.root / "linked"))),
-                            ("/vlrl/compare", {"version": "", "base": str(server.root / "linked"), "adapter": None})):
-            status, said = await server.ask(path, value)
-            assert status == 403 and "none of the folders" in said["error"]
-        pickled = server.folder("pickled", "adapter_model.bin", "other.safetensors")
-        status, said = await server.ask("/vlrl/load", server.load("a-1", adapter=pickled))
-        assert status == 400 and "adapter_model.safetensors" in said["error"]
-        bare = server.folder("bare", "model.bin")
-        assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", bare])))[0] == 400
-        assert not server.engine.calls and server.routes.version == ""
+async def test_an_engine_that_dies_over_weights_is_said_to(server, monkeypatch):
+    class EngineDeadError(Exception):
+        pass
 
-    asyncio.run(run())
+    async def dead():
+        raise EngineDeadError("gone")
+
+    monkeypatch.setattr(vllm_routes, "_LOOK_S", 0.05)
+    server.engine.held["a-1"] = asyncio.Event()
+    server.engine.check_health = dead
+    status, said = await asyncio.wait_for(server.ask("/vlrl/load", server.load("a-1")), 30)
+    assert status == 503 and "EngineDeadError" in said["error"] and not server.routes.version
+
+
+async def test_only_current_weights_are_compared(server):
+    assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+    asked = {"version": "a-1", "base": server.folder("a-1"), "adapter": None}
+    assert await server.ask("/vlrl/compare", asked) == (200, {"compared": 3, "differing": [["w", 1.0, 2.0]]})
+    assert (await server.ask("/vlrl/compare", asked | {"version": "a-2"}))[0] == 409
+
+
+async def test_no_file_from_outside_and_no_pickle(server, tmp_path):
+    (tmp_path / "secret.safetensors").touch()
+    (server.root / "linked").mkdir()
+    (server.root / "linked" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    for path, value in (("/vlrl/load", server.load("a-1", base=["a-1", str(server.root / "linked")])),
+                        ("/vlrl/load", server.load("a-1", adapter=str(server.root / "linked"))),
+                        ("/vlrl/compare", {"version": "", "base": str(server.root / "linked"), "adapter": None})):
+        status, said = await server.ask(path, value)
+        assert status == 403 and "none of the folders" in said["error"]
+    pickled = server.folder("pickled", "adapter_model.bin", "other.safetensors")
+    status, said = await server.ask("/vlrl/load", server.load("a-1", adapter=pickled))
+    assert status == 400 and "adapter_model.safetensors" in said["error"]
+    bare = server.folder("bare", "model.bin")
+    assert (await server.ask("/vlrl/load", server.load("a-1", base=["a-1", bare])))[0] == 400
+    assert not server.engine.calls and server.routes.version == ""
+
+
+async def test_weights_come_from_given_folders_alone(server, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (server.root / "link").symlink_to(tmp_path / "theirs")
+    for where, code, why in (("/etc", 403, "none of the folders"), ("../theirs", 403, "none of the folders"),
+                             ("link", 403, "none of the folders"), ("missing", 404, "must see one folder")):
+        status, said = await server.ask("/vlrl/load", server.load("a-1", base=["a-1", str(server.root / where)]))
+        assert status == code and why in said["error"], where
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_wants_its_key_on_every_path(server):
+    for path in ("/collective_rpc", "/v1/models", "/vlrl/load", "/vlrl/state", "/"):
+        for wrong in (b"", b"secret2", b"Secret"):
+            assert (await server.ask(path, b"{}", key=wrong))[0] == 401, path
+    assert await server.ask("/health", b"{}", method="GET", key=b"") == (200, "vllm")
+    assert await server.ask("/v1/models", b"{}", method="GET") == (200, "vllm")
+
+
+def test_a_server_without_a_key_does_not_start(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(ValueError, match=KEY):
+        Routes(None)
+
+
+async def test_a_fresh_server_answers_nothing(server):
+    for version in ("", "run-1"):
+        status, said = await server.ask("/vlrl/generate", {"version": version, "input": {}, "options": {}})
+        assert status == 409 and "version" in said["error"]
+
 
 MALFORMED = [b"", b"\xff", b"[]", b"null", b"7", b"{}", b"[" * 100_000, b'{"version": 1}']
 
 
 @pytest.mark.parametrize("path", ["/vlrl/generate", "/vlrl/load", "/vlrl/compare"])
-def test_malformed_requests_are_refused(server, path):
-    async def run():
-        for body in MALFORMED:
-            status, said = await server.ask(path, body)
-            assert status == 400 or (path, body) == ("/vlrl/generate", MALFORMED[-1]), (body[:20], status, said)
-
-    asyncio.run(run())
+async def test_malformed_requests_are_refused(server, path):
+    for body in MALFORMED:
+        status, said = await server.ask(path, body)
+        assert status == 400 or (path, body) == ("/vlrl/generate", MALFORMED[-1]), (body[:20], status, said)
 
 
 @pytest.mark.parametrize("more", [{"base": []}, {"base": "/etc"}, {"base": [1, 2]}, {"base": ["a", "\0"]},
@@ -340,18 +345,15 @@ def test_malformed_loads_are_refused(server, more):
     assert status == 400 and not server.engine.calls
 
 
-def test_too_large_a_request_is_not_read(server, monkeypatch):
-    async def run():
-        length = (b"content-length", str(vllm_routes.MOST_BYTES + 1).encode())
-        for told in (length, (b"content-length", b"9" * 5000)):
-            status, said = await server.ask("/vlrl/generate", b"{", headers=[told])
-            assert status == 413 and "bytes" in said["error"]
-        monkeypatch.setattr(vllm_routes, "MOST_BYTES", 10)
-        assert (await server.ask("/vlrl/generate", b" " * 11))[0] == 413  # without saying how long it is
-        assert (await server.ask("/vlrl/generate", b"[]" + b" " * 8))[0] == 400
-        assert (await server.ask("/vlrl/load", b"{", headers=[length], key=b"other"))[0] == 401
-
-    asyncio.run(run())
+async def test_too_large_a_request_is_not_read(server, monkeypatch):
+    length = (b"content-length", str(vllm_routes.MOST_BYTES + 1).encode())
+    for told in (length, (b"content-length", b"9" * 5000)):
+        status, said = await server.ask("/vlrl/generate", b"{", headers=[told])
+        assert status == 413 and "bytes" in said["error"]
+    monkeypatch.setattr(vllm_routes, "MOST_BYTES", 10)
+    assert (await server.ask("/vlrl/generate", b" " * 11))[0] == 413  # without saying how long it is
+    assert (await server.ask("/vlrl/generate", b"[]" + b" " * 8))[0] == 400
+    assert (await server.ask("/vlrl/load", b"{", headers=[length], key=b"other"))[0] == 401
 
 
 @pytest.mark.parametrize("sent", [
@@ -372,27 +374,24 @@ def test_an_image_like_a_bomb_is_a_value_error(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_engine_that_stands_still_is_said_to(server):
-    async def run():
-        alive = lambda: server.ask(vllm_routes.ALIVE, b"", method="GET")  # noqa: E731
-        assert await alive() == (200, {"silent_s": 0.0})
-        server.engine.stands_still = asyncio.Event()
-        found = [(await alive())[1]["silent_s"] for _ in range(3)]
-        assert 0 < found[0] < found[1] < found[2] and server.engine.questions == 2  # one is owed, no second is asked
-        server.engine.stands_still.set()
-        assert await alive() == await alive() == (200, {"silent_s": 0.0})
-        assert (await server.ask(vllm_routes.ALIVE, b"", method="GET", key=b"other"))[0] == 401
+async def test_an_engine_that_stands_still_is_said_to(server):
+    alive = lambda: server.ask(vllm_routes.ALIVE, b"", method="GET")  # noqa: E731
+    assert await alive() == (200, {"silent_s": 0.0})
+    server.engine.stands_still = asyncio.Event()
+    found = [(await alive())[1]["silent_s"] for _ in range(3)]
+    assert 0 < found[0] < found[1] < found[2] and server.engine.questions == 2  # one is owed, no second is asked
+    server.engine.stands_still.set()
+    assert await alive() == await alive() == (200, {"silent_s": 0.0})
+    assert (await server.ask(vllm_routes.ALIVE, b"", method="GET", key=b"other"))[0] == 401
 
-        class EngineDeadError(Exception):
-            pass
+    class EngineDeadError(Exception):
+        pass
 
-        async def dead():
-            raise EngineDeadError("gone")
+    async def dead():
+        raise EngineDeadError("gone")
 
-        server.engine.is_sleeping = dead
-        assert (await alive())[0] == 503
-
-    asyncio.run(run())
+    server.engine.is_sleeping = dead
+    assert (await alive())[0] == 503
 
 
 # --- vlrl serve -------------------------------------------------------------------------------------------------------
