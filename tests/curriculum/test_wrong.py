@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said(words, says, tmp_path):
 
 
 @pytest.mark.parametrize(("draws", "says"), [
-    (lambda count: [], "gave 0 draws, 0 of them of the 14 samples, where 4 were asked for"),
+    (lambda count: [], "gave 0 draws, 0 of them of the 14 samples, but 4 were requested"),
     (lambda count: [curriculum.Draw(99, 0)] * count, "gave 4 draws, 0 of them"),
     (lambda count: [3] * count, "gave 4 draws, 0 of them"),
     (lambda count: [curriculum.Draw(0, 0)], "gave 1 draws, 1 of them"),

@@ -63,7 +63,7 @@ def test_states_are_equal_where_the_world_is():
 def test_what_is_no_action_is_told_and_not_done():
     environment = GymEnvironment("FrozenLake-v1", actions=NAMES, parts=ALL, is_slippery=False)
     _, steps = played(environment, ["jump", "<think>up?</think><answer>Down.</answer>", "", "9" * 50, "1"])
-    assert steps[0].observation.text == "Error: 'jump' is no action; write one of left, down, right, up"
+    assert steps[0].observation.text == "Error: 'jump' is not a valid action; write one of left, down, right, up"
     assert [step.parts["illegal"] for step in steps] == [1, 0, 1, 1, 0]
     shown = [step.observation.media[0].source.tobytes() for step in steps]
     assert shown[0] != shown[1] == shown[2] == shown[3] and steps[1].info == {"action": "1", "truncated": False}
@@ -140,7 +140,7 @@ def test_what_is_refused_or_only_asked_is_closed():
     environment = GymEnvironment("vlrl/Counted-v0")
     assert Counted.open == 1
     environment.close()
-    with pytest.raises(ConfigError, match="are no list"):
+    with pytest.raises(ConfigError, match="are not a list"):
         GymEnvironment("vlrl/Counted-v0", actions=["a"])
     with pytest.raises(ConfigError, match="render_mode='human'"):
         GymEnvironment("vlrl/Counted-v0", render_mode="human")
@@ -173,7 +173,7 @@ def test_a_reward_that_is_no_number_ends_it(reward):
 def test_settings_that_cannot_act():
     with pytest.raises(ConfigError, match=r"actions=\['a'\]: FrozenLake-v1 has 4"):
         GymEnvironment("FrozenLake-v1", actions=["a"])
-    with pytest.raises(ConfigError, match="are no list"):
+    with pytest.raises(ConfigError, match="are not a list"):
         GymEnvironment("Pendulum-v1", actions=["a"])
     with pytest.raises(ConfigError, match="show='picture'"):
         GymEnvironment("FrozenLake-v1", show="picture")

@@ -61,7 +61,7 @@ def loaded(*words):
     ("mcp:a", {"environment": ["VLRL_NEVER_SET"]}, "names 'VLRL_NEVER_SET', which is not set here"),
     (("gym:FrozenLake-v1", "gym:Taxi-v4"), {}, "must all be servers of one kind"),
     (("mcp:http://a/mcp", "openenv:http://b"), {}, "must all be servers of one kind"),
-    (("a.py:B", "a.py:C"), {}, "only servers can be several")])
+    (("a.py:B", "a.py:C"), {}, "only servers can have several addresses")])
 def test_names_that_cannot_act(name, options, why):
     with pytest.raises(ConfigError) as error:
         resolved(settings(name, options=options))

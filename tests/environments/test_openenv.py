@@ -223,12 +223,12 @@ def test_an_answer_too_many(liar, monkeypatch):
 
 def test_a_server_that_is_not_there():
     environment = OpenEnv("http://127.0.0.1:9", parts=PARTS)
-    with pytest.raises(ProtocolError, match=r"no server takes an episode: .*none is well"):
+    with pytest.raises(ProtocolError, match=r"no server takes an episode: .*none is healthy"):
         for _ in range(2):  # tried without a look at its health at first
             try:
                 environment.reset(1)
             except ProtocolError as error:
-                assert "127.0.0.1:9" in str(error) or "none is well" in str(error)
+                assert "127.0.0.1:9" in str(error) or "none is healthy" in str(error)
                 last = error
         raise last
     environment.close()

@@ -140,7 +140,7 @@ def test_a_tool_that_fails_or_returns_what_cannot_be_shown():
     for kind, says in {"raise": "bad: KeyError: 'lost'", "exit": "bad: SystemExit: 3", "set": "bad returned set, which",
                        "nan": "bad returned float", "bomb": "an image of 10000x10000 pixels",
                        "cut": "bad returned an image that cannot be shown",
-                       "media": "other things than a text and Media"}.items():
+                       "media": "something other than text and Media"}.items():
         step = tools.step(call("bad", kind=kind) + call("bad", kind="text"))
         assert says in step.info["calls"][0]["error"] and step.info["calls"][1]["error"] is None, kind
         assert step.observation.text.endswith("[cut: 10000 of 50000 characters are shown]")

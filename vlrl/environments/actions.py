@@ -40,7 +40,7 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"invalid action for {space}, which is written as JSON: {str(error)[:200]}") from None
     if not space.contains(action):
-        raise ValueError(f"{text[:100]!r} is no action; the actions are {str(space)[:300]}")
+        raise ValueError(f"{text[:100]!r} is not a valid action; the actions are {str(space)[:300]}")
     return action
 
 
@@ -52,7 +52,7 @@ def _discrete(text: str, space: Any, names: Sequence[str]) -> Any:
     if re.fullmatch(r"-?\d{1,18}", written, re.ASCII) and start <= int(written) < start + int(space.n):
         return space.dtype.type(int(written))
     choice = ", ".join(names) if names else f"the numbers {start} to {start + int(space.n) - 1}"
-    raise ValueError(f"{text[:100]!r} is no action; write one of {choice}")
+    raise ValueError(f"{text[:100]!r} is not a valid action; write one of {choice}")
 
 
 def _box(text: str, space: Any) -> np.ndarray:
@@ -60,8 +60,8 @@ def _box(text: str, space: Any) -> np.ndarray:
     rest = _NUMBER.sub("", text).strip(" \t\r\n,;[]()")
     wanted = int(np.prod(space.shape))
     if len(numbers) != wanted or re.search(r"\w", rest) or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{text[:100]!r} is no action; write {wanted} numbers between {space.low.tolist()} and "
-                         f"{space.high.tolist()}"[:400])
+        raise ValueError(f"{text[:100]!r} is not a valid action; write {wanted} numbers between {space.low.tolist()} "
+                         f"and {space.high.tolist()}"[:400])
     return np.array(numbers, np.float64).astype(space.dtype).reshape(space.shape)
 
 
@@ -109,7 +109,8 @@ def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dic
     except (ValueError, RecursionError):
         action = None
     if not isinstance(action, dict):
-        raise ValueError(f"{text[:100]!r} is no action; write JSON with {', '.join(fields) or 'its fields'}"[:500])
+        raise ValueError(f"{text[:100]!r} is not a valid action; write JSON with "
+                         f"{', '.join(fields) or 'its fields'}"[:500])
     return action
 
 
@@ -119,7 +120,7 @@ def _value(text: str, kind: Mapping[str, Any]) -> Any:
     if isinstance(allowed, list):
         if text in map(str, allowed):
             return next(value for value in allowed if str(value) == text)
-        raise ValueError(f"{text[:100]!r} is no action; write one of {', '.join(map(str, allowed))}"[:500])
+        raise ValueError(f"{text[:100]!r} is not a valid action; write one of {', '.join(map(str, allowed))}"[:500])
     problems = []
     for one in sorted(wanted, key=lambda one: one == "string") if isinstance(wanted, list) else [wanted]:
         try:
@@ -138,7 +139,8 @@ def _typed(text: str, wanted: Any) -> Any:
         except ValueError:
             number = math.nan
         if not abs(number) < 2**63:
-            raise ValueError(f"{text[:100]!r} is no action; write a {'whole ' if wanted == 'integer' else ''}number")
+            raise ValueError(f"{text[:100]!r} is not a valid action; write a "
+                             f"{'whole ' if wanted == 'integer' else ''}number")
         return number
     try:
         value = from_json(text)
@@ -146,4 +148,4 @@ def _typed(text: str, wanted: Any) -> Any:
             return value
     except (ValueError, RecursionError):
         pass
-    raise ValueError(f"{text[:100]!r} is no action; write JSON of the type {str(wanted)[:50]}")
+    raise ValueError(f"{text[:100]!r} is not a valid action; write JSON of the type {str(wanted)[:50]}")

@@ -144,11 +144,13 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
     kind = KINDS.get(kinds[0])
     if kind is None:
         if len(settings.name) > 1:
-            raise ConfigError(f"environment.name={shown_name!r}: only servers can be several ({_servers()})")
+            raise ConfigError(f"environment.name={shown_name!r}: only servers can have several addresses "
+                              f"({_servers()})")
         factory = resolve("environment.name", shown_name, {f"{name}:": None for name in KINDS})
         return ExternalEnvironment(shown_name, lambda task, sample: factory(sample, **options))
     if len(settings.name) > 1 and (not kind.several or len(set(kinds)) > 1):
-        raise ConfigError(f"environment.name={shown_name!r}: several must all be servers of one kind ({_servers()})")
+        raise ConfigError(f"environment.name={shown_name!r}: several addresses must all be servers of one kind "
+                          f"({_servers()})")
     if importlib.util.find_spec(kind.package) is None:
         raise ConfigError(f"environment.name={shown_name!r} needs the package {kind.package}: pip install "
                           f"'vlrl[{kind.extra}]'")

@@ -92,7 +92,7 @@ class GymEnvironment(Environment):
         space, own = self.world.action_space, self.world.unwrapped
         if not isinstance(space, Discrete):
             if given:
-                raise ConfigError(f"actions={list(given)}: the actions of {self.world.spec.id} are no list, but "
+                raise ConfigError(f"actions={list(given)}: the actions of {self.world.spec.id} are not a list but "
                                   f"{space}")
             return ()
         names = tuple(map(str, given or getattr(own, "get_action_meanings", tuple)()))

@@ -177,7 +177,7 @@ class Environments:
             left = end - time.monotonic() - pause
             if not pause or left <= 0 or len(self._lost) >= _MOST_LOST:
                 break
-            _log.info("environment of sample %r: %s; tried again", episode.sample.id, reply.reason)
+            _log.info("environment of sample %r: %s; retrying", episode.sample.id, reply.reason)
             time.sleep(pause)
         self._lost.add(episode.sample.id)
         return reply
@@ -223,7 +223,7 @@ class Environments:
             with self._lock:
                 self.restarts += 1
             why = f"no result within {seconds:g} s" if isinstance(error, WorkerHung) else "its process ended"
-            _log.warning("environment of sample %r, %s: %s; the process was started again", episode.sample.id, call,
+            _log.warning("environment of sample %r, %s: %s; the process was restarted", episode.sample.id, call,
                          why)
             return EnvironmentFailure(f"{call}: {why}")
         except Exception as error:  # a sample with objects that cannot be sent

@@ -306,7 +306,7 @@ class McpEnvironment(ToolEnvironment):
                 self._session = session
                 self._servers.took(address)
                 return
-        raise ProtocolError("; ".join(refused) or "no server is well")
+        raise ProtocolError("; ".join(refused) or "no server is healthy")
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """The observation of a tool call; accumulates its reward."""
@@ -366,8 +366,8 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 def _schema(tool: Any) -> dict[str, Any]:
     """A tool's schema for chat templates. Raises ProtocolError for one that cannot be shown."""
     if not NAME.fullmatch(tool.name):
-        raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that calls cannot hold; leave it out with "
-                            "environment.options.tools")
+        raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave it out "
+                            "with environment.options.tools")
     parameters = _untitled(tool.input_schema) if isinstance(tool.input_schema, Mapping) else {}
     schema = {"type": "function", "function": {"name": tool.name, "description": shorten(tool.description or "", 2000),
                                                "parameters": {"type": "object", "properties": {}, **parameters}}}

@@ -155,7 +155,7 @@ class OpenEnv(Environment):
                 self.url = url
                 self.servers.took(url)
                 return
-        raise ProtocolError(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
+        raise ProtocolError(f"no server takes an episode: {'; '.join(refused) or 'none is healthy'}")
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
         """The data of the observation that answers a message, or {"error": why} if the server blames the model. Raises

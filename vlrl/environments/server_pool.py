@@ -90,7 +90,7 @@ class ServerPool:
         """The server did not respond: it is left out for a while."""
         server = self._servers[address]
         if not server.pause and len(self._servers) > 1:
-            _log.warning("%s does not answer, and is left out for a while", address)
+            _log.warning("%s does not respond and is left out for a while", address)
         server.pause = min(MOST_PAUSE_S, max(PAUSE_S, 2 * server.pause))
         server.until = self._clock() + server.pause
 

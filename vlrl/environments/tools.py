@@ -176,7 +176,7 @@ def _shown(value: Any) -> Observation | None:
         return Observation(media=(value,))
     if isinstance(value, Observation):
         if not isinstance(value.text, str) or not all(isinstance(m, Media) for m in value.media):
-            raise CallError("returned an Observation that holds other things than a text and Media")
+            raise CallError("returned an Observation that holds something other than text and Media")
         return Observation(value.text, tuple(value.media))
     return None
 

@@ -141,7 +141,7 @@ class GroupSource:
         usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
         if len(usable) != count or len(draws) != count:
             raise TrainingError(f"step {self.step}: curriculum.name={self.config.curriculum.name!r} gave {len(draws)} "
-                                f"draws, {len(usable)} of them of the {size} samples, where {count} were asked for")
+                                f"draws, {len(usable)} of them of the {size} samples, but {count} were requested")
         return draws
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:

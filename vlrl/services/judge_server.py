@@ -63,12 +63,12 @@ def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
         return port or _PORT
     parts = urlsplit(address_of(settings.url, "services.judge.url"))
     if parts.hostname not in _HERE and host in _HERE:
-        raise ConfigError(f"services.judge.url={settings.url} is another host than {host}: run this there, with --host "
-                          "0.0.0.0, or name http://127.0.0.1")
+        raise ConfigError(f"services.judge.url={settings.url} names another host than {host}: run this there, with "
+                          "--host 0.0.0.0, or name http://127.0.0.1")
     if parts.scheme != "http" or parts.path.strip("/") != "v1":
         raise ConfigError(f"services.judge.url={settings.url}: vLLM answers at http://HOST:PORT/v1")
     if port not in (None, parts.port):
-        raise ConfigError(f"--port {port} is another one than that of services.judge.url={settings.url}: leave it out")
+        raise ConfigError(f"--port {port} differs from that of services.judge.url={settings.url}: leave it out")
     return parts.port or 80
 
 

@@ -80,8 +80,8 @@ def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Se
     named = f" ({describe_position(turns, first)})" if turns and first >= 0 else ""
     raise TrainingError(
         f"sample '{prompt.sample_id}': vLLM's processor makes {len(theirs)} tokens of the prompt, transformers' makes "
-        f"{len(prompt)}, and they differ from token {at}{named} on. The answers would be to another prompt. Install "
-        "the versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
+        f"{len(prompt)}, and they differ from token {at}{named} on. The completions would answer another prompt. "
+        "Install the versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
 
 
 def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules, room: int | None = None) -> dict[str,

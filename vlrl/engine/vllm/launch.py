@@ -300,7 +300,8 @@ def write_key(path: Path, given: str = "") -> Path:
 def _key_of(file: Path) -> str:
     key = read_key(str(file))
     if not key:
-        raise ConfigError(f"engine.key_file={str(file)!r} is empty: write a key to it, or remove it and have one made")
+        raise ConfigError(f"engine.key_file={str(file)!r} is empty: write a key to it, or remove it to have one "
+                          "generated")
     return key
 
 

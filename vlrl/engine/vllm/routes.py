@@ -276,13 +276,13 @@ def _run_of(version: str) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"an object is asked for, and this is a {type(value).__name__}")
+        raise ValueError(f"expected an object, got {type(value).__name__}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"a text is asked for, and this is {value!r:.40}")
+        raise ValueError(f"expected a non-empty string, got {value!r:.40}")
     return value
 
 
