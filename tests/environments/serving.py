@@ -1,11 +1,13 @@
 """Servers in processes of their own, for tests: started on a free port, ended with the test."""
 
 import contextlib
+import http.server
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -17,6 +19,19 @@ def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def http_server(handler):
+    """A server of this process, in a thread; its address, and the server."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{serving.server_address[1]}", serving
+        finally:
+            serving.shutdown()
+            thread.join()
 
 
 class Serving:

@@ -32,8 +32,8 @@ def summed(steps):
     return {name: sum(step.parts.get(name, 0.0) for step in steps) for name in ALL}
 
 
-def test_a_perfect_walk_over_ice():
-    environment = GymEnvironment("FrozenLake-v1", actions=NAMES, parts=ALL, is_slippery=False)
+def test_a_perfect_walk_over_ice(closing):
+    environment = closing(GymEnvironment("FrozenLake-v1", actions=NAMES, parts=ALL, is_slippery=False))
     first, steps = played(environment, WAY)
     assert first.text == "Actions: left, down, right, up." and first.media[0].source.size == (256, 256)
     assert summed(steps) == {"return": 1.0, "success": 1.0, "progress": 1.0, "illegal": 0.0}
@@ -44,7 +44,6 @@ def test_a_perfect_walk_over_ice():
     for action in (1, 1, 2, 1, 2, 2):
         own.step(action)
     assert np.array_equal(np.asarray(steps[-1].observation.media[0].source), own.render())
-    environment.close()
 
 
 def test_the_same_seed_gives_the_same_world():

@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-from tests.environments.serving import HERE, Serving
+from tests.environments.serving import HERE, Serving, http_server
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import external as named
 from vlrl.environments import mcp
@@ -70,21 +70,19 @@ def test_its_tools_are_called_and_its_images_seen(server, over):
     assert children() == before  # a command ends with its environment
 
 
-def test_what_several_calls_of_an_action_pay():
+def test_what_several_calls_of_an_action_pay(closing):
     """Their rewards add up; what one of them ended and reached stays so."""
-    environment = McpEnvironment(COMMAND, parts=("return", "success", "progress"), **PATIENT)
+    environment = closing(McpEnvironment(COMMAND, parts=("return", "success", "progress"), **PATIENT))
     environment.reset(1)
     step = environment.step(call("guess", number=2) + call("fault", kind="pay"))
     assert step.done and step.parts == {"return": 1.5, "success": 1, "progress": 0.25} and step.state == "paid"
-    environment.close()
 
 
-def test_the_calls_of_an_action_have_one_time():
-    environment = McpEnvironment(COMMAND, parts=PARTS, step_s=3, reset_s=200)
+def test_the_calls_of_an_action_have_one_time(closing):
+    environment = closing(McpEnvironment(COMMAND, parts=PARTS, step_s=3, reset_s=200))
     environment.reset(1)
     with pytest.raises(ProtocolError, match="no answer within 3 s"):
         environment.step(call("fault", kind="nap") * 2)
-    environment.close()
 
 
 def test_what_the_model_is_shown(server):
@@ -102,14 +100,11 @@ def test_what_the_model_is_shown(server):
 @pytest.mark.parametrize("kind, why", [
     ("nan", "its reward is 'much', no finite number"), ("done", "its done is 'yes'"), ("broken", "its image"),
     ("text", "its image is no base64"), ("many", "100 pieces"), ("die", "Connection closed")])
-def test_what_a_server_does_wrongly_ends_the_episode(kind, why):
-    environment = McpEnvironment(COMMAND, parts=PARTS, **PATIENT)
+def test_what_a_server_does_wrongly_ends_the_episode(kind, why, closing):
+    environment = closing(McpEnvironment(COMMAND, parts=PARTS, **PATIENT))
     environment.reset(1)
-    try:
-        with pytest.raises(ProtocolError, match=why):
-            environment.step(call("fault", kind=kind))
-    finally:
-        environment.close()
+    with pytest.raises(ProtocolError, match=why):
+        environment.step(call("fault", kind=kind))
 
 
 LIAR = """
@@ -141,38 +136,31 @@ OUTPUT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
     ([TOOL], {"content": [], "structuredContent": {"reward": 1e999}}),
     ([{**TOOL, "outputSchema": OUTPUT}], {"content": [], "structuredContent": {"n": "three"}})],
     ids=lambda v: str(v)[:50])
-def test_lies_about_types(tmp_path, listed, called):
+def test_lies_about_types(tmp_path, listed, called, closing):
     file = tmp_path / "liar.py"
     file.write_text(LIAR.replace("LISTED", repr({"tools": listed})).replace("CALLED", repr(called))
                     .replace("inf", "float('inf')"))
     # what is no message of the protocol is no answer either, so some of these take step_s
-    environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=20, reset_s=200)
-    try:
-        with pytest.raises(ProtocolError):
-            environment.reset(1)
-            environment.step(call("look") if called is not None else "")
-    finally:
-        environment.close()
+    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=20, reset_s=200))
+    with pytest.raises(ProtocolError):
+        environment.reset(1)
+        environment.step(call("look") if called is not None else "")
 
 
-def test_tools_on_pages_without_an_end(tmp_path):
+def test_tools_on_pages_without_an_end(tmp_path, closing):
     file = tmp_path / "liar.py"
     file.write_text(LIAR.replace("LISTED", repr({"tools": [], "nextCursor": "more"})).replace("CALLED", "None"))
-    environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT)
-    try:
-        with pytest.raises(ProtocolError, match="more than 100 tools, or pages of them without an end"):
-            environment.reset(1)
-    finally:
-        environment.close()
+    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT))
+    with pytest.raises(ProtocolError, match="more than 100 tools, or pages of them without an end"):
+        environment.reset(1)
 
 
-def test_opening_has_its_own_time(tmp_path):
+def test_opening_has_its_own_time(tmp_path, closing):
     file = tmp_path / "silent.py"
     file.write_text("import time; time.sleep(600)")
-    environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=500, reset_s=2)
+    environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=500, reset_s=2))
     with pytest.raises(ProtocolError, match=r"no answer within (2|1\.\d+) s"):
         environment.reset(1)
-    environment.close()
 
 
 class Endless(http.server.BaseHTTPRequestHandler):
@@ -221,36 +209,23 @@ class Clinging(Endless):
 
 def test_a_server_that_does_not_let_go_is_left(monkeypatch):
     monkeypatch.setattr(mcp, "_CLOSE_S", 0.5)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Clinging) as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
-        thread.start()
-        environment = McpEnvironment(f"http://127.0.0.1:{serving.server_address[1]}/mcp", parts=PARTS, **PATIENT)
-        try:
-            environment.reset(1)
-            environment.close()
-            assert Clinging.asked.is_set() and not Clinging.over.is_set()
-        finally:
-            Clinging.over.set()
-            serving.shutdown()
-            thread.join()
+    with http_server(Clinging) as (url, _):
+        environment = McpEnvironment(f"{url}/mcp", parts=PARTS, **PATIENT)
+        environment.reset(1)
+        environment.close()
+        assert Clinging.asked.is_set() and not Clinging.over.is_set()
+        Clinging.over.set()
 
 
 @pytest.mark.parametrize("arguments, why", [({}, "an answer of more than 67108864 bytes"),
                                             ({"packed": True}, "an answer that is compressed")], ids=["long", "packed"])
 def test_an_answer_without_an_end_is_not_read(arguments, why):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
-        thread.start()
-        environment = McpEnvironment(f"http://127.0.0.1:{serving.server_address[1]}/mcp", parts=PARTS, **PATIENT)
+    with http_server(Endless) as (url, _):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        try:
+        with contextlib.closing(McpEnvironment(f"{url}/mcp", parts=PARTS, **PATIENT)) as environment:
             environment.reset(1)
             with pytest.raises(ProtocolError, match=why):
                 environment.step(call("look", **arguments))
-        finally:
-            environment.close()
-            serving.shutdown()
-            thread.join()
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.sync.server import serve
 
-from tests.environments.serving import Serving
+from tests.environments.serving import Serving, http_server
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import openenv
 from vlrl.environments.actions import action_of_text
@@ -42,7 +42,7 @@ def opened(url, **options):
 
 
 @pytest.mark.slow
-def test_an_episode_of_a_real_server(server):
+def test_an_episode_of_a_real_server(server, closing):
     environment = opened(server.url)
     first = environment.reset(7)
     assert first.text == "level 0" and environment.step("nan").parts["return"] == 0  # its JSON has null for it
@@ -54,25 +54,23 @@ def test_an_episode_of_a_real_server(server):
     assert totals == pytest.approx({"return": 3, "success": 1, "progress": 1, "illegal": 0})
     assert steps[0].state == steps[1].state != steps[2].state
     assert steps[0].observation.media[0].source.getpixel((0, 0)) == (60, 7, 0)
-    other = opened(server.url, reset={"start": 2})
+    other = closing(opened(server.url, reset={"start": 2}))
     assert other.reset(7).text == "level 2" and other.step("up").done
-    other.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word, why", [
     ("raise", "it reports: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
     ("pixels", "its pixels is no image"), ("huge", "ConnectionClosed|too big|exceeds")])
-def test_what_a_server_does_wrongly_ends_the_episode(server, word, why):
+def test_what_a_server_does_wrongly_ends_the_episode(server, word, why, closing):
     environment = opened(server.url)
     environment.reset(1)
     with pytest.raises(ProtocolError, match=why):
         environment.step(word)
     environment.close()
-    other = opened(server.url)  # others go on
+    other = closing(opened(server.url))  # others go on
     other.reset(1)
     assert other.step("frame").observation.media[0].source.size == (9, 8)
-    other.close()
 
 
 class Climbing(Task):
@@ -180,22 +178,21 @@ def liar():
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie)[:60])
-def test_a_lie_ends_the_episode(liar, lie, monkeypatch):
+def test_a_lie_ends_the_episode(liar, lie, monkeypatch, closing):
     url, said = liar
     monkeypatch.setattr(openenv, "action_schema", lambda *_: {"properties": {"word": {"type": "string"}}})
     said["next"] = lie if isinstance(lie, (str, bytes)) else json.dumps(lie)
-    environment = OpenEnv(url, parts=PARTS)
+    environment = closing(OpenEnv(url, parts=PARTS))
     assert environment.reset(1).text == "on"
     with pytest.raises(ProtocolError):
         environment.step("go")
-    environment.close()
 
 
-def test_a_true_answer_goes_on(liar, monkeypatch):
+def test_a_true_answer_goes_on(liar, monkeypatch, closing):
     url, said = liar
     monkeypatch.setattr(openenv, "action_schema", lambda *_: {"properties": {"word": {"type": "string"}}})
     said["next"] = json.dumps({"type": "error", "data": {"message": "no", "code": "VALIDATION_ERROR"}})
-    environment = OpenEnv(url, parts=PARTS)
+    environment = closing(OpenEnv(url, parts=PARTS))
     environment.reset(1)
     refused = environment.step("go")
     assert refused.parts["illegal"] == 1 and refused.observation.text.startswith("Error: no (VALIDATION_ERROR)")
@@ -204,21 +201,19 @@ def test_a_true_answer_goes_on(liar, monkeypatch):
     said["next"] = json.dumps({"type": "observation", "data": {**GOOD, "error": None}})  # which says of no error
     assert environment.step("go").parts["illegal"] == 0
     assert environment.step("[" * 9000).parts["illegal"] == 0  # a text is any text
-    environment.close()
 
 
-def test_an_answer_too_many(liar, monkeypatch):
+def test_an_answer_too_many(liar, monkeypatch, closing):
     url, said = liar
     monkeypatch.setattr(openenv, "action_schema", lambda *_: {"properties": {"word": {"type": "string"}}})
     said["next"] = json.dumps({"type": "observation", "data": GOOD})
-    environment = OpenEnv(url, parts=PARTS)
+    environment = closing(OpenEnv(url, parts=PARTS))
     environment.reset(1)
     environment._socket.send("once more")  # whose answer is not taken
     end = time.monotonic() + 60
     with pytest.raises(ProtocolError, match="a message that was not requested"):
         while time.monotonic() < end:
             environment.step("go")
-    environment.close()
 
 
 def test_a_server_that_is_not_there():
@@ -283,13 +278,8 @@ class Web(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
-        thread.start()
-        Web.serving = serving
-        yield f"http://127.0.0.1:{serving.server_address[1]}"
-        serving.shutdown()
-        thread.join()
+    with http_server(Web) as (url, Web.serving):
+        yield url
 
 
 def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch):
@@ -310,25 +300,23 @@ def test_a_letter_at_a_time_is_no_answer(web, monkeypatch):
     assert not healthy(f"{web}/slow")
 
 
-def test_a_session_is_not_led_elsewhere(web, liar):
+def test_a_session_is_not_led_elsewhere(web, liar, closing):
     """To a server that would take the episode."""
     Web.serving.elsewhere = f"ws{liar[0].removeprefix('http')}/ws"
-    environment = OpenEnv(web, parts=PARTS)
+    environment = closing(OpenEnv(web, parts=PARTS))
     with pytest.raises(ProtocolError, match=f"no server takes an episode: {web}: .*redirect"):
         environment.reset(1)
-    environment.close()
 
 
-def test_a_reset_has_one_time_for_all_that_it_takes(liar, monkeypatch):
+def test_a_reset_has_one_time_for_all_that_it_takes(liar, monkeypatch, closing):
     def slow(url, seconds):
         time.sleep(0.6)
         return {"properties": {}}
 
     monkeypatch.setattr(openenv, "action_schema", slow)
-    environment = OpenEnv(liar[0], parts=PARTS, reset_s=0.5)
+    environment = closing(OpenEnv(liar[0], parts=PARTS, reset_s=0.5))
     with pytest.raises(ProtocolError, match="no server takes an episode"):
         environment.reset(1)
-    environment.close()
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
