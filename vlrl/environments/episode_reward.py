@@ -33,13 +33,13 @@ class EpisodeReward:
         """The parts of an action that never reached the environment."""
         return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
 
-    def step(self, reward: Any, ended: bool, said: Mapping[str, Any]) -> dict[str, float]:
+    def step(self, reward: Any, ended: bool, info: Mapping[str, Any]) -> dict[str, float]:
         """The parts of a turn. ended: by itself, not by a limit. Raises ProtocolError if the reward is no number."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded
-        self.succeeded = had or self._succeeded(value, ended, said)
-        given = next((said[name] for name in _PROGRESS if said.get(name) is not None), None)
+        self.succeeded = had or self._succeeded(value, ended, info)
+        given = next((info[name] for name in _PROGRESS if info.get(name) is not None), None)
         if given is not None:
             self.progress = min(1.0, max(0.0, number(given, "progress")))
         elif self.succeeded:
@@ -47,10 +47,10 @@ class EpisodeReward:
         return self._named({"return": value, "success": float(self.succeeded and not had),
                             "progress": self.progress - before, "illegal": 0.0})
 
-    def _succeeded(self, reward: float, ended: bool, said: Mapping[str, Any]) -> bool:
+    def _succeeded(self, reward: float, ended: bool, info: Mapping[str, Any]) -> bool:
         if self.goal is not None:
             return ended and self.total >= self.goal
-        success = next((said[name] for name in SUCCESS if said.get(name) is not None), None)
+        success = next((info[name] for name in SUCCESS if info.get(name) is not None), None)
         if success is not None:
             return bool(number(success, "success") > 0)
         return ended and reward > 0

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -94,18 +94,14 @@ class ExternalEnvironment:
 
     name: str
     make: Callable[[Task, Sample], Environment]
-    listed: Callable[[], Sequence[Tool]] = field(default=lambda: ())
-    """Lists the tools, once per process."""
+    tools: Callable[[], Sequence[Tool]] = lambda: ()
+    """The tools that it offers, listed once per process. Raises ConfigError if it does not respond."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
         """A new environment; if the sample's row has an integer `seed`, it uses that."""
         world = self.make(task, sample)
         seed = sample.get("seed")
         return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world
-
-    def tools(self) -> Sequence[Tool]:
-        """The tools that it offers. Raises ConfigError if it does not respond."""
-        return self.listed()
 
 
 class SeededEnvironment(Environment):
@@ -159,9 +155,9 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
         raise ConfigError(f"environment.name={shown_name!r} names no address after {kinds[0]}:")
     make = kind.make(addresses, options)
     step_s, reset_s = _SHARE * settings.step_s, _SHARE * settings.reset_s
-    return ExternalEnvironment(shown_name, lambda task,
-                               sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
-                               partial(kind.tools, addresses, options, reset_s))
+    return ExternalEnvironment(
+        shown_name, lambda task, sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
+        partial(kind.tools, addresses, options, reset_s))
 
 
 def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:

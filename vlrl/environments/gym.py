@@ -50,7 +50,7 @@ class GymEnvironment(Environment):
             raise ConfigError(f"show={show!r}: choose one of {', '.join(SHOW)}")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # frames are drawn into memory, on hosts without a screen too
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        self.show, self.paid = show, EpisodeReward(parts, goal)
+        self.show, self.rewards = show, EpisodeReward(parts, goal)
         self._read = resolve("environment.options.act", act, {}) if isinstance(act, str) else act
         actions = checked_names(actions, "actions")
         self.world, self.frames = _make(name, arguments)
@@ -69,17 +69,17 @@ class GymEnvironment(Environment):
 
     def step(self, action: str) -> Step:
         if self._ended:
-            return Step(Observation("The episode has ended."), self.paid.illegal(), done=True, state=self.state)
+            return Step(Observation("The episode has ended."), self.rewards.illegal(), done=True, state=self.state)
         try:
             text, space = parse_answer(action).final.strip(), self.world.action_space
             own = self._read(text, space) if self._read else read_action(text, space, self.names)
         except ValueError as error:
-            return Step(Observation(shorten(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
+            return Step(Observation(shorten(f"Error: {error}"), self._media), self.rewards.illegal(), state=self.state,
                         info={"error": shorten(str(error), 1000)})
-        observation, reward, terminated, truncated, said = self.world.step(own)
+        observation, reward, terminated, truncated, info = self.world.step(own)
         ended, cut_short = truth(terminated, "terminated"), truth(truncated, "truncated")
         self.state, self._ended = _digest(observation), ended or cut_short
-        parts = self.paid.step(reward, ended, said if isinstance(said, Mapping) else {})
+        parts = self.rewards.step(reward, ended, info if isinstance(info, Mapping) else {})
         return Step(self._shown(observation), parts, done=self._ended, state=self.state,
                     info={"action": shorten(str(own), 200), "truncated": cut_short})
 

@@ -67,7 +67,7 @@ class McpSession:
 
     def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
         self.address, self._environment, self._folder = address, environment, folder
-        self._stack, self._said = ExitStack(), _Tail()
+        self._stack, self._stderr = ExitStack(), _Tail()
         self._refused: list[str] = []
         self._portal: Any = None
         self._client: Any = None
@@ -119,7 +119,7 @@ class McpSession:
         except Exception as error:  # the connection may be broken already
             _log.debug("%s: closing: %s: %s", self.address, type(error).__name__, error)
         finally:
-            self._said.close()
+            self._stderr.close()
 
     def _transport(self, connect_s: float) -> Any:
         if _is_url(self.address):
@@ -135,7 +135,7 @@ class McpSession:
             command = [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command]
         own = {name: os.environ[name] for name in self._environment}
         return stdio_client(StdioServerParameters(command=command[0], args=command[1:], env=own, cwd=self._folder),
-                            errlog=self._said.file)
+                            errlog=self._stderr.file)
 
     def _request(self, until: Deadline, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         from mcp import MCPError
@@ -153,8 +153,8 @@ class McpSession:
             error = error.exceptions[0]
         late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
         why = f"no answer within {until}" if late else f"{type(error).__name__}: {str(error)[:300]}"
-        said = self._said.text() or "".join(self._refused[-1:])
-        return f"{self.address}: {why}" + (f" ({said})" if said else "")
+        detail = self._stderr.text() or "".join(self._refused[-1:])
+        return f"{self.address}: {why}" + (f" ({detail})" if detail else "")
 
 
 async def _within(seconds: float, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -249,10 +249,10 @@ class McpEnvironment(ToolEnvironment):
         self.addresses = checked_addresses([address] if isinstance(address, str) else address)
         self._allowed, self._reset = checked_names(tools, "tools"), reset
         self._given = checked_variables(environment, "environment"), folder
-        self.paid, self.step_s, self.reset_s = EpisodeReward(parts, goal), step_s, reset_s
+        self.rewards, self.step_s, self.reset_s = EpisodeReward(parts, goal), step_s, reset_s
         self._servers = pool(self.addresses, lambda address: True)
         self._session: McpSession | None = None
-        self._said: dict[str, Any] = {}
+        self._payment: dict[str, Any] = {}
         self._until = Deadline(reset_s)
 
     def reset(self, seed: int) -> Observation:
@@ -274,14 +274,14 @@ class McpEnvironment(ToolEnvironment):
         return shown
 
     def step(self, action: str) -> Step:
-        self._said, self._until = {}, Deadline(self.step_s)
+        self._payment, self._until = {}, Deadline(self.step_s)
         step = super().step(action)
-        said = self._said
-        if not said:
+        payment = self._payment
+        if not payment:
             return step
-        paid = self.paid.step(said["reward"], said["done"], said)
-        state = said.get("state")
-        return Step(step.observation, {**step.parts, **paid}, done=step.done or said["done"],
+        paid = self.rewards.step(payment["reward"], payment["done"], payment)
+        state = payment.get("state")
+        return Step(step.observation, {**step.parts, **paid}, done=step.done or payment["done"],
                     state=None if state is None else shorten(str(state), 1000), info=step.info)
 
     def close(self) -> None:
@@ -321,7 +321,7 @@ class McpEnvironment(ToolEnvironment):
             raise CallError(f"{name}: {shown.text or 'it failed'}"[:500])
         payment = result.structured_content if isinstance(result.structured_content, Mapping) else {}
         if "reward" in payment:
-            self._said = _added(self._said, payment)
+            self._payment = _added(self._payment, payment)
         return shown
 
 

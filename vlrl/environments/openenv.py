@@ -64,7 +64,7 @@ class OpenEnv(Environment):
                  step_s: float = 45.0, reset_s: float = 90.0):
         self.urls = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
         self.field, self.images, self.arguments = field, checked_names(images, "images"), dict(reset or {})
-        self.paid, self.step_s, self.reset_s = EpisodeReward(parts, goal), step_s, reset_s
+        self.rewards, self.step_s, self.reset_s = EpisodeReward(parts, goal), step_s, reset_s
         self.servers: ServerPool = pool(self.urls, healthy)
         self.url = ""
         self.state = None
@@ -99,10 +99,10 @@ class OpenEnv(Environment):
         done = reply.get("done", False)
         if not isinstance(done, bool):
             raise ProtocolError(f"{self.url}: its done is {str(done)[:60]!r}, expected true or false")
-        said = {}
+        info: dict[str, Any] = {}
         for metadata in (reply["observation"].get("metadata"), reply.get("metadata")):
-            said |= metadata if isinstance(metadata, Mapping) else {}
-        parts = self.paid.step(reply.get("reward"), done, said)
+            info |= metadata if isinstance(metadata, Mapping) else {}
+        parts = self.rewards.step(reply.get("reward"), done, info)
         return Step(self._shown(reply), parts, done=done, state=self.state, info={"server": self.url})
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class OpenEnv(Environment):
             self.servers.gave_back(self.url)
 
     def _illegal(self, why: str) -> Step:
-        return Step(Observation(shorten(f"Error: {why}"), self._media), self.paid.illegal(), state=self.state,
+        return Step(Observation(shorten(f"Error: {why}"), self._media), self.rewards.illegal(), state=self.state,
                     info={"error": shorten(why, 1000)})
 
     def _shown(self, reply: Mapping[str, Any]) -> Observation:
