@@ -79,7 +79,9 @@ class Environments:
         self._lost = set[str]()
         self._lock = threading.Lock()
         self._fork_server = ForkServer(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
-        self._workers = [self._worker() for _ in range(settings.workers if self._fork_server else 1)]
+        self._workers: list[Worker | _Hosted | None] = [None]
+        if fork_server := self._fork_server:
+            self._workers = [Worker(lambda: fork_server.start(self._convention)) for _ in range(settings.workers)]
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
     def set_convention(self, convention: str) -> None:
@@ -116,7 +118,13 @@ class Environments:
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
         """Starts a reset and returns at once; calls of one process run in the order of these."""
-        return self._begin(episode, lambda: self._first(episode))
+        def first() -> Observation | EnvironmentFailure | None:
+            shown = self._reset(episode)
+            if isinstance(shown, Observation):
+                episode.seen = [fingerprint(shown)]
+            return shown
+
+        return self._begin(episode, first)
 
     def begin_step(self, episode: HostedEpisode, action: str) -> Future[Step | EnvironmentFailure]:
         """Starts a step and returns at once."""
@@ -145,10 +153,6 @@ class Environments:
         if self._fork_server:
             self._fork_server.close()
 
-    def _worker(self) -> Worker | _Hosted | None:
-        fork_server = self._fork_server
-        return Worker(lambda: fork_server.start(self._convention)) if fork_server else None
-
     def _begin(self, episode: HostedEpisode, call: Callable[[], Any]) -> Future[Any]:
         def timed() -> Any:
             begun = time.monotonic()
@@ -158,12 +162,6 @@ class Environments:
                 episode.seconds = time.monotonic() - begun
 
         return self._queues[episode.number % len(self._queues)].submit(timed)
-
-    def _first(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
-        shown = self._reset(episode)
-        if isinstance(shown, Observation):
-            episode.seen = [fingerprint(shown)]
-        return shown
 
     def _reset(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
         """The first observation; a failed reset is retried after pauses that double."""

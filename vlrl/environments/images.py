@@ -84,15 +84,13 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
         image = _image(value, shape, str(name), name in images)
         if image is not None:
             media.append(Media(source=image))
-        elif value not in (None, "", [], {}) and not _is_shape(str(name), fields):
-            texts[str(name)] = value
+        elif value not in (None, "", [], {}):
+            shaped = str(name).removesuffix("_shape")
+            if shaped == name or not isinstance(fields.get(shaped), list):  # else the shape of an image
+                texts[str(name)] = value
     alone = len(texts) == 1 and isinstance(next(iter(texts.values())), str)
     lines = texts.values() if alone else (f"{name}: {_written(value)}" for name, value in texts.items())
     return Observation(shorten("\n".join(lines)), media)
-
-
-def _is_shape(name: str, fields: Mapping[str, Any]) -> bool:
-    return name.endswith("_shape") and isinstance(fields.get(name.removesuffix("_shape")), list)
 
 
 def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:

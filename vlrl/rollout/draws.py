@@ -126,10 +126,8 @@ class DrawEncoder:
         if not self.varies:
             return []
         variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step)
-        return [(v, (draw, step, v.name), partial(self._as_variant, sample, v)) for v in variants]
-
-    def _as_variant(self, sample: Sample, variant: Variant) -> Sample:
-        return reopened(self.engine, with_media_of(sample, variant))
+        return [(v, (draw, step, v.name), partial(lambda v: reopened(self.engine, with_media_of(sample, v)), v))
+                for v in variants]
 
     def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
         """What is to be encoded for draws of a step, by key: the samples and their variants."""

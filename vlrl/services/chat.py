@@ -131,7 +131,11 @@ class ChatClient:
             if before:
                 before()
             try:
-                return self._reply({**body, length: most_tokens}, tries, accept)
+                reply = _read(self._post({**body, length: most_tokens,
+                                          **({"seed": body["seed"] + tries} if accept and "seed" in body else {})}))
+                if problem := accept(reply) if accept else None:
+                    raise ChatError(problem, again=True, wait_s=0.0)
+                return replace(reply, tries=tries + 1)
             except ChatError as error:
                 if length == "max_tokens" and "max_completion_tokens" in str(error):  # newer models of OpenAI
                     self._length = "max_completion_tokens"
@@ -156,14 +160,6 @@ class ChatClient:
         except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
             return [], f"{type(error).__name__}: {error}" if answer is None else str(error)
         return names, "" if names else str(answer)
-
-    def _reply(self, body: dict[str, Any], tries: int, accept: Callable[[ChatReply], str | None] | None) -> ChatReply:
-        if accept and "seed" in body:
-            body["seed"] += tries
-        reply = _read(self._post(body))
-        if problem := accept(reply) if accept else None:
-            raise ChatError(problem, again=True, wait_s=0.0)
-        return replace(reply, tries=tries + 1)
 
     def _post(self, body: dict[str, Any]) -> Any:
         """The JSON response to a chat request."""

@@ -95,7 +95,11 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
         return cls
-    weights = _together(extras)
+    weights: dict[str, float] = {}
+    for extra in extras:
+        if twice := sorted(weights.keys() & extra.offer.weights):
+            raise ConfigError(f"task.parts: the part '{twice[0]}' is given twice")
+        weights |= extra.offer.weights
 
     class Mixed(cls):
         name = cls.name
@@ -138,15 +142,6 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     Mixed.__qualname__ = Mixed.__name__ = cls.__name__
     Mixed.__module__ = cls.__module__
     return Mixed
-
-
-def _together(extras: Sequence[ExtraPart]) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for extra in extras:
-        if twice := sorted(weights.keys() & extra.offer.weights):
-            raise ConfigError(f"task.parts: the part '{twice[0]}' is given twice")
-        weights |= extra.offer.weights
-    return weights
 
 
 def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],

@@ -21,7 +21,7 @@ import numpy as np
 from vlrl.distributed import comm
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.client import ServerClient, Unavailable
-from vlrl.engine.vllm.inputs import check_prompt, prompt_input
+from vlrl.engine.vllm.inputs import ONE_TOKEN, check_prompt, prompt_input
 from vlrl.engine.vllm.replicas import CallSteps, ReplicaPool, ServerCall
 from vlrl.engine.vllm.server import read_key, state_and_mismatches
 from vlrl.errors import ConfigError, TrainingError
@@ -85,8 +85,8 @@ class ServedTeacher:
         if row.row.shown is not None and row.row.shown.media:
             raise ConfigError(f"{row.name}: an observation has images, but completions are sent to {_SETTING} as "
                               "tokens: set it to null, which loads the teacher beside the policy")
-        options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [int(tokens[-1])],
-                   "detokenize": False, **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
+        options = {**ONE_TOKEN, "logprob_token_ids": [int(tokens[-1])],
+                   **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
         (response,) = yield [ServerCall("/vlrl/generate", lambda: vllm_wire.pack(
             {"version": self.version, "options": options, "input": prompt_input(prompt, tokens[:-1])}))]
         check_prompt(prompt, response["prompt"], len(tokens) - 1)

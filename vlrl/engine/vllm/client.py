@@ -47,7 +47,12 @@ class ServerClient:
                 return answer.json() if answer.content else None
         except (httpx.HTTPError, OSError, ValueError) as error:
             raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from None
-        message = f"{status} {_error_text(answer)}"
+        try:
+            body = answer.json()
+            text = str(body.get("error", body) if isinstance(body, dict) else body)
+        except ValueError:
+            text = answer.text
+        message = f"{status} {text[:2000]}"
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
             raise ConfigError(f"{address} refuses the key: set {self._key_file} to the file that `vlrl serve` "
                               "wrote, or VLRL_ENGINE_KEY to the key that the server was started with")
@@ -68,11 +73,3 @@ def http_client(key: str, timeout_s: float, connections: int, idle_s: float = 5.
                         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
                         limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections,
                                             keepalive_expiry=idle_s))
-
-
-def _error_text(answer: httpx.Response) -> str:
-    try:
-        body = answer.json()
-        return str(body.get("error", body) if isinstance(body, dict) else body)[:2000]
-    except ValueError:
-        return answer.text[:2000]

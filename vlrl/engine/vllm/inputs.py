@@ -24,6 +24,8 @@ from vlrl.types import Completion, LoadedMedia, Prompt, Turn
 
 HOTTEST = 2.0
 """The highest temperature that vLLM samples at."""
+ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
+"""Sampling options of a call that only asks for log-probabilities."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,7 @@ from vlrl.engine.copied_engine import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.inputs import (
+    ONE_TOKEN,
     SamplingRules,
     check_lengths,
     check_prompt,
@@ -277,19 +278,15 @@ class ServerEngine:
         """The largest difference of a log-probability of the probe's answer. It is requested token by token, as
         completions are: vLLM's log-probabilities of prompts are wrong, or crash its engine, beside other requests when
         adapters are used."""
-        answer = tuple(map(int, self._proof.answer))
-        measured = [self._measured(address, target, answer[:i], answer[i]) for i in range(len(answer))]
+        prompt, answer, measured = self._proof.prompt, tuple(map(int, self._proof.answer)), []
+        for i, token in enumerate(answer):
+            options = {**ONE_TOKEN, "logprob_token_ids": [token]}
+            response = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
+                {"version": target.version, "options": options, "input": prompt_input(prompt, answer[:i])}))
+            check_prompt(prompt, response["prompt"], i)
+            measured.append(response["outputs"][0]["logprobs"][0])
         gaps = np.abs(np.array(measured, dtype=np.float64) - np.array(target.probe))
         return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
-
-    def _measured(self, address: str, target: TargetWeights, written: Sequence[int], token: int) -> float:
-        """A server's log-probability of a token after the probe and the tokens `written`."""
-        options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token],
-                   "detokenize": False}
-        response = self._client.post(address, "/vlrl/generate", vllm_wire.pack(
-            {"version": target.version, "options": options, "input": prompt_input(self._proof.prompt, written)}))
-        check_prompt(self._proof.prompt, response["prompt"], len(written))
-        return response["outputs"][0]["logprobs"][0]
 
     # --- what the servers are ----------------------------------------------------------------------------------------
 

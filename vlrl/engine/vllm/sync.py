@@ -181,12 +181,11 @@ class WeightSync:
         """
         from vllm import SamplingParams
 
-        from vlrl.engine.vllm.inputs import prompt_input
+        from vlrl.engine.vllm.inputs import ONE_TOKEN, prompt_input
 
         tokens = [int(i) for i in answer]
         inputs = [prompt_input(prompt, tokens[:i]) for i in range(len(tokens))]
-        one = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
-        wanted = [SamplingParams(**one, logprob_token_ids=[token]) for token in tokens]
+        wanted = [SamplingParams(**ONE_TOKEN, logprob_token_ids=[token]) for token in tokens]
         outputs = self.llm.generate(inputs, wanted, use_tqdm=False, lora_request=self._request)
         return np.array([out.outputs[0].logprobs[0][token].logprob for out, token in zip(outputs, tokens, strict=True)],
                         dtype=np.float64)
