@@ -134,5 +134,5 @@ def test_the_test_of_a_threat_exists():
     assert len(named) > 30
     found = {(file, node.name) for file in {file for file, _ in named}
              for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
-             if isinstance(node, ast.FunctionDef)}
+             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
     assert named <= found, named - found
