@@ -92,13 +92,13 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
-    heard = task.negation == "read"
+    negations = task.negation == "read"
     if not isinstance(row["label"], list):
-        return float(_names(form, row, given, row["label"], heard))
+        return float(_names(form, row, given, row["label"], negations))
     wanted, items = labels_of(row), listed(given)
     if len(items) > _MOST:
         return 0.0
-    named = {next((label for label in wanted if _names(form, row, item, label, heard)), item) for item in items}
+    named = {next((label for label in wanted if _names(form, row, item, label, negations)), item) for item in items}
     return SET_SCORES[task.multi_score](named, set(wanted))
 
 
@@ -108,13 +108,13 @@ def listed(given: str) -> list[str]:
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
-def _names(form: AnswerFormat, row: Record, given: str, label: str, heard: bool) -> bool:
-    """Whether a text names a class. If negations are `heard`, a text that starts with one counts only for names that do
+def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: bool) -> bool:
+    """Whether a text names a class. If `negations` are read, a text that starts with one counts only for names that do
     so too, and a clause that denies the class does not count."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
-    own = [name for name in own if denies(name)] if heard and denies(given) else own
-    parts = clauses(given) if heard and len(given) <= _LONGEST else []
+    own = [name for name in own if denies(name)] if negations and denies(given) else own
+    parts = clauses(given) if negations and len(given) <= _LONGEST else []
     return any(form.same(given, name, others) and not any(
         negates(part) and not negates(name) and form.same(part, name, others) for part in parts) for name in own)
 

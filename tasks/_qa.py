@@ -44,10 +44,10 @@ class QaRecipe(Recipe):
 
 
 def _read(task: Any, sample: Sample, answer: Answer) -> Any:
-    text, heard = task.used.find(answer), task.negation == "read"
-    if kinds.kind_of(sample.row).names and heard and denies(text) and not _says_so(text, sample.row):
+    text, negations = task.used.find(answer), task.negation == "read"
+    if kinds.kind_of(sample.row).names and negations and denies(text) and not _says_so(text, sample.row):
         return None
-    return kinds.read(text, sample.row, heard)
+    return kinds.read(text, sample.row, negations)
 
 
 def _says_so(text: str, row: Mapping[str, Any]) -> bool:

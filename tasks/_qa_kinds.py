@@ -46,7 +46,7 @@ class AnswerKind:
     """(task, given, right, row) -> score in [0, 1]."""
     names: bool = True
     """Whether an answer names one thing, so that a leading "not" negates it."""
-    takes_back: Callable[[str, Record], bool] = lambda text, _row: retracted(text)
+    retracts: Callable[[str, Record], bool] = lambda text, _row: retracted(text)
     """Whether a text of such a type retracts its answer elsewhere."""
 
 
@@ -58,13 +58,13 @@ def right_answers(row: Record) -> list[str]:
     return [_text(a) for a in (answer if isinstance(answer, list) else [answer])]
 
 
-def read(text: str, row: Record, heard: bool = True) -> Any:
-    """The JSON-able answer in a text; None if there is none or more than one, and, if negations are `heard`, for a
+def read(text: str, row: Record, negations: bool = True) -> Any:
+    """The JSON-able answer in a text; None if there is none or more than one, and, if `negations` are read, for a
     retracted one ("3 is wrong"). A text equal to an unreadable right answer counts as the first readable one."""
     kind = kind_of(row)
     if not any(same_label(text, right) for right in right_answers(row)):
         text = math.unwrapped(text)
-    if heard and kind.names and kind.takes_back(text, row):
+    if negations and kind.names and kind.retracts(text, row):
         return None
     value = kind.read(text, row)
     several = right_answers(row)  # some may be unreadable: "thirty-six" beside "36"
@@ -232,7 +232,7 @@ TEXT_SCORES: dict[str, Callable[[str, str], float]] = {
 one is a code, a number or a quantity."""
 
 KINDS: dict[str, AnswerKind] = {
-    "choice": AnswerKind("the letter of the right option", read_choice, _equal, takes_back=_denies_option),
+    "choice": AnswerKind("the letter of the right option", read_choice, _equal, retracts=_denies_option),
     "number": AnswerKind("a number", _number, _near),
     "count": AnswerKind("a whole number", lambda text, _row: chart.count(text), _equal),
     "yes_no": AnswerKind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),

@@ -295,7 +295,7 @@ class PagePool:
         page.on("dialog", lambda dialog: asyncio.ensure_future(_dismissed(tab, dialog)))
         page.on("crash", lambda _: setattr(tab, "crashed", True))
         await context.add_init_script(QUIET)
-        await _wound(context)
+        await _pause_clock(context)
         await context.add_init_script(_SINCE)
         return tab
 
@@ -382,7 +382,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-async def _wound(context: Any) -> None:
+async def _pause_clock(context: Any) -> None:
     """Sets the clock of a context to its start and pauses it."""
     await context.clock.install(time=_CLOCK)
     await context.clock.pause_at(_CLOCK + 1)
@@ -394,7 +394,7 @@ async def _empty(tab: Tab) -> None:
     await tab.page.goto("about:blank", wait_until="commit")
     await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})
     await tab.session.send("Page.resetNavigationHistory")
-    await _wound(tab.context)
+    await _pause_clock(tab.context)
 
 
 async def _closed(page: Any) -> None:

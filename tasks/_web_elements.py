@@ -1,7 +1,7 @@
 """The elements of a page of the task `web` that can be acted on, named as a person would, and their state.
 
     page.ask(WATCH)                         # once, before any action: records what is pressed from then on
-    found = elements(page.ask(SEEN))        # role, name, position and state of each; raises PageFailed otherwise
+    state = page_state(page.ask(SEEN))      # role, name, position and state of each; raises PageFailed otherwise
 
 An element is identified by its role and its name, as in an instruction, so that a check reads like the instruction and
 holds at every visit to the page, even if other elements have moved."""

@@ -58,7 +58,7 @@ _ASKED = {"checked": "Tick {}", "unchecked": "Untick {}", "typed": 'Type "{value
 MOST_GOALS = 20
 
 
-def worded(check: Check) -> str:
+def request_text(check: Check) -> str:
     """The request for a check, without a full stop: Tick the box "Cats"."""
     what = _WORDS.get(check.role, "")
     wording = "Choose {}" if (check.kind, check.role) == ("checked", "radio") else _ASKED[check.kind]
@@ -68,7 +68,7 @@ def worded(check: Check) -> str:
 
 def instruction(checks: Sequence[Check]) -> str:
     """The instruction for ordered sub-goals."""
-    first, *rest = map(worded, checks)
+    first, *rest = map(request_text, checks)
     return " ".join([f"{first}.", *(f"Then {one[0].lower()}{one[1:]}." for one in rest)])
 
 
@@ -82,7 +82,7 @@ class Goal:
     def row(self) -> dict[str, Any]:
         """Its JSON, as read by `read_goals`."""
         check = {name: value for name, value in vars(self.check).items() if value != ""}
-        return {"instruction": f"{worded(self.check)}.", "check": check, "actions": [
+        return {"instruction": f"{request_text(self.check)}.", "check": check, "actions": [
             {name: list(value) if isinstance(value, tuple) else value for name, value in vars(action).items() if value}
             for action in self.actions]}
 

@@ -10,7 +10,7 @@ from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Services, served, without_absent_parts
+from vlrl.task.services import Services, drop_unserved_parts, without_absent_parts
 from vlrl.training.build_task import make_task
 
 ROW = {"id": "1", "question": "2 + 2?", "answer": "4", "answer_type": "text"}
@@ -263,7 +263,7 @@ def test_one_s_own(tmp_path):
 def test_a_run_without_a_judge_says_how_to_get_one():
     with pytest.raises(ConfigError, match=r"'cascade' needs the service 'judge'.*services\.judge\.url.*cascade=0"):
         task = task_of("cascade")
-        served(task, (), [task.sample_from_row(ROW)])
+        drop_unserved_parts(task, (), [task.sample_from_row(ROW)])
 
 
 

@@ -33,7 +33,7 @@ from vlrl.task.base import Task
 from vlrl.task.first_samples import first_samples
 from vlrl.task.interface import task_messages, task_oracle, task_samples
 from vlrl.task.mixture import Interleaved, Mixture, require_one_task
-from vlrl.task.services import served
+from vlrl.task.services import drop_unserved_parts
 from vlrl.task.variants import has_variants
 from vlrl.tools.experiments.report import gains, summary_table
 from vlrl.tools.tasks.rescore import compare
@@ -172,11 +172,11 @@ def test_services_are_asked_for_by_task():
         needs = {"judge": ["liked"]}
 
     task = Mixture({"number": Number(), "judged": Judged()})
-    found = served(task, OFFERED, task.samples("train"))
+    found = drop_unserved_parts(task, OFFERED, task.samples("train"))
     assert [list(t.weights) for t in found.members] == [["right", "short"], ["letter"]]
     task = Mixture({"number": Number(), "judged": Judged(rewards={"liked": 1})})
     with pytest.raises(ConfigError, match="task 'judged': the part 'liked' needs the service 'judge'"):
-        served(task, OFFERED, task.samples("train"))
+        drop_unserved_parts(task, OFFERED, task.samples("train"))
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------

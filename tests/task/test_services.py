@@ -1,4 +1,4 @@
-"""Services of score_group: answers of variants, and what is not there."""
+"""Services of score_group: answers of variants, and what is not available."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from vlrl.task.services import AbsentService, Services, without_absent_parts
 from vlrl.training.loop import train
 from vlrl.types import Answer, Sample
 
-# --- what is not there ------------------------------------------------------------------------------------------------
+# --- what is not available ------------------------------------------------------------------------------------------------
 
 
 class Judged(Number):
@@ -52,9 +52,9 @@ def test_a_service_is_an_attribute_and_its_absence_is_named():
     services = Services(given={"judge": len})
     assert services.judge([1, 2]) == 2 and "judge" in services and "clip" not in services and services.variants == {}
     assert not hasattr(services, "clip")
-    with pytest.raises(AbsentService, match="the service 'clip' is not there"):
+    with pytest.raises(AbsentService, match="the service 'clip' is not available"):
         _ = services.clip
-    with pytest.raises(TaskError, match="the service 'judge' is not there"):
+    with pytest.raises(TaskError, match="the service 'judge' is not available"):
         score_group(Unnamed(), SEVEN, [Answer(text="7")], 0)
 
 
@@ -87,7 +87,7 @@ def test_a_run_leaves_out_what_weighs_nothing_and_refuses_the_rest():
 
 def test_training_stops_at_its_start(tmp_path):
     path = write_config(tmp_path, tmp_path / "no-model")
-    text = (tmp_path / "shades.py").read_text()  # before the model, which is not there, is loaded
+    text = (tmp_path / "shades.py").read_text()  # before the model, which is not available, is loaded
     (tmp_path / "shades.py").write_text(text.replace("    rewards", '    needs = {"clip": ["short"]}\n    rewards'))
     with pytest.raises(ConfigError, match=r"'Shades'|'shades'.*'short' needs the service 'clip'.*task.rewards.short=0"):
         train(configs.load(path, [f"run.dir={tmp_path}/run"]))

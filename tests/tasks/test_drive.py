@@ -18,7 +18,7 @@ from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Services, served
+from vlrl.task.services import Services, drop_unserved_parts
 from vlrl.testing.texts import hostile_texts
 from vlrl.training.build_task import make_task
 from vlrl.types import PastAction
@@ -253,8 +253,8 @@ class Cosines:
 def test_the_contrast_part_is_refused_without_its_service():
     task = drive(reward="contrast")
     with pytest.raises(ConfigError, match=r"'contrast' needs the service 'clip'.*rewards\.contrast=0"):
-        served(task, (), task.samples("train"))
-    assert "contrast" not in served(drive(), (), task.samples("train")).weights
+        drop_unserved_parts(task, (), task.samples("train"))
+    assert "contrast" not in drop_unserved_parts(drive(), (), task.samples("train")).weights
 
 
 @pytest.mark.parametrize(("cosines", "clear"), [((0.2, 0.3), 1.0), ((0.315, 0.3), 0.5), ((0.4, 0.3), 0.0)])

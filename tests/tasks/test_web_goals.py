@@ -63,7 +63,7 @@ def one(role: str, name: str, **state: Any) -> Element:
     (Check("pressed", "text", "Ad"), 'Click "Ad"', page(pressed=[("text", "Ad")]), page(one("text", "Ad"))),
 ])
 def test_what_a_check_says_and_when_it_holds(check, words, holds, fails):
-    assert goals.worded(check) == words and check.holds(holds) and not check.holds(fails)
+    assert goals.request_text(check) == words and check.holds(holds) and not check.holds(fails)
 
 
 def test_sub_goals_are_asked_for_in_order():
@@ -83,7 +83,7 @@ def test_a_row_is_a_sample_of_the_task():
     first = make_sample(task, {**ROW, "subgoals": 1}, task._root()[0])
     assert task.oracle_actions(first) == ["click(500, 250)", 'type("maria")']
     assert [goal.row() for goal in goals.read_goals(ROW)] == [
-        {"instruction": f"{goals.worded(goal.check)}.", **told} for goal, told in
+        {"instruction": f"{goals.request_text(goal.check)}.", **told} for goal, told in
         zip(goals.read_goals(ROW), ROW["goals"], strict=True)]
     environment = task.environment(first)
     assert [check.name for check in environment._page.checks] == ["Username"]
@@ -162,7 +162,7 @@ def test_what_is_asked_for_is_one_element_alone():
 @given(st.text())
 def test_a_quoted_text_ends_where_it_ends(name):
     if nameable(name):
-        words = goals.worded(Check("pressed", "button", name))
+        words = goals.request_text(Check("pressed", "button", name))
         assert words == f'Click the button "{name}"' and words.count('"') == 2 and words.isprintable()
 
 

@@ -207,7 +207,7 @@ def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
     return (task, []) if served else _ABSENT["without"](task, sample, answers, services)
 
 
-def served(task: Task, available: Collection[str], samples: Sequence[Sample]) -> Task:
+def drop_unserved_parts(task: Task, available: Collection[str], samples: Sequence[Sample]) -> Task:
     """The task, or each of a mixture, without the parts of weight 0 that need a service not in `available`. Raises
     ConfigError for such a part with a weight."""
     lacking = any(set(one.needs) - set(available) for one in task.members)

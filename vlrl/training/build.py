@@ -43,7 +43,7 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.scoring import score_all
-from vlrl.task.services import LOGPROBS, SERVICES, served
+from vlrl.task.services import LOGPROBS, SERVICES, drop_unserved_parts
 from vlrl.task.subprocess_scorer import SubprocessScorer
 from vlrl.training.advantages import Credit
 from vlrl.training.build_engine import check_engine, engine_folder, make_engine
@@ -167,7 +167,7 @@ class _RunData:
 
     def served(self) -> Task:
         """The task with the services as they are now. Raises ConfigError where one is missing."""
-        return served(self.task, self.offered, self.samples)
+        return drop_unserved_parts(self.task, self.offered, self.samples)
 
 
 def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
@@ -196,7 +196,7 @@ def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
     partial.check(config, task, algorithm.requires, generates)
     offered = (*OFFERED, *config.services.given) if generates else [*SERVICES]
-    served(task, offered, samples)  # raises before anything is loaded
+    drop_unserved_parts(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs,
                                     task.stage_fields)
