@@ -32,10 +32,8 @@ from vlrl.types import Answer, Parts, Record, Sample
 
 from ._shared import think_answer
 
-_LONGEST = 2000
-"""Characters of an answer that may contain a class name among other words."""
-_MOST = 200
-"""Names in an answer that may have several; one with more scores 0."""
+_LONGEST = 2000  # characters of an answer that may contain a class name among other words
+_MOST = 200  # names in an answer that may have several; one with more scores 0
 _BETWEEN = re.compile(r"[,;\n]")
 _SPACES = re.compile(r"[\s_]+")
 _AROUND = ".,;:!?\"'()[]{}<>*`"

@@ -14,17 +14,13 @@ import numpy as np
 
 from ._drive_world import STEP, Decision, World
 
-_STOPPING = 4
-"""Seconds within which a stop is tried."""
+_STOPPING = 4  # seconds within which a stop is tried
 _BEHIND = 35.0
 """Metres to a slower vehicle below which a lane change is considered, and how much freer the other lane must be."""
 _FREER = 8.0
-_SIDEWAYS, _EASY = 4.0, 2.0
-"""Lateral acceleration in a bend, and deceleration before it, in m/s^2."""
-_BEND = 3
-"""Points over which curvature is measured, because roads meet at cut angles."""
-_AIMS = (0.5, 1.0, 1.5)
-"""Seconds of the waypoints."""
+_SIDEWAYS, _EASY = 4.0, 2.0  # lateral acceleration in a bend, and deceleration before it, in m/s^2
+_BEND = 3  # points over which curvature is measured, because roads meet at cut angles
+_AIMS = (0.5, 1.0, 1.5)  # seconds of the waypoints
 
 
 @lru_cache(maxsize=4096)

@@ -32,14 +32,10 @@ STEP = 0.2
 """Seconds of one simulation step; a decision lasts one second."""
 PACE = 0.65
 """Share of the speed limit at which the goal is reached in time."""
-_MARGIN = 1.0
-"""Metres beside the lanes of the route that still count as on it."""
-_FASTER = 3.0
-"""Largest change of speed per second by a speed word, in m/s."""
-_SOON = 0.5
-"""Seconds ahead at which a vehicle following waypoints aims."""
-_FAR = 60.0
-"""Metres ahead within which other vehicles are considered."""
+_MARGIN = 1.0  # metres beside the lanes of the route that still count as on it
+_FASTER = 3.0  # largest change of speed per second by a speed word, in m/s
+_SOON = 0.5  # seconds ahead at which a vehicle following waypoints aims
+_FAR = 60.0  # metres ahead within which other vehicles are considered
 _SHIFT = {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}
 
 

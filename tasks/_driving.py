@@ -21,8 +21,7 @@ Group = Callable[[Sequence[Sequence[str]]], list[float]]
 _WORDS = ("the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the path (STRAIGHT, LEFT_TURN, RIGHT_TURN, LEFT_CHANGE "
           "or RIGHT_CHANGE)")
 _SCENE = "You are driving. You see {views}. Speed: {speed} m/s. Navigation: {navigation}. "
-_SAME_TIME = 0.01
-"""Seconds within which two times are equal."""
+_SAME_TIME = 0.01  # seconds within which two times are equal
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 

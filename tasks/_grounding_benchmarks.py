@@ -18,8 +18,7 @@ Rule = Callable[[Any, Sample, Answer], dict[str, float]]
 Detections = list[dict[str, Any]]
 _QWEN = re.compile(r"\((.*?)\),\((.*?)\)")
 _BOX = re.compile(r"\[(\d{1,18}),\s*(\d{1,18}),\s*(\d{1,18}),\s*(\d{1,18})\]")
-_LONGEST = 2000
-"""Characters of an answer in which Qwen-VL's box is searched."""
+_LONGEST = 2000  # characters of an answer in which Qwen-VL's box is searched
 
 
 # --- one box ----------------------------------------------------------------------------------------------------------

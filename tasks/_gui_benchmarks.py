@@ -18,8 +18,7 @@ from ._gui import element, middle
 from ._gui_actions import wanted
 
 Rule = Callable[[Any, Sample, Answer, Mapping[str, Any] | None], dict[str, float]]
-_DIGITS = 6
-"""Decimals of thousandths, so that a point on an edge stays on it."""
+_DIGITS = 6  # decimals of thousandths, so that a point on an edge stays on it
 
 
 def _shares(sample: Sample, place: Sequence[float], full: float = 1.0) -> list[float]:

@@ -17,8 +17,7 @@ from ._shared import means
 
 Rule = Callable[[Any, Sample, Answer], dict[str, float]]
 _QA_TYPES = ("motion", "spatial", "temporal", "yes_no", "color", "object", "location", "number", "other")
-_FREE = 3
-"""The first of ActivityNet-QA's types that are free questions."""
+_FREE = 3  # the first of ActivityNet-QA's types that are free questions
 
 
 def _letters(name: str, read: Callable[[str, str], float | None]) -> Rule:

@@ -19,8 +19,7 @@ from vlrl.types import Sample
 from ._web_page import DIRECTIONS, POINTED, VERBS, Action
 
 _LONGEST = 20_000
-_MOST_TYPED = 200
-"""Characters that one action types."""
+_MOST_TYPED = 200  # characters that one action types
 _MODIFIERS = {"ctrl": "Control", "control": "Control", "shift": "Shift", "alt": "Alt"}
 _KEYS = {name.lower(): name for name in (
     "Enter Tab Backspace Delete Escape Home End PageUp PageDown ArrowUp ArrowDown ArrowLeft ArrowRight Space").split()}

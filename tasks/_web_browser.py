@@ -34,21 +34,15 @@ HOST = "pages.invalid"
 """Host name of the pages; RFC 2606 guarantees that it never exists."""
 SIDES = (160, 210)
 """CSS pixels of the visible part of a page: MiniWoB's."""
-_VIEW = (500, 320)
-"""CSS pixels of the window, also MiniWoB's, with room for what lies beside a page."""
-_SPARES = 1
-"""Empty pages kept ready for an episode."""
+_VIEW = (500, 320)  # CSS pixels of the window, also MiniWoB's, with room for what lies beside a page
+_SPARES = 1  # empty pages kept ready for an episode
 _START_S = 60.0
 _CLOSE_S = 20.0
 _EMPTY_S = 5.0
-_USES = 32
-"""Largest number of episodes per page, because its clock remembers every tick of all of them."""
-_NEWS_S = 0.05
-"""Seconds after which the event that came with an error is known."""
-_IDLE_S = 60.0
-"""Seconds without a page after which the browser is closed."""
-_CLOCK = 1_700_000_000
-"""Seconds since 1970 at which the clock of every page stands."""
+_USES = 32  # largest number of episodes per page, because its clock remembers every tick of all of them
+_NEWS_S = 0.05  # seconds after which the event that came with an error is known
+_IDLE_S = 60.0  # seconds without a page after which the browser is closed
+_CLOCK = 1_700_000_000  # seconds since 1970 at which the clock of every page stands
 _SHUT = ("--host-resolver-rules=MAP * ~NOTFOUND", "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
          "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-quic", "--dns-prefetch-disable",
          "--no-pings", "--disable-component-update", "--disable-sync", "--disable-default-apps",

@@ -168,8 +168,7 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-_MARKS = frozenset('"<>{}|\\')
-"""Characters that would end the quotation, or be read as a mark of the prompt."""
+_MARKS = frozenset('"<>{}|\\')  # characters that would end the quotation, or be read as a mark of the prompt
 
 
 def nameable(name: str, most: int = 60) -> bool:

@@ -18,10 +18,8 @@ from ._web_elements import Element, PageState, askable
 from ._web_goals import MOST_GOALS, Check, Goal, GoalPage, read_goals
 from ._web_page import Action
 
-_LOST = 3
-"""Browser crashes tolerated during one walk."""
-_TYPES = 0.75
-"""Share of fields that are typed in; the others are focused."""
+_LOST = 3  # browser crashes tolerated during one walk
+_TYPES = 0.75  # share of fields that are typed in; the others are focused
 _TYPED = ("apple", "river", "seven", "cloud", "north", "maria", "oscar", "blue", "paper", "2024", "42", "ok")
 
 

@@ -16,8 +16,7 @@ from PIL import Image
 
 from ._web_browser import HOST, SIDES, PageFailed, PagePool, Tab
 
-_TICK_MS = 100
-"""Step of the page's clock, in which a timer fires at most once."""
+_TICK_MS = 100  # step of the page's clock, in which a timer fires at most once
 _WAIT_TICKS = 20
 _BEGIN = """
 seed => {
@@ -143,8 +142,7 @@ class Page:
 
 # --- verbs ------------------------------------------------------------------------------------------------------------
 
-_SCROLL = 100
-"""CSS pixels of one scroll."""
+_SCROLL = 100  # CSS pixels of one scroll
 _DIRECTIONS = {"up": (0, -_SCROLL), "down": (0, _SCROLL), "left": (-_SCROLL, 0), "right": (_SCROLL, 0)}
 
 

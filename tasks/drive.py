@@ -35,17 +35,14 @@ PATHS = ("STRAIGHT", "LEFT_CHANGE", "RIGHT_CHANGE")
 """Turns follow the route, which is drawn."""
 PARTS = ("carl", "shaped", "contrast", "completion", "success", "collision", "off_road", "comfort", "speed", "centring",
          "format")
-_MEANS = ("comfort", "speed", "centring", "format")
-"""Parts averaged over the turns of an episode."""
+_MEANS = ("comfort", "speed", "centring", "format")  # parts averaged over the turns of an episode
 _ASK = {"meta": "What to do in the next second? Answer with the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the "
                 "path (STRAIGHT, LEFT_CHANGE or RIGHT_CHANGE) as SPEED, PATH.",
         "waypoints": "Where to drive in the next 1.5 seconds? Answer with [[x, y, t], ...]: metres, x ahead and y to "
                      "the left of where the vehicle is, and seconds."}
-_LANE = 2.0
-"""Metres from the lane centre at which VLM-RL's term of it is 0."""
+_LANE = 2.0  # metres from the lane centre at which VLM-RL's term of it is 0
 _DONE = 1 - 1e-9
-_TRIES = 100
-"""Scenes tried to find one in which the expert arrives."""
+_TRIES = 100  # scenes tried to find one in which the expert arrives
 
 
 class DriveEnvironment(Environment):

@@ -32,8 +32,7 @@ RECIPES = {
 }
 _Positive = Annotated[float, Field(gt=0, le=1000)]
 _KNOWN = ("alphadrive",)
-_BEND = 3.0
-"""Lateral metres from which a trajectory is not straight."""
+_BEND = 3.0  # lateral metres from which a trajectory is not straight
 
 
 class Driving(RecipeTask):

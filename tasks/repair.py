@@ -22,8 +22,7 @@ from vlrl.task.environment import Environment, has_environment
 from vlrl.types import Answer, Observation, Parts, Sample, Step
 
 WORDS = ("wrong", "partly right", "right")
-_ASKING = ("prompt", "prompts", "system")
-"""Settings of every task that are passed on to the base task."""
+_ASKING = ("prompt", "prompts", "system")  # settings of every task that are passed on to the base task
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from vlrl.types import Answer, Parts, Sample
 
 from ._shared import drawn
 
-_APART = 2**30
-"""The first seed of the held-out split; those of training are below."""
+_APART = 2**30  # the first seed of the held-out split; those of training are below
 
 
 class World(Task):

@@ -31,10 +31,8 @@ ASKED = {"digit": "Which digit is this? Answer with the digit only.",
 _NAME = "|".join(COLOURS)
 _FORMS = {"digit": re.compile(r"\d", re.ASCII), "colours": re.compile(f"({_NAME}) ({_NAME}) ({_NAME})"),
           "count": re.compile("[1-6]")}
-_FRAMES = 6
-"""Frames of a clip, one per second."""
-_WHOLE = 0.9
-"""A box of this share of the image's side shows nothing new."""
+_FRAMES = 6  # frames of a clip, one per second
+_WHOLE = 0.9  # a box of this share of the image's side shows nothing new
 
 
 class Zoom(Task):

@@ -13,7 +13,7 @@ from vlrl.task.services import AbsentService, Services, without_absent_parts
 from vlrl.training.loop import train
 from vlrl.types import Answer, Sample
 
-# --- what is not available ------------------------------------------------------------------------------------------------
+# --- what is not available -------------------------------------------------------------------------------------------
 
 
 class Judged(Number):

@@ -26,8 +26,7 @@ MOST_WORDS = 5000
 _LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
 _ALONE = re.compile(r"(?<![\w'\u2019])[A-Z](?![\w'\u2019])", re.ASCII)
 _TINY = 1e-9
-_SHORT = 3
-"""A truth of at most this many words must have its words with digits repeated in the answer."""
+_SHORT = 3  # a truth of at most this many words must have its words with digits repeated in the answer
 
 
 def exact(given: str, truth: str) -> float:

@@ -7,10 +7,8 @@ from vlrl.rewards.scripts import western
 from vlrl.rewards.text import clean_label
 
 _LONGEST = 40
-_MOST_LETTERS = 3
-"""Letters beside the digits of a text that is compared as written."""
-_MOST_DIGITS = 15
-"""Digits of an integer; floats cannot tell longer ones apart."""
+_MOST_LETTERS = 3  # letters beside the digits of a text that is compared as written
+_MOST_DIGITS = 15  # digits of an integer; floats cannot tell longer ones apart
 _ZEROS = re.compile(r"(?<![\d.,])0\d", re.ASCII)
 _JOINED = re.compile(r"\(?\+?[\d()]+(?:\s?[-/.:]\s?|\s)[\d()](?:[\d\s()./:-]*[\d)])?", re.ASCII)
 _TIME = re.compile(r"\d{1,2}:[0-5]\d(?:\s?[ap]\.?m\.?)?", re.ASCII | re.IGNORECASE)

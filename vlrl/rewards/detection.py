@@ -20,8 +20,7 @@ Pairs = list[tuple[int, int]]
 THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))
 """COCO's IoU thresholds, .5 to .95."""
 _RECALLS = tuple(i / 100 for i in range(101))
-_MOST = 100
-"""Detections of one label and image that COCO considers."""
+_MOST = 100  # detections of one label and image that COCO considers
 
 
 def assign(cost: Sequence[Sequence[float]]) -> Pairs:

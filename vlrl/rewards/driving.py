@@ -33,10 +33,8 @@ STEP = 0.25
 _WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
 _KNOWN = frozenset(word for known in HEADS.values() for word in known)
 _CLAUSE = re.compile(r"[,;.:\n]|\b(?:and|but|then)\b", re.IGNORECASE)
-_TURNING = 0.05
-"""Metres per step below which a vehicle keeps its heading."""
-_OUTSIDE = 0.01
-"""Share of the vehicle that may lie outside the road, since polygons are rounded."""
+_TURNING = 0.05  # metres per step below which a vehicle keeps its heading
+_OUTSIDE = 0.01  # share of the vehicle that may lie outside the road, since polygons are rounded
 
 Plan = Mapping[str, Collection[str]]
 Points = Sequence[Sequence[float]]

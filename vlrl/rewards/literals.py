@@ -8,12 +8,10 @@ from typing import Any
 from vlrl.rewards.text import between
 
 _LONGEST = 20_000
-_DEEPEST = 200
-"""Nesting depth. Python 3.14 parses some ten thousand levels, on which later code would fail."""
+_DEEPEST = 200  # nesting depth. Python 3.14 parses some ten thousand levels, on which later code would fail.
 MOST = 1000
 """Detections of one answer that are read."""
-_LARGEST = 1e9
-"""Larger coordinates are invalid; sums and products of smaller ones stay finite."""
+_LARGEST = 1e9  # larger coordinates are invalid; sums and products of smaller ones stay finite
 _TOKEN = re.compile(r"'([^'\\]*)'|\"[^\"\\]*\"|\b(?:None|True|False)\b|[()]")
 _AS_JSON = {"None": "null", "True": "true", "False": "false", "(": "[", ")": "]"}
 _DECIMAL = re.compile(r"(?<![\w.])[-+]?\d{1,9}(?:\.\d{1,20})?(?!\w)", re.ASCII)

@@ -22,8 +22,7 @@ Action = Mapping[str, Any]
 Place = Sequence[float]
 CLICKS = ("click", "tap", "left_click", "long_press")
 _TYPED = ("type", "input_text")
-_REACH = 0.14
-"""Share of the screen sides by which a click may miss its target (Android in the Wild, 2307.10088)."""
+_REACH = 0.14  # share of the screen sides by which a click may miss its target (Android in the Wild, 2307.10088)
 _NUMBERS = re.compile(r"-?\d+\.?\d*")
 _QWEN_BOX = re.compile(r"<box>\((\d+),(\d+)\),\((\d+),(\d+)\)</box>")
 _KIND = re.compile(r"'action':\s*'(\w+)'")
@@ -31,8 +30,7 @@ _TEXT = re.compile(r"'input_text':\s*'(.*?)'")
 _POINT = re.compile(r"\[(\d{1,18}),\s*(\d{1,18})\]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_LONGEST = 20_000
-"""Characters of an answer that are read."""
+_LONGEST = 20_000  # characters of an answer that are read
 
 
 # --- ScreenSpot -------------------------------------------------------------------------------------------------------

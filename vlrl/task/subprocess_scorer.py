@@ -27,8 +27,7 @@ from vlrl.types import Answer, Sample
 GroupScores = tuple[MarkedScores, dict[str, float]]
 _PLACE = struct.Struct("qq")
 """Content of the shared memory: the number of calls of task code begun, and the answers of the last one."""
-_START_S = 60.0
-"""Seconds added to the limit before the first call."""
+_START_S = 60.0  # seconds added to the limit before the first call
 _log = logging.getLogger(__name__)
 
 

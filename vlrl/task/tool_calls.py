@@ -11,10 +11,8 @@ from typing import Any
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MOST_CALLS = 8
 """Calls of one action that are run; further ones are refused."""
-_MOST_CALL = 20_000
-"""Characters of a call."""
-_MOST_NESTED = 20
-"""Nesting depth of the arguments of a call."""
+_MOST_CALL = 20_000  # characters of a call
+_MOST_NESTED = 20  # nesting depth of the arguments of a call
 
 
 @dataclass(frozen=True)

@@ -29,15 +29,11 @@ from vlrl.types import Observation, PastAction, Sample, Step
 
 STEP_S = 10.0
 """Seconds that a step may take."""
-_HOSTILE_S = 60.0
-"""Seconds spent on hostile actions of a sample."""
+_HOSTILE_S = 60.0  # seconds spent on hostile actions of a sample
 _TURNS = 50
-_MORE = 3
-"""Further episodes played if processes are left over."""
-_LEAVE_S = 2.0
-"""Seconds within which everything an episode has started must end after it was closed."""
-_END_S = 30.0
-"""Seconds within which everything that environments share must end after their process."""
+_MORE = 3  # further episodes played if processes are left over
+_LEAVE_S = 2.0  # seconds within which everything an episode has started must end after it was closed
+_END_S = 30.0  # seconds within which everything that environments share must end after their process
 _SEED = 17
 
 

@@ -17,8 +17,7 @@ from vlrl.data.reasons import counted
 from vlrl.errors import TaskError
 from vlrl.task import Task
 
-_SHOWN = 3
-"""Findings kept per rule; further ones are counted."""
+_SHOWN = 3  # findings kept per rule; further ones are counted
 
 
 @dataclass
