@@ -31,27 +31,32 @@ Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels; x2 and y2 lie just 
 def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Image, dict]:
     """Draws one scene and describes one of its objects as a canonical grounding row."""
     rng = random.Random(f"scene/{seed}/{split}/{index}")
-    image = Image.new("RGB", (size, size), tuple(rng.randint(236, 255) for _ in range(3)))
+    image = background(rng, size)
     objects: list[tuple[str, str, Box]] = []
     (count,) = rng.choices(range(1, len(COUNT_WEIGHTS) + 1), COUNT_WEIGHTS)
     for colour in rng.sample(sorted(COLOURS), count):
-        place = _free_place(rng, size, [box for _, _, box in objects])
+        place = free_place(rng, size, [box for _, _, box in objects])
         if place is not None:
             shape = rng.choice(SHAPES)
-            objects.append((colour, shape, _paint(image, shape, COLOURS[colour], place)))
+            objects.append((colour, shape, paint(image, shape, COLOURS[colour], place)))
     return image, _row(f"{split}-{index:06d}", size, rng.choice(objects), len(objects))
+
+
+def background(rng: random.Random, side: int) -> Image.Image:
+    """A square in a light colour."""
+    return Image.new("RGB", (side, side), tuple(rng.randint(236, 255) for _ in range(3)))
 
 
 def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
     """As ``scene``, with the given values of KNOBS."""
     count, share = (float(knobs[name]) for name in KNOBS)
     rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")
-    image = Image.new("RGB", (size, size), tuple(rng.randint(236, 255) for _ in range(3)))
+    image = background(rng, size)
     objects: list[tuple[str, str, Box]] = []
     places = _places(rng, size, round(count), share)
     for colour, place in zip(rng.sample(sorted(COLOURS), len(places)), places, strict=True):
         shape = rng.choice(SHAPES)
-        objects.append((colour, shape, _paint(image, shape, COLOURS[colour], place)))
+        objects.append((colour, shape, paint(image, shape, COLOURS[colour], place)))
     return image, _row(f"made-{index:06d}-objects={count!r}-size={share!r}", size, objects[0], len(objects))
 
 
@@ -62,7 +67,7 @@ def _places(rng: random.Random, size: int, count: int, share: float, tries: int 
         places: list[Box] = []
         while len(places) < count:
             sides = (SMALLEST, LARGEST) if places else (share, share)
-            place = _free_place(rng, size, places, sides=sides)
+            place = free_place(rng, size, places, sides=sides)
             if place is None:
                 break
             places.append(place)
@@ -75,18 +80,12 @@ def _places(rng: random.Random, size: int, count: int, share: float, tries: int 
 def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> dict:
     colour, shape, box = target
     expression = f"{colour} {shape}"
-    return {
-        "id": name,
-        "width": size,
-        "height": size,
-        "expression": expression,
-        "boxes": [{"box": [float(v) for v in box], "label": expression}],
-        "category": shape,
-        "difficulty": _difficulty(box, size, objects),
-    }
+    return {"id": name, "width": size, "height": size, "expression": expression,
+            "boxes": [{"box": [float(v) for v in box], "label": expression}], "category": shape,
+            "difficulty": _difficulty(box, size, objects)}
 
 
-def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
+def free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
     """A random square disjoint from ``taken``; None if no try fits (never for the first object)."""
     margin = -int(-size * MARGIN // 1)  # rounded up
@@ -98,7 +97,7 @@ def _free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30
     return None
 
 
-def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: Box) -> Box:
+def paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: Box) -> Box:
     """Paints ``shape`` inside ``place`` and returns the exact extent of the painted pixels."""
     mask = Image.new("L", image.size, 0)
     draw = ImageDraw.Draw(mask)

@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from ._scenes import COLOURS, Box, _free_place
+from ._scenes import COLOURS, Box, background, free_place, paint
 from .digits import digit_arrays, digit_image, split_indices
 
 DETAIL, BLUR = 4, 4
@@ -34,15 +34,15 @@ def scene(seed: int, split: str, index: int, size: int, kind: str,
     `clear`: one plate fills the image, as in a frame of a clip. `blank`: the plates are empty."""
     rng = random.Random(f"zoom/{seed}/{split}/{index}")
     full = size * DETAIL
-    image = Image.new("RGB", (full, full), tuple(rng.randint(236, 255) for _ in range(3)))
+    image = background(rng, full)
     colours = rng.sample(sorted(COLOURS), 1 if clear else rng.randint(2, 3))
     objects: list[tuple[str, str, Box]] = []
     for colour, answer in zip(colours, _answers(rng, kind, len(colours)), strict=True):
         side = (0.75, 0.75) if clear else SIDES
-        place = _free_place(rng, full, [box for *_, box in objects], sides=side)
+        place = free_place(rng, full, [box for *_, box in objects], sides=side)
         if place:
             shape = rng.choice(("circle", "square"))
-            _paint(image, shape, COLOURS[colour], place)
+            paint(image, shape, COLOURS[colour], place)
             _plate(rng, image, place, kind, split, answer, blank)
             objects.append((f"{colour} {shape}", answer, place))
     expression, answer, box = rng.choice(objects)
@@ -76,12 +76,6 @@ def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
         return [str(n) for n in rng.sample(range(1, 7), count)]
     names = sorted(COLOURS)
     return [" ".join(rng.choice(names) for _ in range(3)) for _ in range(count)]
-
-
-def _paint(image: Image.Image, shape: str, colour: tuple[int, int, int], box: Box) -> None:
-    draw = ImageDraw.Draw(image)
-    paint = draw.ellipse if shape == "circle" else draw.rectangle
-    paint((box[0], box[1], box[2] - 1, box[3] - 1), fill=colour)
 
 
 def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: str, answer: str, blank: bool) -> None:
