@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vlrl.rewards.boxes import centre, iou, is_number
@@ -81,11 +82,9 @@ def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] |
     return True
 
 
-def _read_list(point_key: str) -> Any:
-    """A reader of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
-    def read(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-        return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
-    return read
+def _read_list(point_key: str, task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
+    """The action of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
+    return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
 
 
 def _action_of(task: Any, sample: Sample, value: Any, point_keys: Sequence[str]) -> dict[str, Any] | None:
@@ -99,22 +98,23 @@ def _action_of(task: Any, sample: Sample, value: Any, point_keys: Sequence[str])
     return {name: part for name, part in fields.items() if part}
 
 
-def _write_list(point_key: str) -> Any:
-    def write(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-        return _tagged(f"[{{'action': 'click', '{point_key}': {write_point(task, sample, boxes)}, 'input_text': "
-                       f"'{_NO_TEXT}'}}]")
-    return write
+def _write_list(point_key: str, task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
+    return _tagged(f"[{{'action': 'click', '{point_key}': {write_point(task, sample, boxes)}, 'input_text': "
+                   f"'{_NO_TEXT}'}}]")
 
 
-def _oracle_list(point_key: str) -> Any:
-    def oracle(task: Any, sample: Sample) -> str:
-        right = wanted(task, sample)
-        place = right.get("box") or right.get("point")
-        written = in_model_units(task, sample, middle(place)) if place else [-100, -100]
-        point = [int(v) if whole_units(task, sample) or not place else v for v in written]
-        return _tagged(json.dumps([{"action": right["type"], point_key: point,
-                                    "input_text": right.get("text", _NO_TEXT)}]))
-    return oracle
+def _oracle_list(point_key: str, task: Any, sample: Sample) -> str:
+    right = wanted(task, sample)
+    place = right.get("box") or right.get("point")
+    written = in_model_units(task, sample, middle(place)) if place else [-100, -100]
+    point = [int(v) if whole_units(task, sample) or not place else v for v in written]
+    return _tagged(json.dumps([{"action": right["type"], point_key: point, "input_text": right.get("text", _NO_TEXT)}]))
+
+
+def _list_format(point_key: str) -> dict[str, Any]:
+    """The functions of a recipe whose answers are a list with one action."""
+    return {"read": partial(_read_list, point_key), "oracle": partial(_oracle_list, point_key),
+            "write": partial(_write_list, point_key), "target": wanted, "problem": action_problem}
 
 
 def _tagged(answer: str) -> str:
@@ -174,9 +174,8 @@ UI_R1 = Recipe(
            "final answer in <answer> </answer> tags. The output answer format should be as follows:\n<think> ... "
            "</think> <answer>[{'action': enum['click', 'scroll', 'open_app', 'navigate_back', 'input_text'], "
            "'coordinate': [x, y]}]</answer>\nPlease strictly follow the format.",
-    rewards={"type": 1.0, "coordinate": 1.0, "format": 1.0}, read=_read_list("coordinate"), score=_ui_r1,
-    target=wanted, oracle=_oracle_list("coordinate"), write=_write_list("coordinate"), problem=action_problem,
-    outcome={"type": 0.5, "coordinate": 0.5})
+    rewards={"type": 1.0, "coordinate": 1.0, "format": 1.0}, score=_ui_r1,
+    outcome={"type": 0.5, "coordinate": 0.5}, **_list_format("coordinate"))
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
@@ -212,8 +211,7 @@ GUI_R1 = Recipe(
            "is performed, and any input text required to complete the action.\nOutput the thinking process in <think> "
            "</think> tags, and the final answer in <answer> </answer> tags as follows:\n<think> ... </think> <answer>"
            f"[{{'action': enum{_GUI_R1_ACTIONS}, 'point': [x, y], 'input_text': 'no input text [default]'}}]</answer>",
-    rewards={"accuracy": 0.8, "format": 0.2}, read=_read_list("point"), score=_gui_r1, target=wanted,
-    oracle=_oracle_list("point"), write=_write_list("point"), problem=action_problem)
+    rewards={"accuracy": 0.8, "format": 0.2}, score=_gui_r1, **_list_format("point"))
 
 
 # --- InfiGUI-R1 -------------------------------------------------------------------------------------------------------
@@ -267,17 +265,6 @@ def _thinks_first(text: str) -> bool:
         and "</think>" not in rest
 
 
-INFIGUI_R1 = Recipe(
-    prompt="The instruction: {instruction}\nThe steps so far: {history}\nThink first in <think> </think> tags. Then "
-           "answer in <answer> </answer> tags: for an action {'action': type, 'coordinate': [x, y], 'text': text}, for "
-           "an element alone its point [x, y].",
-    rewards={"format": 0.1, "accuracy": 0.9}, read=_read_infigui, score=_infigui, target=wanted,
-    oracle=lambda task, sample: _infigui_oracle(task, sample), problem=action_problem,
-    write=lambda task, sample, boxes: (
-        _tagged(f"{{'action': 'click', 'coordinate': {write_point(task, sample, boxes)}}}") if sample.get("action")
-        else _tagged(write_point(task, sample, boxes))))
-
-
 def _infigui_oracle(task: Any, sample: Sample) -> str:
     right = wanted(task, sample)
     place = right.get("box") or right.get("point")
@@ -286,6 +273,17 @@ def _infigui_oracle(task: Any, sample: Sample) -> str:
         return _tagged(json.dumps(point))
     action = {"action": right["type"], "coordinate": point, "text": right.get("text")}
     return _tagged(json.dumps({name: value for name, value in action.items() if value is not None}))
+
+
+INFIGUI_R1 = Recipe(
+    prompt="The instruction: {instruction}\nThe steps so far: {history}\nThink first in <think> </think> tags. Then "
+           "answer in <answer> </answer> tags: for an action {'action': type, 'coordinate': [x, y], 'text': text}, for "
+           "an element alone its point [x, y].",
+    rewards={"format": 0.1, "accuracy": 0.9}, read=_read_infigui, score=_infigui, target=wanted,
+    oracle=_infigui_oracle, problem=action_problem,
+    write=lambda task, sample, boxes: (
+        _tagged(f"{{'action': 'click', 'coordinate': {write_point(task, sample, boxes)}}}") if sample.get("action")
+        else _tagged(write_point(task, sample, boxes))))
 
 
 # --- GLM-4.5V, AndroidWorld -------------------------------------------------------------------------------------------
