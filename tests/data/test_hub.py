@@ -123,7 +123,7 @@ def test_without_a_network_what_is_kept_is_used(here, tmp_path, monkeypatch, cap
     here.put("org/geo", {"train.parquet": parquet("a"), "test.parquet": parquet("b")})
     assert answers(read(tmp_path, "org/geo@train")) == ["a"]
     before = len(here.asked)
-    for url, offline, why in ((here.url, True, "HF_HUB_OFFLINE"), ("http://127.0.0.1:9", False, "cannot be asked")):
+    for url, offline, why in ((here.url, True, "HF_HUB_OFFLINE"), ("http://127.0.0.1:9", False, "cannot be reached")):
         use(monkeypatch, url, offline)
         with caplog.at_level(logging.WARNING):
             assert answers(read(tmp_path, "org/geo@train")) == ["a"]
