@@ -52,6 +52,7 @@ OBVIOUS = re.compile(r"_(Bit\w+|[LR]Shift|Pow|FloorDiv|Mod|Invert|Is|IsNot)$")
 """Replacements that nobody writes by mistake: most of them end in a TypeError, which any test sees."""
 LIMIT_S = 900
 """Seconds for the tests of one mutant, as some loop for ever."""
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # torch reads it when it is first imported
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["torch", "transformers", "peft", "pytest"])
 FAST, SLOW = "not slow and not vllm and not browser and not gpu", "slow and not vllm and not browser and not gpu"
@@ -116,7 +117,7 @@ def _pytest(tree: Path, words: list[str], output: Path) -> None:
         del sys.modules[name]
     os.setsid()
     os.chdir(tree)
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tree)}
+    os.environ["PYTHONPATH"] = str(tree)
     sys.path = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
