@@ -2,11 +2,12 @@
 
     python benchmarks/preset_effects.py --out benchmarks/results/preset_effects.md     # about ten minutes on one core
 
-One number a preset, of what its paper names, beside the nearest thing without it. Gradients: of one batch of answers of
-the embedded model on that config, as benchmarks/presets.py takes them. Metrics: of a run of two steps, with how far its
-weights are then from those of the same run without the method, over the way that these went. Samplers: real rows of the
-config, answers by script. Stages: runs of one step. What the preset needs and the config does not give stands in the
-last column; where the effect is 0 that is why. Of EGSR it is that the embedded model, shown a solution, is never right.
+One number per preset for what its paper names, beside the nearest configuration without it. Gradients come from one
+batch of answers of the embedded model on that config (preset_gradient.py). Metrics come from a run of two steps, with
+the distance of its weights from those of the same run without the method, relative to how far that run moved. Samplers
+draw real rows of the config and get scripted answers. Stages are runs of one step. The last column names what a preset
+needs and the config lacks; where the effect is 0, that is why. For EGSR: the embedded model is never right after it has
+seen a solution.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from presets import Scene, gradient, scene
+from preset_gradient import Scene, gradient, scene
 
 from vlrl import config as configs
 from vlrl import curriculum

@@ -54,34 +54,6 @@ def test_gpu_update_on_a_cpu(tmp_path, monkeypatch):
     assert speed > 0 and bound > 0
 
 
-def test_gradients_are_compared_by_angle_and_norm():
-    compare = module("presets").compare
-    default = torch.tensor([3.0, 4.0])
-    assert compare(2 * default, default) == pytest.approx((1.0, 2.0))
-    assert compare(torch.tensor([-4.0, 3.0]), default) == pytest.approx((0.0, 1.0))
-    cosine, norm = compare(torch.zeros(2), default)
-    assert cosine != cosine and norm == 0
-
-
-def test_presets_are_sorted_by_where_they_differ():
-    found = module("presets").where({"a": (True, True), "b": (False, True), "c": (False, True), "d": (False, False)})
-    assert found[2:] == ["- on-policy and off-policy (1): a", "- on-policy alone (0): none",
-                         "- off-policy alone (2): b, c", "- nowhere on this batch (1): d"]
-
-
-@pytest.mark.slow
-def test_gradients_of_presets(tmp_path, monkeypatch, capsys):
-    presets = module("presets")
-    monkeypatch.setattr(sys, "argv", ["presets.py", "--presets", "gspo", "dr_grpo", "hold_entropy", "--prompts", "3",
-                                      "--out", str(tmp_path / "out.md")])
-    presets.main()
-    cells = {row[1]: row[2:-1] for line in (tmp_path / "out.md").read_text().splitlines()
-             if len(row := [cell.strip() for cell in line.split("|")]) == 8}
-    assert cells["gspo"][:2] == ["4", "1.0000"] and float(cells["gspo"][3]) < 0.99
-    assert float(cells["dr_grpo"][2]) < 0.5
-    assert cells["hold_entropy"] == ["1", "1.0000", "1", "1.0000", "1"]
-
-
 @pytest.mark.slow
 def test_planted_faults_of_environments_are_counted(tmp_path):
     """200 episodes of which 2 hang and 2 end their process: no group is lost, and no process is left."""
