@@ -10,6 +10,7 @@ import pytest
 from tests.data import films
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.media import VideoSampling
 from vlrl.data.video import loading
 from vlrl.errors import DataError
@@ -41,9 +42,9 @@ def load(path, cache, sampling=SAMPLING, **more):
 
 
 def test_a_clip_is_decoded_once_whatever_its_name(film, decoded, tmp_path):
-    cache, other = media.Clips(16), tmp_path / "b.mp4"
+    cache, other = ClipCache(16), tmp_path / "b.mp4"
     shutil.copy(film, other)
-    plain = load(film, media.Clips(0))
+    plain = load(film, ClipCache(0))
     first, again, copied = load(film, cache), load(film, cache), load(other, cache)
     assert decoded == ["a.mp4", "a.mp4"] and copied.path == other and first.path == film
     for loaded in (first, again, copied):
@@ -52,7 +53,7 @@ def test_a_clip_is_decoded_once_whatever_its_name(film, decoded, tmp_path):
 
 
 def test_what_makes_another_clip_is_decoded_again(film, decoded):
-    cache = media.Clips(16)
+    cache = ClipCache(16)
     for sampling in (SAMPLING, VideoSampling(fps=2, max_frames=2)):
         load(film, cache, sampling)
         load(film, cache, sampling, start=1.0)
@@ -62,7 +63,7 @@ def test_what_makes_another_clip_is_decoded_again(film, decoded):
 
 
 def test_a_changed_file_is_read_again(film, decoded, tmp_path):
-    cache, path = media.Clips(16), tmp_path / "c.mp4"
+    cache, path = ClipCache(16), tmp_path / "c.mp4"
     shutil.copy(film, path)
     before = load(path, cache)
     status = path.stat()
@@ -73,7 +74,7 @@ def test_a_changed_file_is_read_again(film, decoded, tmp_path):
 
 def test_the_least_recently_used_leave_first(film, decoded):
     """A clip of 4 frames of 160x96 takes 184,320 bytes: five fit into 1 MiB."""
-    cache = media.Clips(1)
+    cache = ClipCache(1)
     for end in (1, 2, 3, 4, 5, 1, 6):  # 1 is used again, so 2 leaves
         load(film, cache, end=float(end))
     assert len(decoded) == 6
@@ -84,7 +85,7 @@ def test_the_least_recently_used_leave_first(film, decoded):
 
 
 def test_threads_wait_for_the_one_that_decodes(film, decoded, monkeypatch):
-    cache, begun, go = media.Clips(16), threading.Event(), threading.Event()
+    cache, begun, go = ClipCache(16), threading.Event(), threading.Event()
     own = loading.decode
 
     def slow(*arguments):
@@ -102,7 +103,7 @@ def test_threads_wait_for_the_one_that_decodes(film, decoded, monkeypatch):
 
 
 def test_an_error_is_raised_each_time_and_not_kept(tmp_path, film, decoded):
-    cache, path = media.Clips(16), tmp_path / "bad.mp4"
+    cache, path = ClipCache(16), tmp_path / "bad.mp4"
     path.write_bytes(b"junk" * 99)
     for _ in range(2):
         with pytest.raises(DataError, match=r"bad\.mp4"):

@@ -19,8 +19,9 @@ from tests.data.test_video import CONSTANT, films
 from vlrl.cli.main import app
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import Samples, read_samples, sample_from_row
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import EmbeddedMedia, media_item, without_bytes
-from vlrl.data.media import Clips, VideoSampling, load
+from vlrl.data.media import VideoSampling, load
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.errors import DataError
 from vlrl.rollout import fingerprint
@@ -112,7 +113,7 @@ def test_pixels_as_numbers():
 
 def test_videos_as_bytes_and_as_frames(tmp_path):
     path = clip(tmp_path / "a.mp4")
-    sampling, cache = VideoSampling(fps=2, max_frames=4), Clips(8)
+    sampling, cache = VideoSampling(fps=2, max_frames=4), ClipCache(8)
     row = {"id": "r", "video": path.read_bytes(), "video_start": 1.0, "video_end": 2.5}
     ours, file = (load(sample_from_row(one, tmp_path).media[0], LIMITS, sampling, cache)
                   for one in (row, {**row, "video": "a.mp4"}))

@@ -26,6 +26,7 @@ from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
 from vlrl.config.registry import Table
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.config.url_entries import shown
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import EmbeddedMedia
 from vlrl.errors import DataError, VlrlError
 from vlrl.store.files import cache_folder
@@ -38,8 +39,8 @@ VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
 _READING = threading.Lock()
 """Held while Pillow reads pixels: an image that was opened and not yet read must not be read by two threads."""
 _DRAWN = "drawn image"
-_KINDS = Table({"video": "vlrl.data.video.loading:load_video", "clips": "vlrl.data.video.clip_cache:ClipCache",
-                "edited": "vlrl.data.media_edits:apply_edits", "urls": "vlrl.data.sources.download:Policy"})
+_KINDS = Table({"video": "vlrl.data.video.loading:load_video", "edited": "vlrl.data.media_edits:apply_edits",
+                "urls": "vlrl.data.sources.download:Policy"})
 """Imported only for rows that need them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
@@ -83,18 +84,6 @@ def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) ->
     return MediaAccess(folders, policy)
 
 
-class Clips:
-    """A ClipCache of at most `mib` MiB (data.clip_cache_mib), created with the first video. Thread-safe."""
-
-    def __init__(self, mib: int):
-        self._mib, self._lock, self._cache = mib, threading.Lock(), None
-
-    def made(self) -> Any:
-        with self._lock:
-            self._cache = self._cache or _KINDS["clips"](self._mib)
-            return self._cache
-
-
 class RemoteMedia:
     """The source of a Media that is downloaded when it is loaded."""
 
@@ -103,7 +92,7 @@ class RemoteMedia:
 
 
 def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
-         clips: Clips | None = None) -> LoadedMedia:
+         clips: ClipCache | None = None) -> LoadedMedia:
     """Loads one image or video.
 
     Images become RGB, with the EXIF orientation applied and transparency drawn over white. Of a video between `start`
@@ -119,7 +108,7 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
     return guard_read(source_name(media.source), read)
 
 
-def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Clips | None) -> LoadedMedia:
+def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: ClipCache | None) -> LoadedMedia:
     if isinstance(media.source, LoadedMedia):
         return media.source
     if media.kind == "video":

@@ -14,6 +14,7 @@ import torch
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.data import media
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import VideoSampling
 from vlrl.errors import ConfigError, DataError
@@ -49,7 +50,7 @@ class Encoder:
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
         self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
                                     config.model.video_min_frames)
-        self._clips = media.Clips(config.data.clip_cache_mib)  # shared by copies
+        self._clips = ClipCache(config.data.clip_cache_mib)  # shared by copies
         self._processed_by = _VISUALS["processor_hash"](processor) if config.model.feature_cache_mib else None
         self._chat = ChatTemplate(processor, {**family.template, **config.model.chat_template_kwargs})
         tokenizer = processor.tokenizer

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import LimitsSettings
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import (
-    Clips,
     VideoSampling,
     check_pixels,
     checked_bytes,
@@ -22,7 +22,6 @@ from vlrl.data.media import (
     load,
     pixel_hash,
 )
-from vlrl.data.video.clip_cache import NO_CACHE
 from vlrl.data.video.sampling import SampledClip, choose, decode
 from vlrl.errors import DataError
 from vlrl.rewards.boxes import is_number
@@ -35,9 +34,9 @@ _SAME_RATE = 0.01
 """Relative tolerance between a given frame rate and the rate of the timestamps, since both are rounded."""
 
 
-def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, clips: Clips | None) -> LoadedMedia:
+def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, clips: ClipCache | None) -> LoadedMedia:
     """Sampled frames of a video, see media.load."""
-    cache = clips.made() if clips else NO_CACHE
+    cache = clips or ClipCache(0)
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
 

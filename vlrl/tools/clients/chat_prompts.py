@@ -10,6 +10,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.data import media
+from vlrl.data.clip_cache import ClipCache
 from vlrl.data.media import VideoSampling
 from vlrl.environments.tools import schemas
 from vlrl.errors import DataError
@@ -27,7 +28,7 @@ class ChatEncoder:
         self.config = config
         self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
                                     config.model.video_min_frames)
-        self._clips = media.Clips(config.data.clip_cache_mib)
+        self._clips = ClipCache(config.data.clip_cache_mib)
 
     def copy(self) -> ChatEncoder:
         """Returns an encoder for another thread: this one."""

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
-from vlrl.data.video.sampling import SampledClip
 from vlrl.store.files import file_sha256
 
 _MOST_HASHES = 2**16
@@ -24,7 +24,7 @@ class ClipCache:
     def __init__(self, mib: int):
         self._room, self._used = mib << 20, 0
         self._lock = threading.Lock()
-        self._clips: OrderedDict[Hashable, Future[SampledClip]] = OrderedDict()
+        self._clips: OrderedDict[Hashable, Future[Any]] = OrderedDict()
         self._hashes: dict[tuple[str, int, int], str] = {}
 
     def sha256(self, path: Path) -> str:
@@ -40,7 +40,7 @@ class ClipCache:
                 self._hashes[file] = digest
         return digest
 
-    def clip(self, key: Hashable, read: Callable[[], SampledClip]) -> SampledClip:
+    def clip(self, key: Hashable, read: Callable[[], Any]) -> Any:
         """The clip of this key: cached, awaited while another thread decodes it, or `read()`, whose errors are raised.
         """
         if not self._room:
@@ -64,7 +64,7 @@ class ClipCache:
         self._make_room(clip)
         return clip
 
-    def _make_room(self, added: SampledClip) -> None:
+    def _make_room(self, added: Any) -> None:
         with self._lock:
             self._used += _size(added)
             for key in [k for k, future in self._clips.items() if future.done()]:
@@ -73,9 +73,6 @@ class ClipCache:
                 self._used -= _size(self._clips.pop(key).result())
 
 
-NO_CACHE = ClipCache(0)
-
-
-def _size(clip: SampledClip) -> int:
+def _size(clip: Any) -> int:
     """Bytes of the frames; a repeated frame counts once."""
     return sum(w * h * 3 for w, h in {id(f): f.size for f in clip.frames}.values())
