@@ -1,7 +1,14 @@
-"""The adaptive weight of the KL."""
+"""The adaptive weight of the KL, and the temperature that follows the entropy."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from vlrl import config as configs
+from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.control import KLCoefficient
 
 
@@ -20,3 +27,15 @@ def test_without_a_target_it_stays():
     kl.observe(5.0, answers=1000)
     kl.load_state_dict({})
     assert kl.value == 0.1 and kl.state_dict() == {} == kl.metrics()
+
+
+def test_a_step_that_was_left_out_moves_no_temperature():
+    algorithm = Algorithm(configs.validate({
+        "task": {"name": "grounding"}, "model": {"name": "x"},
+        "algo": {"entropy": {"name": "temperature", "rate": 0.5}}}))
+    policy: Any = SimpleNamespace(choices=600)
+    optimizer, seen = torch.optim.SGD([torch.zeros(1, requires_grad=True)]), []
+    for step, entropy in enumerate((1.0, math.nan, 0.5, math.nan)):
+        algorithm.after_step(policy, optimizer, {"entropy": entropy, "kl": math.nan}, step)
+        seen.append(algorithm.temperature)
+    assert seen[0] == seen[1] != seen[2] == seen[3]

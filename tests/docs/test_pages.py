@@ -134,7 +134,7 @@ def test_commands_exist(command):
         group: Any = typer.main.get_command(app)
         while hasattr(group, "commands"):
             assert rest[0] in group.commands, f"no command '{rest[0]}'"
-            group = group.commands[rest.pop(0)]
+            group = group.get_command(typer.Context(group), rest.pop(0))
         known = {option for parameter in group.params for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= known
     else:

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, random_answers
 from vlrl.config import validate
 from vlrl.models import policy as policies
-from vlrl.models.packing import Piece, make_batch, pack, pieces_of, plan, sizes, with_idle
+from vlrl.models.packing import Piece, aligned_inputs, make_batch, pack, pieces_of, plan, sizes, with_idle
 from vlrl.models.processing import Encoder
 from vlrl.task import Task
 from vlrl.types import Prompt
@@ -212,3 +212,13 @@ def test_an_empty_answer_takes_no_place(tiny_models):
     for layout in ("shared", "padded"):
         (batch,) = pack(pieces_of([prompt] * 3, answers, 10**6), 10**6, layout)
         assert batch.rollout_id.tolist() == [0, 0, 0, 2] and len(policy.logprobs(batch, 1.0).logprobs) == 4
+
+
+def test_token_types_beside_the_ids_are_filled_as_the_prompt_says():
+    def piece(*ids, **more):
+        tokens = np.array(ids)
+        return Prompt(sample_id="a", text="", ids=tokens, raw_ids=tokens, positions=tokens[None], **more)
+
+    line = [piece(1, 2, aligned={"kind": np.array([0, 1])}, aligned_answer={"kind": 3}), piece(5)]
+    assert aligned_inputs([line], 5)["kind"].tolist() == [[0, 1, 3, 3, 3]]
+    assert aligned_inputs([line], 5, right=True)["kind"].tolist() == [[3, 3, 0, 1, 3]]
