@@ -70,7 +70,7 @@ class BoxDoubt(NamedTuple):
 def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
     """Why the boxes and points of rows do not seem to be corners in pixels; None if they do."""
     places = [(n, values, (row["width"], row["height"])) for n, row in enumerate(rows)
-              if is_number(row.get("width")) and is_number(row.get("height")) for values in _places(row)]
+              if is_number(row.get("width")) and is_number(row.get("height")) for values in coordinates_in(row)]
     if not places:
         return None
     turned = [n for n, v, _ in places if len(v) == 4 and (v[2] <= v[0] or v[3] <= v[1])]
@@ -90,7 +90,8 @@ def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
     return BoxDoubt(message, turned[0] if sides else read[0][0], unit == "norm1")
 
 
-def _places(row: Record) -> Iterator[list[float]]:
+def coordinates_in(row: Record) -> Iterator[list[float]]:
+    """Every box and point of a row that is a list of numbers."""
     action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
     boxes = row.get("boxes") if isinstance(row.get("boxes"), list) else []
     points = row.get("points") if isinstance(row.get("points"), list) else []

@@ -27,11 +27,11 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
 from vlrl.data.coordinates import Coordinates
 from vlrl.data.sources.answer_types import TypeLine, TypeTable
+from vlrl.data.sources.box_forms import coordinates_in
 from vlrl.data.sources.files import READERS
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError, TaskError
 from vlrl.progress import Progress, no_progress
-from vlrl.rewards.boxes import is_number
 from vlrl.task import Task
 from vlrl.tools.datasets.pixel_budget import PixelBudget, Scale, pixel_budget
 from vlrl.tools.play.preview import SamplePreview
@@ -215,18 +215,8 @@ def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] 
         return row
     if os.path.isfile(root / image.replace("\0", "")):
         return row
-    numbers = [v for v in _coordinates(row) if is_number(v)]
-    side = max([1, *map(math.ceil, numbers)])
+    side = max([1, *(math.ceil(v) for values in coordinates_in(row) for v in values)])
     return {**row, "width": side, "height": side}
-
-
-def _coordinates(row: Mapping[str, Any]) -> list[Any]:
-    """All numbers in boxes and points of a row."""
-    action, boxes = row.get("action"), row.get("boxes")
-    places = [row.get("box"), *(action.values() if isinstance(action, Mapping) else ())]
-    for entry in boxes if isinstance(boxes, list) else ():
-        places.append(entry.get("box") if isinstance(entry, Mapping) else None)
-    return [value for place in places if isinstance(place, list) for value in place]
 
 
 # --- media ------------------------------------------------------------------------------------------------------------
