@@ -68,14 +68,10 @@ class _Pass:
     samples: Sequence[Sample]
     step: int
 
-    @property
-    def stream(self) -> tuple[int, ...]:
-        """First part of the keys of random streams, as in evaluate.evaluate."""
-        return 1, zlib.crc32(self.split.encode())
-
     def key(self, number: int) -> tuple[int, ...]:
         """The key of a sample's random stream; at the config's own seed that of evaluate.evaluate."""
-        return (*self.stream, number, *(() if self.seed == self.ready.config.seed else (self.seed,)))
+        own = () if self.seed == self.ready.config.seed else (self.seed,)
+        return 1, zlib.crc32(self.split.encode()), number, *own
 
     def sample(self, number: int) -> Sample:
         """A sample as this setting asks it, its environment reset with the seed."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.evaluation.stats import Interval
+from vlrl.rewards.boxes import is_number
 
 Statistic = Callable[[np.ndarray], float]
 
@@ -93,8 +94,8 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
 
 def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
     """Label -> positions."""
-    numbers = all(_number(v) for v in values)
-    if numbers or all(_number(v) or isinstance(v, str) for v in values):
+    numbers = all(is_number(v) for v in values)
+    if numbers or all(is_number(v) or isinstance(v, str) for v in values):
         different = sorted(set(values), key=lambda v: (isinstance(v, str), v))
     else:
         different = list(dict.fromkeys(map(str, values)))
@@ -103,10 +104,6 @@ def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
     order = sorted(range(len(values)), key=lambda i: values[i])
     parts = [list(map(int, part)) for part in np.array_split(order, bins)]
     return {f"{values[own[0]]:.3g}..{values[own[-1]]:.3g}": own for own in parts}
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _scores(scores: np.ndarray) -> np.ndarray:

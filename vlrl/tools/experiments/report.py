@@ -13,6 +13,7 @@ from rich.text import Text
 
 from vlrl.evaluation.stats import Interval, paired_gain
 from vlrl.monitoring.trackers import direction
+from vlrl.rewards.boxes import is_number
 from vlrl.store import RunFolder, comparable
 from vlrl.store.files import read_json, replacing
 from vlrl.tools.experiments.answer_values import VALUE_COLUMNS, sample_means
@@ -46,7 +47,7 @@ def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
     for split, (first, last) in _ends(run, until).items():
         metrics = [k for k, v in last.items()
                    if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
-                   and not k.startswith("time/") and _number(v)]
+                   and not k.startswith("time/") and is_number(v)]
         values = [_per_sample(run, split, record["step"]) for record in (first, last)]
         for metric in metrics:
             before, after = _interval(first, metric), _interval(last, metric)
@@ -93,7 +94,7 @@ def _best(run: RunFolder) -> Iterator[str]:
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[Mapping[str, Any]]] = {}
     for line in comparable(run.evals()):
-        if _number(line.get(metric)):
+        if is_number(line.get(metric)):
             splits.setdefault(str(line["split"]), []).append(line)
     for split, lines in splits.items():
         best = max(lines, key=lambda line: direction(metric) * line[metric])
@@ -146,7 +147,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _plot_training(axes: Any, run: RunFolder) -> None:
-    points = [(r["step"], r["reward/mean"]) for r in run.metrics() if _number(r.get("reward/mean"))]
+    points = [(r["step"], r["reward/mean"]) for r in run.metrics() if is_number(r.get("reward/mean"))]
     if not points:
         return
     steps, rewards = np.asarray(points, float).T
@@ -159,7 +160,7 @@ def _plot_training(axes: Any, run: RunFolder) -> None:
 def _plot_evaluations(axes: Any, run: RunFolder) -> None:
     splits: dict[str, dict[int, Interval]] = {}
     for record in run.evals():
-        if _number(record.get("reward/mean")):
+        if is_number(record.get("reward/mean")):
             splits.setdefault(str(record["split"]), {})[record["step"]] = _interval(record, "reward/mean")
     for i, (split, points) in enumerate(splits.items()):
         mean, low, high = np.asarray([points[step] for step in sorted(points)]).T
@@ -201,10 +202,6 @@ def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: 
 def _interval(record: Mapping[str, Any], metric: str) -> Interval:
     values = (record.get(metric), record.get(f"{metric}/ci95_low"), record.get(f"{metric}/ci95_high"))
     return Interval(*(float("nan") if v is None else float(v) for v in values))
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def signed(gain: Interval) -> str:

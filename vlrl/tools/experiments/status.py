@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, did_you_mean
+from vlrl.rewards.boxes import is_number
 from vlrl.store.files import open_regular, read_json
 from vlrl.store.lock import owner_lives
 from vlrl.tools.stages.stage_list import FILE, StageList, read_stages
@@ -189,7 +190,7 @@ def _tail(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None
 
 
 def _whole(value: Any) -> int | None:
