@@ -14,6 +14,7 @@ import sys
 
 import vlrl.cli.interrupt  # isort: skip # noqa: F401 - before what takes time to import
 
+from collections import UserDict
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -38,22 +39,24 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
 """Command -> its function, or the group of its subcommands; imported when it is called."""
 
 
-class _Group(TyperGroup):
-    """The commands in the order of the help."""
+class _Commands(UserDict[str, Any]):
+    """The commands in the order of the help, each imported when it is asked for."""
 
-    def __init__(self, **given: Any):
-        super().__init__(**given)
-        self.commands = dict.fromkeys(_COMMANDS)  # type: ignore[assignment]  # get_command fills in
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if self.commands.get(cmd_name) is None and cmd_name in _COMMANDS:
-            own, found = typer.Typer(), _COMMANDS[cmd_name]
-            own.add_typer(found) if isinstance(found, typer.Typer) else add(own, found, cmd_name)
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is None:
+            own, found = typer.Typer(), _COMMANDS[name]
+            own.add_typer(found) if isinstance(found, typer.Typer) else add(own, found, name)
             for command in (*own.registered_commands, *(c for g in own.registered_groups if g.typer_instance
                                                          for c in g.typer_instance.registered_commands)):
                 command.help = flowing(command.callback)
-            self.commands |= typer.main.get_group(own).commands
-        return self.commands.get(cmd_name)
+            self.data |= typer.main.get_group(own).commands
+        return self.data[name]
+
+
+class _Group(TyperGroup):
+    def __init__(self, **given: Any):
+        super().__init__(**given)
+        self.commands = _Commands(dict.fromkeys(_COMMANDS))
 
 
 app = typer.Typer(name="vlrl", cls=_Group, no_args_is_help=True, rich_markup_mode="rich",
