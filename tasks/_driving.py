@@ -267,6 +267,6 @@ def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
         needs=frozenset({"clip"}))
 
 
-CLIP_GOAL = _by_outcome(lambda task, cosines: contrast_goal(*cosines, task.goal_span))
+CLIP_GOAL = _by_outcome(lambda task, cosines: contrast_goal(cosines[0], cosines[1], task.goal_span))
 CLIP_BASELINE = _by_outcome(lambda task, cosines: goal_baseline(
     cosines[1], cosines[0], task.goal_texts_cosine, task.goal_alpha))

@@ -69,7 +69,8 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
     if name not in VERBS:
         raise UnreadableAction(f"there is no action {verb[:40]!r}; known are {', '.join(VERBS)}")
     scale = sample["scale"]
-    placed = [place and (place[0] / scale, place[1] / scale) for place in (pixels(task, sample, p) for p in points)]
+    placed = [(place[0] / scale, place[1] / scale) if place else None
+              for place in (pixels(task, sample, point) for point in points)]
     first, second = (*placed, None, None)[:2]
     if name in POINTED and first is None:
         raise UnreadableAction(f"{name} needs a point")
