@@ -93,7 +93,7 @@ def test_noise_is_that_of_forward_diffusion(tmp_path):
 
 @pytest.mark.parametrize(("edit", "says"), [
     (("shufle", 1), "'shufle' is not known. Did you mean 'shuffle'"), (("shuffle",), "missing 1 required"),
-    (("shuffle", "x"), "shuffle"), (("noise", 0.3, 1), "whole number from 0 to 1000"), (("noise", 1001, 1), "1001")])
+    (("shuffle", "x"), "shuffle"), (("noise", 0.3, 1), "integer from 0 to 1000"), (("noise", 1001, 1), "1001")])
 def test_bad_edits_are_named(edit, says):
     with pytest.raises(DataError, match=says):
         load_media(clip([0, 200], edits=(edit,)), LIMITS)

@@ -334,7 +334,7 @@ def test_outcomes(tmp_path, monkeypatch):
     task = built("clip_goal")
     assert task.needs == {"clip"} and task.oracle(task.sample_from_row(row)) is None
     assert scored("clip_goal", row, texts[0])[0].parts == {"format": 1}  # scoring without services leaves the part out
-    with pytest.raises(TaskError, match="the service 'clip' is not there"):
+    with pytest.raises(TaskError, match="the service 'clip' is not available"):
         scored("clip_goal", row, *texts, services=Services())
 
 

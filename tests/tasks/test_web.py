@@ -171,7 +171,7 @@ def test_samples_are_a_page_and_a_seed():
     ({"heldout_pages": ("../core",)}, "task.heldout_pages: there is no page"),
     ({"pages": ()}, "task.pages=\\(\\)"),
     ({"pages": ("click-test",), "heldout_pages": ("click-test",)}, "'click-test' is one of task.pages too"),
-    ({"html": "/nowhere"}, "task.html='/nowhere' is no folder"),
+    ({"html": "/nowhere"}, "task.html='/nowhere' is not a folder"),
     ({"form": "gui_r2"}, "task.form='gui_r2'.*gui_r1"),
 ])
 def test_settings_that_cannot_act_are_refused(given, why):
