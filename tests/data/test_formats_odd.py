@@ -105,7 +105,7 @@ def test_a_region_without_a_label_among_others(tmp_path):
         "original_width": 64, "original_height": 32, "value": {**value, "rectanglelabels": labels}}]}]}
         for n, labels in enumerate((["cat"], []))]
     (_, row), (_, wrong) = rows_in(save(tmp_path / "l.json", tasks))
-    assert isinstance(row, dict) and row["labels"] == ["cat"] and "it has a box and no label" in str(wrong)
+    assert isinstance(row, dict) and row["labels"] == ["cat"] and "its box has no label" in str(wrong)
     ((_, row),) = rows_in(save(tmp_path / "n.json", tasks[1:]))
     assert isinstance(row, dict) and row["labels"] == [""]
 

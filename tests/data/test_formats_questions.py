@@ -256,7 +256,7 @@ WRONG = {
                       "answer different questions"),
     "labels of some boxes": ({"image": "a.png", "conversations": [{"from": "human", "value": "Find cats."}, {
         "from": "gpt", "value": '[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, {"bbox_2d": [5, 6, 7, 8]}]'}]},
-        "of its 2 boxes some have a label"),
+        "some of its 2 boxes have a label"),
     "options in a line": ({**ASK, "options": "A) x B) y", "answer": "B"},
                           "must be a list of texts, or a text with one option"),
     "a clock": ({**TIMED, "timestamp": ["0:10", "0:75"]}, "timestamp='0:75' must be a time"),

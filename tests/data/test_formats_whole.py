@@ -95,7 +95,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("p.json", [{"question": "q", "response_a": "x", "response_b": "y", "label": n} for n in (0, 1)],
      ["answer=0 must say", "answer=1: another row of the file says 0"]),
-    ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["a box and no label", None]),
+    ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["box has no label", None]),
     ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
     ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds no question"]),
 ])

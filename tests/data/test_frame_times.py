@@ -141,7 +141,7 @@ def test_other_formats_keep_the_times_of_frames(record, written):
 
 def test_a_field_that_contradicts_a_part_of_the_conversation_is_asked_about():
     part = {"type": "video", "video": NAMES, "timestamps": TIMES}
-    with pytest.raises(DataError, match=r"its conversation tells frame_times=.* and a field beside it"):
+    with pytest.raises(DataError, match=r"its conversation gives frame_times=.* and a field beside it"):
         raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
                          "frame_times": [0, 1, 2, 3]})[0]
 

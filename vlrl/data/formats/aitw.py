@@ -71,7 +71,7 @@ def _action(record: Record, row: Record) -> dict[str, Any]:
     if kind == _GESTURE:
         return _gesture(record, row)
     if kind not in _TYPES:
-        raise DataError(f"result_action_type={short(given)} is no action of Android in the Wild; known: "
+        raise DataError(f"result_action_type={short(given)} is not an action of Android in the Wild; known: "
                         f"{', '.join(map(str, (_GESTURE, *_TYPES)))}")
     typed = {"text": str(words)} if kind == _NAMES["type"] else {}
     return {"type": _TYPES[int(kind)], **typed}

@@ -79,7 +79,7 @@ def _regions(record: Record) -> list[Record]:
         return [{"value": r, **r} for r in record["label"] if isinstance(r, Mapping)]  # the export named JSON_MIN
     counting = [a for a in annotations if isinstance(a, Mapping) and not a.get("was_cancelled")]
     if not counting:
-        raise DataError("no annotation of the task counts: it has none, or all were cancelled")
+        raise DataError("the task has no valid annotation: it has none, or all were cancelled")
     results = next((a for a in counting if a.get("ground_truth")), counting[-1]).get("result")
     return _joined([r for r in results or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)])
 
@@ -290,7 +290,7 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
     labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
     if labels == {unnamed} or unnamed not in labels:
         return rows
-    return [(n, where, DataError("it has a box and no label, where other rows have one") if isinstance(row, dict)
+    return [(n, where, DataError("its box has no label, but other rows have labels") if isinstance(row, dict)
              and any(b["label"] == unnamed for b in row.get("boxes", ())) else row) for n, where, row in rows]
 
 

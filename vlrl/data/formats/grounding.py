@@ -105,7 +105,7 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
         return [{**row, **target(question), **swift.points_in_pixels(places, row), "boxes": [], **rest}]
     boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
-        raise DataError(f"of its {len(boxes)} boxes some have a label and some have none")
+        raise DataError(f"some of its {len(boxes)} boxes have a label and some have none")
     labels = _listed_categories(question) if not boxes or "label" in boxes[0] else []
     if labels:
         labels = list(dict.fromkeys([*labels, *(b["label"] for b in boxes)]))

@@ -41,7 +41,7 @@ def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
     beside = beside.strip() if isinstance(beside, str) else ""
     if own and beside and own != beside:
         raise DataError(f"the system says {short(own)} in its conversation and {short(beside)} in the field 'system': "
-                        "leave one out")
+                        "remove one")
     return {"system_prompt": own or beside} if own or beside else {}
 
 
@@ -62,8 +62,8 @@ def with_media(record: Record, said: Conversation) -> Record:
                         "Remove one")
     for name, own in said.times.items():
         if (beside := pick(record, name)) is not None and beside != own:
-            raise DataError(f"its conversation tells {name}={short(own)} of a video, and a field beside it "
-                            f"{short(beside)}: leave one out")
+            raise DataError(f"its conversation gives {name}={short(own)} of a video, and a field beside it "
+                            f"{short(beside)}: remove one")
     rest = {k: v for k, v in record.items() if k not in (*IMAGE, *VIDEO)}
     return {**rest, **said.media, **said.times}
 

@@ -293,7 +293,7 @@ def _boxes(record: Record) -> list[list[float]]:
     given = pick(record, "gt", "boxes_xywh")
     boxes = [numbers(box, (4,), "gt") for box in given]
     if not boxes:
-        raise DataError("gt holds no box")
+        raise DataError("gt has no box")
     return boxes if has(record, "gt") else [xywh(box) for box in boxes]
 
 
