@@ -32,8 +32,8 @@ def credited(script, steps=1, prompts=2, **settings):
     samples = task.samples("train")
     algorithm = Algorithm(config)
     sampler = curriculum.Sequential(curriculum.Prompts(len(samples), 0))
-    answering = RolloutGenerator(config, task, ScriptedEngine(script), Clock(), algorithm)
-    source, credit = GroupSource(answering, encode, sampler, samples), Credit(algorithm, config, task=task)
+    generator = RolloutGenerator(config, task, ScriptedEngine(script), Clock(), algorithm)
+    source, credit = GroupSource(generator, encode, sampler, samples), Credit(algorithm, config, task=task)
     groups = []
     for step in range(steps):
         groups = credit(source.next_groups(prompts, step), step)

@@ -72,8 +72,8 @@ class StoredEngine:
 
 
 class Stored(GroupSource):
-    def __init__(self, answering, *more):
-        super().__init__(replace(answering, engine=StoredEngine(answering.engine)), *more)
+    def __init__(self, generator, *more):
+        super().__init__(replace(generator, engine=StoredEngine(generator.engine)), *more)
 
 
 def resave(config, path: Path) -> None:

@@ -249,8 +249,8 @@ def next_groups(parts, rows, ahead=True, task=None):
     config = settings("x", rollout={"group_size": 3, "prompts_per_step": 4, "max_new_tokens": 8, "score_ahead": ahead})
     task = task or Where()
     samples = task.samples("train")
-    answering = RolloutGenerator(config, task, HFEngine(policy, 0, rows), Clock())
-    source = GroupSource(answering, encode, Sequential(Prompts(4, 0)), samples)
+    generator = RolloutGenerator(config, task, HFEngine(policy, 0, rows), Clock())
+    source = GroupSource(generator, encode, Sequential(Prompts(4, 0)), samples)
     with source.clock("rollout"):
         groups = source.next_groups(4, 0)
     return groups, task, source.clock

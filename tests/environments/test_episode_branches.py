@@ -40,9 +40,9 @@ def drawn(tiny, task=None, **more):
     with engine_of(policy, encode, config, task) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        answering = answering_of(policy, encode, config, engine, task)
-        groups = answering.groups(asked, 0)
-    return groups, answering.methods[0].metrics()
+        generator = answering_of(policy, encode, config, engine, task)
+        groups = generator.groups(asked, 0)
+    return groups, generator.methods[0].metrics()
 
 
 def parents(group, roots=2):

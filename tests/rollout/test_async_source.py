@@ -73,9 +73,9 @@ def source(staleness=1, engine=None, kind=AsyncGroupSource, task=None, algorithm
     task = task or Number()
     task.name = "number"
     samples = task.samples("train")
-    answering = RolloutGenerator(config, task, engine or Stamped(), Clock(), algorithm or Algorithm(config),
+    generator = RolloutGenerator(config, task, engine or Stamped(), Clock(), algorithm or Algorithm(config),
                                  likelihoods=likelihoods)
-    return kind(answering, encode, Sequential(Prompts(len(samples), 0)), samples)
+    return kind(generator, encode, Sequential(Prompts(len(samples), 0)), samples)
 
 
 def steps(s, first, last, count=2):
@@ -195,7 +195,7 @@ def test_the_temperature_is_that_of_the_weights():
     write, changed = s._write, threading.Event()
     s._write = lambda batch, writer: write(batch, writer) if changed.wait(WAIT) else None
     next(steps(s, 0, 1))
-    s.answering.algorithm.temperature = 9.0
+    s.generator.algorithm.temperature = 9.0
     changed.set()
     s.sync(None, 1)
     assert s.engine.heat == [0.7] * 4

@@ -79,7 +79,7 @@ class Asking(ScriptedEngine):
 
 def test_a_step_asks_for_episodes_of_its_horizon():
     s = source(lambda prompt, i: "x", episode={"max_turns": 4, "horizon": {"name": "add", "start": 2, "every": 2}})
-    s.engine = s.answering.engine = Asking(lambda prompt, i: "x")
+    s.engine = s.generator.engine = Asking(lambda prompt, i: "x")
     asked = []
     for step in (0, 1, 2, 3, 4):
         s.next_groups(2, step)

@@ -68,9 +68,9 @@ def drawn(tiny, task, config=None, calls=None):
     engine.calls = engine.calls if calls is None else calls
     algorithm = started(config, tiny[0], encode)
     guide = next((method.guiding for method in algorithm.methods), None)
-    answering = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+    generator = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
-    return answering.groups(asked, 0), guide
+    return generator.groups(asked, 0), guide
 
 
 def test_groups_without_a_correct_answer_are_asked_again(tiny):
@@ -239,8 +239,8 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         algorithm = started(config, policy, encode)
-        answering = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
-        groups = answering.groups(asked, 0)
+        generator = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+        groups = generator.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
         assert all(r.completion.error is None for r in group.aside)
@@ -297,9 +297,9 @@ def test_hints_grow_until_one_helps(tiny):
         return before(requests, done)
 
     engine.generate = generate
-    answering = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+    generator = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
-    groups = answering.groups(asked, 0)
+    groups = generator.groups(asked, 0)
     assert [[(r.key, r.n) for r in call] for call in calls] == [
         [((0, i), 3) for i in range(4)], [((10, i), 3) for i in (1, 2, 3)], [((10, i, 1), 3) for i in (1, 2, 3)],
         [((10, i, 2), 3) for i in (2, 3)]]
@@ -324,10 +324,10 @@ def test_a_wrong_answer_is_criticised(tiny):
     guide = algorithm.methods[0].guiding
     task = Given()
     task.hinted = 0
-    answering = RolloutGenerator(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), algorithm,
+    generator = RolloutGenerator(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), algorithm,
                                  methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
-    groups = answering.groups(asked, 0)
+    groups = generator.groups(asked, 0)
     assert [len(g.aside) for g in groups] == [0, 1, 1, 1]
     for g in groups[1:]:
         text = g.aside[0].sampled_prompt

@@ -56,8 +56,8 @@ def source(workers=2, sampler=Sequential, task=Number, steps=100, **more):
     task, encode = task(), Encode()
     task.name, samples = "number", task.samples("train")
     prefetch = Prefetcher(encode, task, workers)
-    answering = RolloutGenerator(config, task, ScriptedEngine(lambda prompt, i: prompt.text if i else "no"), Clock())
-    return GroupSource(answering, encode, sampler(Prompts(len(samples), 0)), samples, prefetch), encode, prefetch
+    generator = RolloutGenerator(config, task, ScriptedEngine(lambda prompt, i: prompt.text if i else "no"), Clock())
+    return GroupSource(generator, encode, sampler(Prompts(len(samples), 0)), samples, prefetch), encode, prefetch
 
 
 def numbers(groups):

@@ -224,12 +224,12 @@ def test_the_greedy_answer_is_read_too():
     s = scripted(lambda prompt, i: prompt.text)
     task = Sure()
     task.name = "number"
-    s.task = s.answering.task = task
-    s.answering.algorithm = Algorithm(s.config.model_copy(update={"algo": AlgoSettings.model_validate(
+    s.task = s.generator.task = task
+    s.generator.algorithm = Algorithm(s.config.model_copy(update={"algo": AlgoSettings.model_validate(
         {"advantage": "remax"})}))
-    s.answering.likelihoods = likelihoods
+    s.generator.likelihoods = likelihoods
     asked = [AcceptedDraw(i, Draw(i, 0), s.samples[i], s.encode(task, s.samples[i])) for i in range(2)]
-    groups = s.answering.groups(asked, 0)
+    groups = s.generator.groups(asked, 0)
     assert read == [[3, 3], [1, 1]]
     for group in groups:
         (greedy,) = group.aside

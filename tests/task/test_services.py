@@ -78,7 +78,7 @@ def test_a_run_leaves_out_what_weighs_nothing_and_refuses_the_rest():
     assert unserved_parts(without, (), names) == ["quality"]
     assert unserved_parts(Asking(rewards={"quality": 0, "order": 0}), (), names) == ["quality", "order"]
     s = scripted(lambda prompt, i: prompt.text)
-    s.task = s.answering.task = without_parts(without, ["quality"])
+    s.task = s.generator.task = without_parts(without, ["quality"])
     (group,) = s.next_groups(1, 0)
     assert group.weights == {"right": 1.0, "order": 0.25} and group.rewards == [1.0, 1.25, 1.5]
     with pytest.raises(ConfigError, match=r"'jugde', which is not known\. Did you mean 'judge'"):

@@ -137,7 +137,7 @@ class Beside(Number):
 @pytest.mark.parametrize("ahead", [True, False])
 def test_answers_of_variants_join_the_group_or_are_handed_over(ahead):
     s = scripted(lambda prompt, i: prompt.text if i else "wrong", rollout={"group_size": 3, "score_ahead": ahead})
-    s.task = s.answering.task = s.encoder.task = Beside()
+    s.task = s.generator.task = s.encoder.task = Beside()
     s.encoder.varies = True
     groups = credit(s.next_groups(2, 0), dr_grpo)
     assert s.task.seen == (["", "", "mixed"], {"other": ["other", "other"]})
@@ -204,8 +204,8 @@ def looking(scene, size=4, kinds=("noisy", "other"), workers=0):
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": size})})
     samples = task.samples("train")
     with Prefetcher(encode, task, workers) as prefetch:
-        answering = RolloutGenerator(config, task, HFEngine(policy, 5, 16), Clock())
-        return GroupSource(answering, encode, Sequential(Prompts(3, 0)), samples, prefetch).next_groups(3, 0)
+        generator = RolloutGenerator(config, task, HFEngine(policy, 5, 16), Clock())
+        return GroupSource(generator, encode, Sequential(Prompts(3, 0)), samples, prefetch).next_groups(3, 0)
 
 
 def drawn(groups, variant=""):
@@ -231,9 +231,9 @@ def test_both_branches_of_t_grpo_show_other_pixels_and_a_still_clip_has_one_bran
     def seen(colours):
         sample = Sample(id="1", row={"question": "Which way?", "answer": "A", "answer_type": "choice"},
                         media=(clip(colours),))
-        answering = RolloutGenerator(config, task, HFEngine(policy, 5, 16), Clock())
+        generator = RolloutGenerator(config, task, HFEngine(policy, 5, 16), Clock())
         with Prefetcher(encode, task, 0) as prefetch:
-            source = GroupSource(answering, encode, Sequential(Prompts(1, 0)), [sample], prefetch)
+            source = GroupSource(generator, encode, Sequential(Prompts(1, 0)), [sample], prefetch)
             (group,) = source.next_groups(1, 0)
             shown = prefetch.take("shuffled", lambda: with_media_of(sample, variants_of(task, sample, 4, 0)[0]))[1]
         return group, same_pixels(shown, group.prompt)

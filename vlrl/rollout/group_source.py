@@ -55,20 +55,20 @@ class GroupSource:
     apart: ClassVar[bool] = False
     """Whether that happens during the update, so that the engine has its own weights."""
 
-    def __init__(self, answering: RolloutGenerator, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
+    def __init__(self, generator: RolloutGenerator, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
                  measures: Mapping[str, Measure] | None = None, progress: Progress = no_progress,
                  teaches: Callable[[Group], bool | None] = lambda group: None):
-        self.answering, self.encode, self.sampler, self.samples = answering, encode, sampler, samples
+        self.generator, self.encode, self.sampler, self.samples = generator, encode, sampler, samples
         self.config, self.task, self.engine, self.clock = (
-            answering.config, answering.task, answering.engine, answering.clock)
+            generator.config, generator.task, generator.engine, generator.clock)
         self.prefetch = prefetch or Prefetcher(encode, self.task, 0)
         self.prompts = prompts or Prompts.of(samples, self.config.seed, self.config.data.difficulty)
         self.measures, self.progress, self.teaches = measures or {}, progress, teaches
         self.fingerprint = fingerprint.fingerprint_of(samples)
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
-        self.encoder = DrawEncoder(answering, samples, self.prefetch, self.generates)
+        self.encoder = DrawEncoder(generator, samples, self.prefetch, self.generates)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
@@ -113,7 +113,7 @@ class GroupSource:
         self.tally.note(intake, chosen, [*probes.values()])
         chosen_groups, lost = _begun([groups[number] for number in chosen if number in groups])
         self.wasted, self.dropped = len(wasted), [*wasted, *lost]
-        for method in self.answering.methods:
+        for method in self.generator.methods:
             chosen_groups = method.chosen(chosen_groups)
         return [*chosen_groups]
 
@@ -185,8 +185,8 @@ class GroupSource:
 
     def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
         """This process's groups by number."""
-        accepted, answering = drawn.accepted, self.answering
-        groups = answering.groups(accepted, self.step, tokens) if accepted or answering.collective else []
+        accepted, generator = drawn.accepted, self.generator
+        groups = generator.groups(accepted, self.step, tokens) if accepted or generator.collective else []
         return {a.number: group for a, group in zip(accepted, groups, strict=True)}
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -225,9 +225,9 @@ class GroupSource:
                 **self.tally.metrics(), "groups/wasted": comm.total(self.wasted)[0],
                 "prompts/rejected": float(self.rejected.count),
                 **variant_metrics(self._of_variants), **self._partial_metrics(),
-                **{name: value for method in self.answering.methods for name, value in method.metrics().items()},
-                **(self.answering.likelihoods.metrics("train") if self.answering.likelihoods else {}),
-                **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
+                **{name: value for method in self.generator.methods for name, value in method.metrics().items()},
+                **(self.generator.likelihoods.metrics("train") if self.generator.likelihoods else {}),
+                **(self.generator.services.metrics("train", self.step) if self.generator.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
         """Groups that continue in the next step, and the steps in which a completion of the last one was generated."""
@@ -244,7 +244,7 @@ class GroupSource:
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
                 "held": [group.state_dict() for group in self.carried_over.values()],
-                **{key: own for key, method in methods_by_state_key(self.answering.methods, "source").items()
+                **{key: own for key, method in methods_by_state_key(self.generator.methods, "source").items()
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
@@ -266,7 +266,7 @@ class GroupSource:
         self.tally.load_state_dict(state["tally"])
         self.rejected = RejectionCount(drawn=int(state["offered"]), count=int(state["rejected"]))
         self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
-        for key, method in methods_by_state_key(self.answering.methods, "source").items():
+        for key, method in methods_by_state_key(self.generator.methods, "source").items():
             if key in state:
                 method.load_state_dict(state[key])
 

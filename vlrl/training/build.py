@@ -140,12 +140,12 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         task = data.served()
         prefetch = Prefetcher(encode, task, config.data.workers)
         engine = _engine(config, model, encode, environments, make_source.apart, clock, opened)
-        answering = RolloutGenerator(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
+        generator = RolloutGenerator(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
                                      algorithm.methods if generates else ())
-        for method in answering.methods:
-            method.start(Run(task, model, encode, data.samples, engine, answering.score, services))
+        for method in generator.methods:
+            method.start(Run(task, model, encode, data.samples, engine, generator.score, services))
         credit = Credit(algorithm, config, model, task)
-        source = make_source(answering, encode, data.sampler, data.samples, prefetch, data.prompts,
+        source = make_source(generator, encode, data.sampler, data.samples, prefetch, data.prompts,
                              _measures(data.sampler, model, config, task, prefetch), progress, credit.has_signal)
         parts = Parts(config, task, model, encode, prefetch, engine, source, credit, optimizer_of(model, config),
                       algorithm, clock, scorer, warnings)

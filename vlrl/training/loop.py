@@ -40,7 +40,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
                 own_groups = {method.section: method.draw(step, source.outcomes, session.flush)
-                              for method in source.answering.methods}
+                              for method in source.generator.methods}
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
@@ -54,7 +54,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 session.write(step, drawn, per_token)
             session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats,
                                "score_errors": errors["score_errors"],
-                               **({"service_errors": errors["service_errors"]} if source.answering.services else {}),
+                               **({"service_errors": errors["service_errors"]} if source.generator.services else {}),
                                **source.metrics()}, drawn)
             session.save_if_due(step + 1)
             if session.interrupted():

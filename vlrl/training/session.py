@@ -125,7 +125,7 @@ class Session:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts, say = parts, self.progress.print
         for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source,
-                     parts.source.answering.services):
+                     parts.source.generator.services):
             if part is not None:
                 self._stack.callback(part.close)
         found: list[Any] = [one for one in inert.find(self.config, parts.task) if not one.usual]
@@ -301,12 +301,12 @@ class Session:
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
         """Returns a line of eval.jsonl, and the groups of this process that were answered for it."""
-        parts, answering = self.parts, self.parts.source.answering
+        parts, generator = self.parts, self.parts.source.generator
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
             return {**record, "measured": evaluation_basis(groups, self.config)}, []
         record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                  self.progress.busy, answering.likelihoods, answering.score, answering.services)
+                                  self.progress.busy, generator.likelihoods, generator.score, generator.services)
         record["measured"] = evaluation_basis(groups, self.config)
         if not parts.source.generates:
             from vlrl.training.heldout_loss import heldout_loss  # of supervised runs

@@ -132,7 +132,7 @@ class AsyncGroupSource(GroupSource):
 
     def _begin(self, batch: AheadBatch) -> None:
         """Starts a batch in the thread."""
-        writer = self.answering.apart(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
+        writer = self.generator.apart(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
@@ -168,9 +168,9 @@ class AsyncGroupSource(GroupSource):
         if drawn.span:
             self.clock.span("ahead", *drawn.span)
             self._ahead_s = drawn.span[1] - drawn.span[0]
-        if groups is None and (drawn.accepted or self.answering.collective):
+        if groups is None and (drawn.accepted or self.generator.collective):
             engine = ReplayEngine(drawn.completions, None if drawn.work else self.engine)
-            scorer = self.answering.apart(engine, self.clock, drawn.policy_step)
+            scorer = self.generator.apart(engine, self.clock, drawn.policy_step)
             groups = scorer.groups(drawn.accepted, drawn.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
 
