@@ -4,8 +4,7 @@
 
 Importing this package loads no torch: a public name is imported when it is first asked for. The import prepares the
 process, and through inherited environment variables its child processes, for three traps of the stack: OpenMP workers
-that spin while they wait, tokenizers' fork warning, and a torchvision wheel built for CUDA beside a CPU-only torch.
-"""
+that spin while they wait, tokenizers' fork warning, and a torchvision wheel built for CUDA beside a CPU-only torch."""
 
 import importlib.abc
 import importlib.util
@@ -43,8 +42,7 @@ HOME = _PACKAGE.parent if _IN_CHECKOUT else _PACKAGE
 class _Folders(importlib.abc.MetaPathFinder):
     """Imports tasks/, app/ and configs/ of a checkout as vlrl.tasks, vlrl.app and vlrl.configs, as they are in a wheel.
 
-    Nothing else of the checkout is part of the package, and a user's own tasks.py cannot shadow the built-in tasks.
-    """
+    Nothing else of the checkout is part of the package, and a user's own tasks.py cannot shadow the built-in tasks."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, name = fullname.rpartition(".")

@@ -1,8 +1,7 @@
 """Lets vLLM be imported beside a torchcodec that cannot be loaded.
 
 PyPI's torchcodec is a CUDA build; without CUDA its libraries raise OSError at import, which vLLM does not expect. It
-needs torchcodec for audio alone and does without where there is none.
-"""
+needs torchcodec for audio alone and does without where there is none."""
 
 import importlib.util
 import sys

@@ -2,8 +2,7 @@
 
 PyPI's torchvision wheel refers to operators `torchvision::nms` and `qnms` at import; without CUDA its library cannot
 be loaded, the operators are missing, and the import of any image processor fails. Declaring their schemas first is
-enough. It happens when torchvision is first imported, in this process or in any worker that imports vlrl.
-"""
+enough. It happens when torchvision is first imported, in this process or in any worker that imports vlrl."""
 
 import importlib.abc
 import sys
@@ -32,8 +31,7 @@ def _declare_schemas() -> None:
 
 def needed() -> bool:
     """Returns whether torchvision here cannot be imported without `install`: its library of operators could not be
-    loaded.
-    """
+    loaded."""
     from torchvision import extension
 
     return bool(_declared) and not extension._has_ops()

@@ -1,7 +1,6 @@
 """Media, and what an environment shows and answers: the part of the vocabulary that tasks and environments make.
 
-vlrl.types has these names too. No torch.
-"""
+vlrl.types has these names too. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ class Media:
     """One image or video of a sample, not yet read.
 
     Example: `Media(source=Path("photos/cat.jpg"))`, `Media(source=pil_image)`,
-    `Media(kind="video", source=Path("clip.mp4"), start=2.0, end=7.5)`.
-    """
+    `Media(kind="video", source=Path("clip.mp4"), start=2.0, end=7.5)`."""
 
     source: Any
     """A path, a PIL image drawn by code, the bytes of a file; for a video also a sequence of frames of these kinds, or
@@ -68,8 +66,7 @@ class LoadedMedia:
 class Observation:
     """What an environment shows: text, and media before it.
 
-    Example: `Observation("You see a door.", [Media(source=image)])`.
-    """
+    Example: `Observation("You see a door.", [Media(source=image)])`."""
 
     text: str = ""
     media: Sequence[Media] = ()

@@ -3,8 +3,7 @@
     Sample -> Prompt -> Completion -> Rollout (+ reward, + advantage) -> Group -> packing.Batch
 
 Everything is frozen; a later stage adds what it knows with `dataclasses.replace`. Shapes stand in the field docs: P
-prompt tokens, T tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs are Any.
-"""
+prompt tokens, T tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs are Any."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class StepValues:
 class Sample:
     """One data row and its media: everything a task needs to ask the question and to score the answer.
 
-    Example: `Sample(id="train-7", media=(Media(source=image),), row={"label": "cat"})`.
-    """
+    Example: `Sample(id="train-7", media=(Media(source=image),), row={"label": "cat"})`."""
 
     id: str
     row: Mapping[str, Any] = field(default_factory=dict)
@@ -88,8 +86,7 @@ class Sample:
 class Variant:
     """Further answers to a sample's question, drawn with other media: shuffled frames, a noisy image.
 
-    Example: `Variant(name="shuffled", media=(replace(sample.media[0], edits=(("shuffle", 17),)),), n=4)`.
-    """
+    Example: `Variant(name="shuffled", media=(replace(sample.media[0], edits=(("shuffle", 17),)),), n=4)`."""
 
     name: str
     media: tuple[Media, ...]

@@ -1,8 +1,7 @@
 """Rank, world size and collectives; every function is a no-op when the process is alone.
 
 A collective that fails or takes longer than limits.collective_s raises RankError, which names who waited where for whom
-(rank_monitor.py), once `watch` was called. After that every other collective raises it too: the group is broken.
-"""
+(rank_monitor.py), once `watch` was called. After that every other collective raises it too: the group is broken."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def leave() -> None:
 
 def _await_gloo(seconds: float = 5.0) -> None:
     """Lets gloo's threads put down the tensors of their last work, as one that needs the interpreter for that while it
-    ends aborts the process. Whatever still knows the group (FSDP's meshes) keeps these threads; at rest they sleep.
-    """
+    ends aborts the process. Whatever still knows the group (FSDP's meshes) keeps these threads; at rest they sleep."""
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
         time.sleep(0.01)
@@ -180,8 +178,7 @@ def broadcast(value: Any) -> Any:
 def on_main(call: Callable[[], Any], doing: str = "") -> Any:
     """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank.
 
-    `doing` says what may take long, such as saving: the others then wait for as long as rank 0 lives.
-    """
+    `doing` says what may take long, such as saving: the others then wait for as long as rank 0 lives."""
     result, error = None, None
     if is_main():
         try:
@@ -265,8 +262,7 @@ def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
     """Sends bytes point to point; returns what reached this rank, by sender.
 
     `routes` has the same keys (sender, receiver) on every rank, and the sender's values. Every rank walks them in one
-    order, so no two wait for each other.
-    """
+    order, so no two wait for each other."""
     arrived: list[bytes] = []
     if not routes:
         return arrived
@@ -312,8 +308,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25)
 
     One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
     and leave parameters unused (a text-only share beside one with images) without a hang. FSDP has summed the
-    gradients of sharded parameters already.
-    """
+    gradients of sharded parameters already."""
     if world() == 1:
         return
     learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]

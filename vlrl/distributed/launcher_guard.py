@@ -3,8 +3,7 @@
 On a host that is cut off from the first one, torchrun's agent waits in a call to its store until TCP gives up, 15
 minutes by Linux's default, and heeds no signal but SIGKILL. A rank that found the store silent leaves a process behind
 that waits for its end, then for the launcher's, and kills that when it does not come. That process imports nothing of
-vlrl: it is this file, run as a script. Linux alone; elsewhere nothing is done.
-"""
+vlrl: it is this file, run as a script. Linux alone; elsewhere nothing is done."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class Launcher:
     def end_if_it_hangs(self) -> None:
         """Sees to it that the launcher ends soon after this process, which is about to. Returns at once.
 
-        A launcher that may restart its ranks is left alone: it goes on when the network is back.
-        """
+        A launcher that may restart its ranks is left alone: it goes on when the network is back."""
         if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
             return
         with suppress(OSError):

@@ -3,8 +3,7 @@
 Each rank tells the launcher's store every BEAT seconds what it does. Nothing is asked of the store, and nothing is sent
 in a collective, until one fails or takes longer than limits.collective_s; then the rank that waits reads the others'
 records. The store may be gone with its host, and a question to it can hang for good, so questions are asked in threads
-that nobody waits for longer than ANSWER seconds.
-"""
+that nobody waits for longer than ANSWER seconds."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ T = TypeVar("T")
 class RankMonitor:
     """The records of all ranks in the launcher's store; see the head of the file.
 
-    `limit` is limits.collective_s. Needs the variables that every launcher sets: MASTER_ADDR and MASTER_PORT.
-    """
+    `limit` is limits.collective_s. Needs the variables that every launcher sets: MASTER_ADDR and MASTER_PORT."""
 
     def __init__(self, here: RankPosition, rank: int, world: int, limit: float):
         self.here, self.rank, self.world, self.limit = here, rank, world, limit
@@ -178,8 +176,7 @@ class RankMonitor:
     def await_left(self) -> None:
         """On the others, when they end by an error: if rank 0 ends by one too, waits until it has left.
 
-        A launcher kills all processes soon after the first one is gone.
-        """
+        A launcher kills all processes soon after the first one is gone."""
         began = heard = time.monotonic()
         beat = 0
         while time.monotonic() - heard < 3 * BEAT:
@@ -202,8 +199,7 @@ class RankMonitor:
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
         """Returns the store's answer, or None when there is none in time; the next question then takes a new
-        connection.
-        """
+        connection."""
         replies: list[T] = []
 
         def ask() -> None:
@@ -226,8 +222,7 @@ def describe_missing(rank: int, count: int, before: Sequence[Record | None], aft
     """For whom `rank` waits in its collective number `count`, by the records of all ranks at two moments.
 
     Ranks that ended by an error of their own, are silent, or have not come so far; those that wait as `rank` does are
-    named only when there are no others.
-    """
+    named only when there are no others."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -38,5 +38,4 @@ Ranks
 - An optimizer step holds the same groups whatever the number of ranks: runs of all groups by id
   (cost.optimizer_steps). Who trains on a group stores it; after scoring, groups move only within their optimizer step.
 - Under FSDP all ranks run equally many micro-batches, each with media where any has: packing.with_idle fills gaps with
-  a prompt without answers.
-"""
+  a prompt without answers."""

@@ -10,8 +10,7 @@ Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
   merged by their log-sum-exp; a group's answers are so many more queries of one prompt, whose keys are never copied;
 - `varlen` (CUDA, 16 bits): the same, one call for all runs, and one for each depth;
 - `flex` (CUDA): one call of FlexAttention that skips the blocks nothing of which may be seen;
-- `masked` (anywhere): scaled dot-product attention over [what a run goes on from | run] under a mask.
-"""
+- `masked` (anywhere): scaled dot-product attention over [what a run goes on from | run] under a mask."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class Layout:
     """Where prompts and answers lie in a row of T tokens; travels to the attention as a forward keyword.
 
     runs: all runs of tokens, each before those that go on from it, which follow it without gaps. `kind` names the
-    implementation. What an implementation derives from the row is kept for the other layers.
-    """
+    implementation. What an implementation derives from the row is kept for the other layers."""
 
     def __init__(self, runs: Sequence[Run], length: int, kind: str = "auto"):
         self.row, self.length, self.kind = tuple(runs), length, kind
@@ -181,8 +179,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     """Attention by a layout; anything else (padded rows, the vision tower, which also receives the layout) goes to
     the stock implementation.
 
-    query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d].
-    """
+    query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d]."""
     if prefix_layout is None or not getattr(module, "is_causal", False):
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
                                             dropout=dropout, **kwargs)
@@ -272,8 +269,7 @@ class Merged(torch.autograd.Function):
     """Attention of a shared row on a CPU: (q, k, v [T, H, d], layout, scale) -> [T, H, d].
 
     The gradient of softmax attention needs only the output and the log-sum-exp over all keys of a query, so each part
-    has the flash kernel's own backward pass, given those of the whole.
-    """
+    has the flash kernel's own backward pass, given those of the whole."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout,
@@ -371,8 +367,7 @@ def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.d
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
     """Returns [T, H, d] by attention over [what a run goes on from | run] under a mask; runs that go on from similarly
-    many tokens side by side.
-    """
+    many tokens side by side."""
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:

@@ -100,8 +100,7 @@ class Varlen(torch.autograd.Function):
     """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d].
 
     All runs over themselves in one call, and in one call a depth what goes on from runs over these, merged as in
-    attention.Merged, and so are their gradients.
-    """
+    attention.Merged, and so are their gradients."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: RowRuns,
@@ -157,8 +156,7 @@ def _compiled() -> Any:
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """Returns the BlockMask of a row, by counting the pairs of positions in each block that see each other.
 
-    `create_block_mask` would build a mask of T x T.
-    """
+    `create_block_mask` would build a mask of T x T."""
     last = np.zeros(layout.length, np.int64)
     count = np.zeros((-(-layout.length // BLOCK),) * 2, np.int64)
     for start, n, end in layout.row:

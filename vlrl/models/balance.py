@@ -1,8 +1,7 @@
 """Groups shared out over processes by their cost.
 
 A step of several processes takes as long as the slowest one. Groups are drawn before anything is known of their
-answers, so after scoring a few of them move from processes with much work to processes with little.
-"""
+answers, so after scoring a few of them move from processes with much work to processes with little."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list
 
     Within each optimizer step groups move until the loads are even, as few as possible; only they travel. The metric
     is the largest load over the mean one, after moving. A group that cannot be pickled, for what its task put into it,
-    stays.
-    """
+    stays."""
     steps = config.rollout.minibatches
     numbers = optimizer_steps([g.id for g in groups], steps)
     mine = [_Entry(g.id, n, group_cost(g, cost), comm.rank()) for g, n in zip(groups, numbers, strict=True)]
@@ -105,8 +103,7 @@ def assign(costs: Sequence[float], owners: Sequence[int], world: int) -> list[in
     """Returns the process 0..world-1 of each group, from `owners` on; unchanged below WORTH_MOVING.
 
     Each round a group moves from the process with the most work to the one with the least, or two change places,
-    whichever leaves the two most even; until all are EVEN or no change helps.
-    """
+    whichever leaves the two most even; until all are EVEN or no change helps."""
     owners = list(owners)
     loads, mean = _loads(costs, owners, world), sum(costs) / world
     if max(loads) <= WORTH_MOVING * mean:

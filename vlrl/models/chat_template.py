@@ -2,8 +2,7 @@
 
 Some templates read a content as parts, some print it as it stands, some of a role read the first part alone. Which, is
 found by rendering a turn of each role once: as parts, as parts of which texts that follow one another are one, and as a
-text. The first form that shows all of the text and nothing of its structure is used.
-"""
+text. The first form that shows all of the text and nothing of its structure is used."""
 
 from __future__ import annotations
 

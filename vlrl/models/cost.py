@@ -37,8 +37,7 @@ def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[
 
     An item above the limit has a bin of its own. Longest processing time first (Graham 1969): the costliest item
     goes into the cheapest bin with room. Where that runs out of room, or is no better, items stay where first-fit by
-    falling size puts them. Equal items keep their order.
-    """
+    falling size puts them. Equal items keep their order."""
     fitted = _first_fit(sizes, limit)
     evened = _cheapest_fit(sizes, costs, limit, len(fitted))
 
@@ -83,8 +82,7 @@ def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
     """Returns the optimizer step 0..count-1 of each of this process's groups.
 
     The groups of all processes, by id, are cut into `count` equal runs, so a step holds the same groups whatever the
-    number of processes and whoever has them.
-    """
+    number of processes and whoever has them."""
     if count == 1:
         return [0] * len(ids)
     everyone = sorted(i for part in comm.gather(list(ids)) for i in part)
@@ -95,8 +93,7 @@ def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
     """Returns the groups that this process trains on, and metrics; called on every process. See balance.share_out.
 
-    For one process, and with train.balance=false, they are the same and there is none.
-    """
+    For one process, and with train.balance=false, they are the same and there is none."""
     if comm.world() == 1 or not config.train.balance:
         return list(groups), {}
     return _BALANCE["share_out"](groups, cost, config)

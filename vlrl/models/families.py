@@ -2,8 +2,7 @@
 
 A Family says how the model writes coordinates, which token strings stand for visual input, how its parts are called,
 and how it numbers positions. `family_of(config)` picks one by the `model_type` of the model's own config; a type that
-is not in the table gets what can be read off its config and off the model, and rows padded instead of prefix-shared.
-"""
+is not in the table gets what can be read off its config and off the model, and rows padded instead of prefix-shared."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class Family:
         """Returns the id of the token that closes an answer in the chat template; the tokenizer's end token where none
         does.
 
-        The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it.
-        """
+        The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it."""
         tokenizer, answer = processor.tokenizer, "There it is."
         turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
@@ -125,8 +123,7 @@ class Family:
         video.
 
         R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may
-        stand anywhere in the sequence.
-        """
+        stand anywhere in the sequence."""
         rows = 3 if self.mrope else 1
         grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
         if not self.mrope or not grids:
@@ -138,8 +135,7 @@ class Family:
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """Returns (width, height) of each media in order, read from the processor's own grids; () for tiles of fixed
-        size.
-        """
+        size."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -158,8 +154,7 @@ def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.n
     """Returns [3, T] positions in which the token after a video follows the video's last moment, as Qwen2-VL was
     taught.
 
-    transformers 5.19 lets it follow the largest side of a frame, so that text after a long video lies inside of it.
-    """
+    transformers 5.19 lets it follow the largest side of a frame, so that text after a long video lies inside of it."""
     if types is None:
         return positions
     kinds, out = types[0].numpy(), positions.copy()
@@ -211,8 +206,7 @@ _PREFIX_MODELS = ("paligemma",)
 def family_of(config: Any) -> Family:
     """Returns the Family of a transformers model config; for a type that is not in the table, what its config says.
 
-    Raises ConfigError for a model that takes no images, or that is no decoder over text and images in one sequence.
-    """
+    Raises ConfigError for a model that takes no images, or that is no decoder over text and images in one sequence."""
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
         _check_depth(config, config.get_text_config())
@@ -246,8 +240,7 @@ def _check_depth(config: Any, text: Any) -> None:
 
 def family_in(model: Any) -> Family:
     """Returns the Family of a transformers model; of a type that is not in the table with the places of its parts, as
-    the model itself tells its decoder, its encoders and its embeddings apart.
-    """
+    the model itself tells its decoder, its encoders and its embeddings apart."""
     family = family_of(model.config)
     if family.known:
         return family

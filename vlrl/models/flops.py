@@ -10,8 +10,7 @@ frozen layer under an adapter 4 (Kaplan et al., arXiv:2001.08361). Attention tak
 channel forward, and twice that backward. The output layer is counted where a token of an answer is predicted.
 
 Left out: norms, activations, rotations, softmax, the choice of experts, the optimizer. Every decoder layer counts as
-full causal attention, and the first one as if its input had a gradient.
-"""
+full causal attention, and the first one as if its input had a gradient."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Cost:
     """Operations of a model's passes over a group: one prompt with its media, and its answers.
 
     In every method `prompt` is its tokens, visual ones included; `patches` those of each picture that attends to itself
-    alone (an image, a tile, the frames of one time step; see `patches_of`); `answers` their lengths in tokens.
-    """
+    alone (an image, a tile, the frames of one time step; see `patches_of`); `answers` their lengths in tokens."""
 
     language: Products
     head: Products
@@ -99,8 +97,7 @@ def _attention(backward: bool) -> int:
 def cost_model(model: Any, family: Family) -> Cost:
     """Returns the Cost of a transformers model, PEFT's wrapper included; what learns is what requires a gradient.
 
-    `model` may be on the meta device (`from_config` under `torch.device("meta")`): no weight is read.
-    """
+    `model` may be on the meta device (`from_config` under `torch.device("meta")`): no weight is read."""
     counted = _count(model, family)
     config = model.config
     text, vision = config.get_text_config(), config.vision_config

@@ -2,14 +2,13 @@
 
 They read what enters the output layer in the passes that are computed anyway, and are state of the trainer, with their
 optimizer group. Their weights are in no folder of the model, and an exported model has none; but those of a reward
-model stand beside its own, in reward_head.safetensors.
-"""
+model stand beside its own, in reward_head.safetensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,32 +16,15 @@ HEAD = "reward_head.safetensors"
 """The file of a reward model's head, beside the model's own."""
 
 
-class Learning(Protocol):
-    """How a head learns."""
-
-    @property
-    def lr(self) -> float:
-        """Of the layer."""
-        ...
-
-    @property
-    def coef(self) -> float:
-        """What its gradient to the policy's weights is multiplied by."""
-        ...
-
-    @property
-    def warmup(self) -> int:
-        """First steps in which it learns alone."""
-        ...
-
-
 @dataclass(frozen=True)
 class HeadSettings:
-    """A head that learns together with the model."""
+    """How a head is trained."""
 
     lr: float
     coef: float = 1.0
+    """Factor of the gradient that its loss sends into the policy."""
     warmup: int = 0
+    """First steps in which the head alone is trained."""
 
 
 class Head(torch.nn.Module):
@@ -55,7 +37,7 @@ class Head(torch.nn.Module):
     reads: ClassVar[tuple[str, ...]] = ()
     """Names of Rollout.per_token that its loss looks at."""
 
-    def __init__(self, width: int, settings: Learning, device: torch.device | str = "cpu"):
+    def __init__(self, width: int, settings: HeadSettings, device: torch.device | str = "cpu"):
         super().__init__()
         self.settings = settings
         self.layer = torch.nn.Linear(width, 1, device=device, dtype=torch.float32)
@@ -74,8 +56,7 @@ class Head(torch.nn.Module):
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """What is learned from the values [N] of a micro-batch (algo.inputs.LossInputs), this process's share, and
-        metrics.
-        """
+        metrics."""
         raise NotImplementedError
 
 

@@ -13,8 +13,7 @@ _PATIENCE_S = 10
 def check_hub(name: str) -> None:
     """Before a model `name` is loaded: works offline, from the local cache, where the hub does not answer.
 
-    Left to itself huggingface_hub asks for each of a model's files six times, with pauses that add up to minutes.
-    """
+    Left to itself huggingface_hub asks for each of a model's files six times, with pauses that add up to minutes."""
     if not os.path.isdir(name):
         _check_hub()
 

@@ -17,8 +17,7 @@ _ORDINARY = 20
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:
     """Returns what says why the model's image processor refuses an image of (width, height), "" where it takes it.
 
-    The processor is loaded when the first odd size comes; `usual` answers where it cannot be.
-    """
+    The processor is loaded when the first odd size comes; `usual` answers where it cannot be."""
 
     @cache
     def unit() -> Any:

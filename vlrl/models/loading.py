@@ -124,8 +124,7 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
     """Returns a whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
 
     `what` says for errors where the source is named; `device` is where the model goes, None = it stays on the CPU.
-    Raises ConfigError when it cannot be loaded.
-    """
+    Raises ConfigError when it cannot be loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):
@@ -197,8 +196,7 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
 def forbid_repacking(model: Any) -> None:
     """Forbids bitsandbytes to repack weights for generation on CPUs with AVX512-BF16.
 
-    Its fused kernel has no backward pass, and the weights would stay repacked in training.
-    """
+    Its fused kernel has no backward pass, and the weights would stay repacked in training."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -217,8 +215,7 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
     """Raises ConfigError where a part that is to learn is none of the model's. None is to learn of a model that is only
-    asked (a config cannot say so: it is refused there).
-    """
+    asked (a config cannot say so: it is refused there)."""
     has = {family.part_of(name) for name, _ in model.named_parameters()}
     absent = [part for part in settings.train if part not in has]
     if absent:

@@ -8,8 +8,7 @@ all at once either:
   the directions [N, H] are found in the forward pass, and no logit is computed twice;
 - **output layer trained**: a chunk's logits are recomputed.
 
-What fits into one chunk is computed at once, by plain autograd. A fused kernel would take the place of `_chunk`.
-"""
+What fits into one chunk is computed at once, by plain autograd. A fused kernel would take the place of `_chunk`."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[tor
 
     `base` is `model` without PEFT's wrapper. One row does pass the layer, and the model's logits of it must be what
     Head makes of it. Where they are not, or where the layer cannot be found, the model runs whole and its logits are
-    returned, with a Head that leaves them as they are.
-    """
+    returned, with a Head that leaves them as they are."""
     layer = base.get_output_embeddings()
     if layer is not None and type(base) not in _RUN_WHOLE:
         states: list[torch.Tensor] = []
@@ -133,8 +131,7 @@ def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned:
     states of the same tokens in another model and its Head, where the statistics compare both.
 
     Called under the autocast of the model. Besides [N, H] it takes memory for a few times chunk_bytes and, when the
-    output layer learns, for two gradients of its weight (three in float32), whatever N is.
-    """
+    output layer learns, for two gradients of its weight (three in float32), whatever N is."""
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:
@@ -204,8 +201,7 @@ class _Directions(torch.autograd.Function):
 class _TargetLogprobs(torch.autograd.Function):
     """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets and entropies.
 
-    The exponentials are computed once and in place, and nothing of the size of the logits is kept but themselves.
-    """
+    The exponentials are computed once and in place, and nothing of the size of the logits is kept but themselves."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> Any:

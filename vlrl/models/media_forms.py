@@ -24,8 +24,7 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns images beside videos that are marked by the same token: such a forward takes only one kind.
 
-    The features of both are put in the order of the text, which the token types know (1 image, 2 video).
-    """
+    The features of both are put in the order of the text, which the token types know (1 image, 2 video)."""
     types = inputs.get("mm_token_type_ids")
     if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
         return inputs
@@ -44,8 +43,7 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns clips whose frames are counted beside them, and pictures with them, as features: in transformers 5.19 the
-    forward of such a family loses the counts.
-    """
+    forward of such a family loses the counts."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model

@@ -27,8 +27,7 @@ class FamilyConvention(coordinates.Convention):
     def convention(self) -> str:
         """One of coordinates.CONVENTIONS.
 
-        Raises TaskError (scoring passes it on, and stores any other error as a reward of 0) when it cannot be known.
-        """
+        Raises TaskError (scoring passes it on, and stores any other error as a reward of 0) when it cannot be known."""
         try:
             return family_convention(self._model)
         except ConfigError as error:

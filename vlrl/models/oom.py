@@ -2,8 +2,7 @@
 
 A step trains on the same tokens however they are cut into micro-batches, so one that does not fit is halved and the run
 goes on. What a failed backward pass has added to gradients cannot be told apart from what was there before: the
-optimizer step then begins again, from no gradient at all.
-"""
+optimizer step then begins again, from no gradient at all."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
     `halve(b)` replaces one in `batches` by its halves, and returns the tokens of the larger one. With `again`, that is
     called then and the work begins again with the first; without, it goes on with the first half. Raises what `work`
-    raises, and TrainingError where sharded processes cannot begin again.
-    """
+    raises, and TrainingError where sharded processes cannot begin again."""
     b = cuts = 0
     while b < len(batches):
         reason = _run_or_reason(work, b)

@@ -8,8 +8,7 @@ Two layouts of the same tokens, equal in every log-probability and gradient:
   (prefix_tree.py). The attention (attention.py) is exact and no T x T mask exists.
 - **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
 
-Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order.
-"""
+Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ from vlrl.types import Completion, InsertedObservation, Prompt
 class Piece:
     """One prompt with some or all of its answers. A large group may be cut into several pieces.
 
-    One without answers is computed and read nowhere (`with_idle`).
-    """
+    One without answers is computed and read nowhere (`with_idle`)."""
 
     prompt: Prompt
     answers: tuple[np.ndarray, ...]
@@ -167,8 +165,7 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost
 def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
          cost: Cost = balance.tokens) -> list[list[Piece]]:
     """Returns the pieces of each micro-batch: as few micro-batches as possible and of similar cost. With padded rows a
-    piece is one answer, and the padding counts.
-    """
+    piece is one answer, and the padding counts."""
     if layout == "padded":
         return _padded_rows(pieces, limit)
     costs = [cost(piece.prompt, piece.lengths) for piece in pieces]
@@ -187,8 +184,7 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
 
     Sharded processes (FSDP) gather and reduce together in every pass, so each must have as many micro-batches as the
     others, and none may leave the vision tower out while another uses it. The idle prompt has no answer: it gives
-    every weight that it passes a gradient of zero, and changes no loss, count, metric or stored value.
-    """
+    every weight that it passes a gradient of zero, and changes no loss, count, metric or stored value."""
     filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
     return [part if part and (not idle.mm or any(one.mm for piece in part for one in piece.parts))
             else [*part, Piece(idle, (), ())]
@@ -276,8 +272,7 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
     """Returns [B, width] tensors that go beside the ids. A line is a prompt and what follows it; it begins at the left
-    or ends at the right, and the rest has the value that tokens of an answer have.
-    """
+    or ends at the right, and the rest has the value that tokens of an answer have."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)
@@ -322,8 +317,7 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
     zeros.
 
     Processors fill up the tiles of a batch in the same way. Clips that differ in their frames stay a tuple, which
-    Family.encode takes care of. With a feature cache they are the prompts' `visuals` instead; see Policy.inputs.
-    """
+    Family.encode takes care of. With a feature cache they are the prompts' `visuals` instead; see Policy.inputs."""
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)

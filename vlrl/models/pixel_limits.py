@@ -1,7 +1,6 @@
 """How the image and video processor of a model are told the size of a picture, by their classes and not by the family.
 
-Several families share a processor's class, and a family that is in no table brings one that others have.
-"""
+Several families share a processor's class, and a family that is in no table brings one that others have."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) ->
     """Sets the area limits of an image, a video frame and a whole video after resizing, in pixels.
 
     None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the image or video
-    processor is of a class that has no such limit.
-    """
+    processor is of a class that has no such limit."""
     images: Any = processor.image_processor
     videos: Any = getattr(processor, "video_processor", None)
     limit_images, limit_frames = _IMAGE_LIMITS.get(_class_of(images)), _FRAME_LIMITS.get(_class_of(videos))
@@ -77,8 +75,7 @@ def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
     """Qwen3-VL: it knows only the area of all frames together, so a lower limit is of the whole video.
 
     It shares the upper limit out among the frames, here enough for the most of them. The cap keeps a short video from
-    spending all of it on large frames.
-    """
+    spending all of it on large frames."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:

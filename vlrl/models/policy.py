@@ -41,8 +41,7 @@ class Policy:
     """A vision-language model, its processor, and what may be trained of it.
 
     `model` is the transformers model, wrapped by PEFT under LoRA. Trained weights are float32 and computed in
-    `dtype` under autocast; frozen ones are kept in `dtype`, or in 4 bits (`quantized`).
-    """
+    `dtype` under autocast; frozen ones are kept in `dtype`, or in 4 bits (`quantized`)."""
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
                  quantized: Quantized | None = None, features: Any = None,
@@ -101,8 +100,7 @@ class Policy:
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
         """Returns the work of training on a prompt and answers of so many tokens (cost.Cost): operations, or tokens for
-        a family that is in no table.
-        """
+        a family that is in no table."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -111,16 +109,14 @@ class Policy:
              limit: int | None = None, shown: Sequence[Prompt | None] = (),
              units: Sequence[int] = ()) -> list[list[Piece]]:
         """Returns the pieces of each micro-batch of answers to prompts, of at most `limit` tokens
-        (train.tokens_per_batch); `shown` and `units` as in pieces_of. Called on every process.
-        """
+        (train.tokens_per_batch); `shown` and `units` as in pieces_of. Called on every process."""
         limit = limit or settings.tokens_per_batch
         pieces = pieces_of(prompts, answers, limit, shown, units)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
         """Returns the micro-batches, and under FSDP idle ones up to the number of every other process; see
-        with_idle.
-        """
+        with_idle."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
@@ -140,8 +136,7 @@ class Policy:
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
         """Forward keywords of what packing made, for the model or another one without PEFT's wrapper.
 
-        `visuals` become features: the frozen tower of a reference is that of the policy.
-        """
+        `visuals` become features: the frozen tower of a reference is that of the policy."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None
@@ -151,8 +146,7 @@ class Policy:
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, beside: Any = None) -> TokenStats:
         """Log-probability, entropy and further statistics of every answer token under this policy (or another model);
-        with `states` also what enters its output layer; `beside` is a model with which statistics compare it.
-        """
+        with `states` also what enters its output layer; `beside` is a model with which statistics compare it."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
             return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
@@ -200,8 +194,7 @@ class Policy:
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
         """Returns [N] log-probabilities under the reference: the disabled adapter, or the frozen copy of
-        `keep_reference`, or what `start_moving_reference` made of them.
-        """
+        `keep_reference`, or what `start_moving_reference` made of them."""
         if self.lora and self.moving_reference:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
@@ -213,8 +206,7 @@ class Policy:
     def keep_reference(self, source: str | Path | None = None) -> None:
         """Keeps a frozen copy for KL: of the model at `source`, else of the weights as they are now.
 
-        Each weight has the type that it has in the policy, so that both compute alike.
-        """
+        Each weight has the type that it has in the policy, so that both compute alike."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -226,8 +218,7 @@ class Policy:
 
     def start_moving_reference(self) -> None:
         """Lets the reference move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
-        that of now. After `keep_reference`.
-        """
+        that of now. After `keep_reference`."""
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
@@ -235,8 +226,7 @@ class Policy:
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
         """Switches the adapter off meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
-        what was gathered of them. They must be the same ones in the end, or a part would not learn again.
-        """
+        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -307,8 +297,7 @@ class Policy:
     def copied_weights(self) -> dict[str, torch.Tensor]:
         """Returns what `save` writes: trainable parameters copied to host memory, frozen ones as they are.
 
-        Tied weights stay tied. Under LoRA the adapter alone.
-        """
+        Tied weights stay tied. Under LoRA the adapter alone."""
         learning = {p.data_ptr() for _, p in self.trainable()}
         copies: dict[int, torch.Tensor] = {}
         weights: dict[str, torch.Tensor] = {}
@@ -326,8 +315,7 @@ class Policy:
     def sharing_features(self) -> Iterator[None]:
         """Computes once what passes without gradient over one batch share: the features of its images and videos,
         where nothing of the vision tower and the merger learns. The model calls for them inside its forward, as FSDP
-        wants it, so its calls are remembered.
-        """
+        wants it, so its calls are remembered."""
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
@@ -359,8 +347,7 @@ _FEATURES = ("get_image_features", "get_video_features")
 
 def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
     """Returns `call`, which returns what it returned (or `outputs` has of another model) for the very same
-    arguments.
-    """
+    arguments."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
@@ -386,8 +373,7 @@ def _unwrapped(model: Any) -> Any:
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
     """Returns the policy of a config, with the weights of a checkpoint folder where one is given.
 
-    `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in.
-    """
+    `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in."""
     settings = config.model
     dtype = compute_dtype(settings)
     attention.check(config.train.attention, accelerator.device.type, dtype)

@@ -1,8 +1,7 @@
 """What answers to one prompt begin with in common, as a tree: each token is in the row once.
 
 A node is a run of tokens that some answers share, or the rest of one answer. Only nodes of SHORTEST tokens are made for
-several answers: every one costs an attention call over all that goes on from it.
-"""
+several answers: every one costs an attention call over all that goes on from it."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ SHORTEST = 32
 @dataclass(frozen=True, slots=True)
 class Node:
     """Tokens start..stop of an answer, from `place` on behind the prompt, and of those that go on from them up to
-    `end`.
-    """
+    `end`."""
 
     answer: int
     start: int
@@ -55,8 +53,7 @@ def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), 
     """Returns the tree of answers [T]; `shown` as Completion.shown of each, () = None of all.
 
     Two answers share tokens that have the same ids, rotary positions and media. An answer whose media are not known one
-    by one (`Prompt.inserted`) shares nothing.
-    """
+    by one (`Prompt.inserted`) shares nothing."""
     grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
     grower.grow([*range(len(answers))], 0, 0)
     return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))
@@ -70,8 +67,7 @@ class _Grower:
 
     def grow(self, members: list[int], depth: int, at: int) -> int:
         """Adds what comes after the first `depth` tokens, which members have in common, from place `at` on; returns the
-        place behind it.
-        """
+        place behind it."""
         alike: dict[Any, list[int]] = {}
         for m in members:
             begins = self.answers[m][depth:depth + self.shortest]

@@ -43,8 +43,7 @@ class PromptTooLong(DataError):
 class Encoder:
     """Turns samples into prompts for one processor and model.
 
-    `positions(ids [1, T], types [1, T], mm) -> [R, T]` is the model's own rope index (see Policy.positions).
-    """
+    `positions(ids [1, T], types [1, T], mm) -> [R, T]` is the model's own rope index (see Policy.positions)."""
 
     def __init__(self, processor: Any, family: Family, positions: Callable[..., np.ndarray], config: Config):
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
@@ -80,8 +79,7 @@ class Encoder:
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Returns the prompt of a sample whose chat messages are known; none of the task's code runs.
 
-        `tools` are the schemas of the task's own, which stand in place of those of the row.
-        """
+        `tools` are the schemas of the task's own, which stand in place of those of the row."""
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
@@ -108,8 +106,7 @@ class Encoder:
         The template is given a conversation with a stand-in for the action, so what was sampled is never rendered.
         Results of tools are turns of a tool where it has these and shows their images, else one of the user.
         Raises DataError for media that cannot be read, ConfigError for a template that does not end turns with the
-        model's end token.
-        """
+        model's end token."""
         loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
         turns = (_TOOLS["results"](observation, self._keeps_results, self._reads_order) if observation.results
@@ -171,8 +168,7 @@ class Encoder:
         """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it; a given
         answer is first cut to what follows the prompt (rewards.text.completion_for).
 
-        Vision tokens written in it are broken up: a model cannot write them.
-        """
+        Vision tokens written in it are broken up: a model cannot write them."""
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 
@@ -204,8 +200,7 @@ class Encoder:
 
     def _media_first(self, messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
         """Returns the messages; what an environment shows first stands before the text of its turn where the template
-        writes the media of a turn there anyway.
-        """
+        writes the media of a turn there anyway."""
         if opening is None or not opening.media or self._reads_order:
             return messages
         content = messages[-1]["content"]
@@ -265,8 +260,7 @@ class Encoder:
 
     def _safe(self, content: Any) -> Any:
         """Returns the content whose text cannot open a turn or claim an image: control tokens written in data are
-        broken up.
-        """
+        broken up."""
         return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c
                 for c in parts_of(content)]
 
@@ -316,8 +310,7 @@ class Encoder:
 
     def _placeholder(self, kind: str) -> str | None:
         """Returns the token that stands for one visual feature; some processors call the mark of a whole image by that
-        name.
-        """
+        name."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 

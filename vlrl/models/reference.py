@@ -1,22 +1,39 @@
 """Log-probabilities of answers under the reference policy, or under the policy: a pass without gradient, packed as for
 training, on every process. The reference is that of the KL term: the disabled adapter under LoRA, else a frozen copy of
-the model the run began with, or what algo.reference makes of it.
-"""
+the model the run began with, or what algo.reference makes of it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from vlrl.config.schema import Config
-from vlrl.models.packing import Batch
+from vlrl.config.schema import Config, TrainSettings
+from vlrl.models.packing import Batch, training_rows
 from vlrl.models.policy import Policy
-from vlrl.models.reading import read_tokens
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
+
+
+def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
+                read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
+    """Returns of each answer [T, *shape] float32, what `read` finds [N, *shape] of the tokens of a batch (with windows
+    of actions, 0 elsewhere); an empty answer is not computed. Called on every process at the same time."""
+    rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
+    planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
+                          shown=[row.shown for *_, row in rows])
+    out = [np.zeros((len(answer.tokens), *shape), np.float32) for answer in answers]
+    with torch.no_grad(), policy.evaluating():
+        for pieces in planned:
+            batch = policy.pack(pieces, settings)
+            order = torch.unique_consecutive(batch.rollout_id).tolist()
+            values = read(batch).float().cpu()
+            for r, piece in zip(order, values.split([len(rows[r][2].tokens) for r in order]), strict=True):
+                i, place, _ = rows[r]
+                out[i][place] = piece.numpy()[len(piece) - (place.stop - place.start):]
+    return out
 
 
 class Reference:
@@ -28,24 +45,22 @@ class Reference:
     def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
         """Returns [answer][T] float32 of all tokens (with windows of actions, 0 elsewhere), under the reference
-        or the policy's `own` weights; an empty answer is not computed. Called on every process at the same time.
-        """
+        or the policy's `own` weights; an empty answer is not computed. Called on every process at the same time."""
         return [values[:, 0] for values in self.both(prompts, answers, temperature, (own,))]
 
     def both(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
              own: Sequence[bool] = (True, False)) -> list[np.ndarray]:
         """Returns [answer][T, len(own)], each column as in `logprobs`: one loop over the same batches, which go through
-        the vision tower once where it is the same in both.
-        """
+        the vision tower once where it is the same in both."""
+        def one_pass(batch: Batch, own_weights: bool) -> torch.Tensor:
+            if own_weights:
+                return self.policy.logprobs(batch, temperature).logprobs
+            return self.policy.reference_logprobs(batch, temperature)
+
         def read(batch: Batch) -> torch.Tensor:
             with self.policy.sharing_features() if len(own) > 1 else contextlib.nullcontext():
                 batch = batch.to(self.policy.device)
-                return torch.stack([self._read(batch, temperature, one) for one in own], -1)
+                return torch.stack([one_pass(batch, own_weights) for own_weights in own], -1)
 
         with phase("reference"):
             return read_tokens(self.policy, prompts, answers, self.config.train, read, len(own))
-
-    def _read(self, batch: Batch, temperature: float, own: bool) -> torch.Tensor:
-        if own:
-            return self.policy.logprobs(batch, temperature).logprobs
-        return self.policy.reference_logprobs(batch, temperature)

@@ -1,6 +1,5 @@
 """What a save writes beside the weights, tried before a run takes its first step: what cannot be saved would be noticed
-after hours of work.
-"""
+after hours of work."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _log = logging.getLogger(__name__)
 def drop_unused_sampling(model: Any, name: str) -> None:
     """Takes out of a model's generation config what says how to sample where it does not say to sample at all.
 
-    transformers reads such a file, leaves these settings without effect, and refuses to save them.
-    """
+    transformers reads such a file, leaves these settings without effect, and refuses to save them."""
     config = getattr(model, "generation_config", None)
     given = [one for one in _SAMPLED if getattr(config, one, None) is not None]
     if config is None or config.do_sample or not given:
@@ -40,8 +38,7 @@ def drop_unused_sampling(model: Any, name: str) -> None:
 
 def write_model(model: Any, processor: Any, folder: Path, **options: Any) -> None:
     """Writes a model or adapter and its processor into a folder. Raises RunError that says which of them cannot be
-    saved; OSError, or what else of_the_disk knows, where the disk is at fault.
-    """
+    saved; OSError, or what else of_the_disk knows, where the disk is at fault."""
     with _save_errors("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
     with _save_errors("its tokenizer and processor"):

@@ -1,13 +1,13 @@
 """A model sharded over the processes of a run (train.sharding): when it is, and what the trainer asks of its shards.
 
-What shards it, FSDP2 or DeepSpeed's ZeRO, lies in models/sharding and is imported where settings or launcher ask.
-"""
+What shards it, FSDP2 or DeepSpeed's ZeRO, lies in models/sharding and is imported where settings or launcher ask."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, MutableMapping
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 import torch
 
@@ -29,56 +29,55 @@ _CHECKS = Table({
 _LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 
 
-class Shards(Protocol):
-    """The models of a policy, its own and its reference, of which each process holds a part."""
+class Shards(ABC):
+    """The models of a policy, its own and its reference, of which each process holds a part.
+
+    Checkpoints get tensors gathered one at a time, in main memory, on the main process; None elsewhere. `gather`,
+    `whole`, `state` and `weights` are calls of all processes.
+    """
 
     gathered: bool
     """Whether this process holds the whole model, for passes without gradient."""
-    steps: bool
-    """Whether its engine calls the model, sums gradients, clips and steps: then it is a sharding.zero.Zero."""
+    steps: bool = False
+    """Whether an engine calls the model, sums gradients, clips and steps: then it is a sharding.zero.Zero."""
 
+    @abstractmethod
     def gather(self) -> None:
-        """Gives every process the whole model, as the weights are now. A call of all processes.
+        """Gives every process the whole model with its current weights, for passes without gradient of its own."""
 
-        Passes then are of each process alone; only without gradient.
-        """
-        ...
-
+    @abstractmethod
     def scatter(self) -> None:
-        """Leaves every process its shards alone; of what it gathered, nothing is left. Needs no other process."""
-        ...
+        """Leaves every process its shards alone and frees what it gathered. Needs no other process."""
+
+    @abstractmethod
+    def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """A weight gathered for a checkpoint."""
+
+    @abstractmethod
+    def leaf(self, value: Any) -> Any:
+        """A value of the optimizer's or another state, gathered where it is sharded."""
+
+    @abstractmethod
+    def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Loads an optimizer's whole state, of which each process keeps what belongs to its shards."""
 
     def state(self, tree: Any) -> Any:
-        """Returns nested dictionaries, lists and tuples with each sharded tensor whole and in main memory, on the main
-        process; None elsewhere. A call of all processes.
-        """
-        ...
+        """Nested dictionaries, lists and tuples with each sharded tensor gathered."""
+        if isinstance(tree, Mapping):
+            return {key: self.state(value) for key, value in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)([self.state(value) for value in tree])
+        return self.leaf(tree)
 
     def weights(self, policy: Any) -> dict[str, torch.Tensor]:
-        """Returns what `Policy.save` writes, under its names: of an adapter what learns, else everything; on the main
-        process. A call of all processes.
-        """
-        ...
-
-    def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Takes an optimizer's whole state, of which each process keeps what belongs to its shards."""
-        ...
-
-
-class Engine(Shards, Protocol):
-    """Shards whose engine trains the model (`steps`)."""
-
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Returns a pass of the model; a call of all processes, unless the model is gathered."""
-        ...
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Adds the gradients of all processes to those before."""
-        ...
-
-    def step(self) -> float:
-        """Clips and steps, except where the gradient is not finite, and forgets the gradient; returns its norm."""
-        ...
+        """What `Policy.save` writes, under its names: the adapter under LoRA, else everything."""
+        self.scatter()
+        named = dict(policy.trainable()) if policy.lora else policy.model.state_dict(keep_vars=True)
+        by_id: dict[int, Any] = {}
+        for tensor in named.values():
+            if id(tensor) not in by_id:  # tied weights stay one
+                by_id[id(tensor)] = self.whole(tensor)
+        return {name: by_id[id(tensor)] for name, tensor in named.items()}
 
 
 def engine_of(shards: Shards | None) -> Any:
@@ -93,16 +92,14 @@ def is_sharded(config: Config, *kinds: str) -> bool:
 
 def backend(config: Config, device: str) -> str | None:
     """What carries collectives, where it is not the usual one of the device: shards that rest in main memory (settled
-    settings, see `launched`) are summed and gathered there too, which NCCL does not do.
-    """
+    settings, see `launched`) are summed and gathered there too, which NCCL does not do."""
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
 def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
     """Returns the config with train.sharding=auto settled by what `accelerate launch` asks for; see sharding.launch.
 
-    Raises ConfigError where the launcher asks for what is not done, or for other than the settings say.
-    """
+    Raises ConfigError where the launcher asks for what is not done, or for other than the settings say."""
     train = config.train
     if train.sharding in SHARDED or train.cpu_offload or any(environ.get(name) for name in _LAUNCHERS):
         return _CHECKS["launched"](config, environ)

@@ -16,8 +16,7 @@ def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
     found.
 
     config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
-    for counting parameters and for positions.
-    """
+    for counting parameters and for positions."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     name = settings.name

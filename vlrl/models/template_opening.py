@@ -1,8 +1,7 @@
 """What a chat template writes between the beginning of the model's turn and the model's own text, such as <think>.
 
 It is found by comparing what the template makes of conversations, whatever its model: a prompt that it ends with the
-beginning of a turn, and one in which the model has answered.
-"""
+beginning of a turn, and one in which the model has answered."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import Any
 
-from vlrl.models.chat_template import Template
+from vlrl.models.chat_template import Template, text_part
 
 _ASKED, _SAID = "vlrl-stands-in-for-a-question", "vlrl-stands-in-for-an-answer"
 _BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)", re.DOTALL)
@@ -21,9 +20,8 @@ def turn_beginning(template: Template) -> str:
     """Returns what the template writes after a question of the user before any text of the model, such as the end of
     that turn and the header of the next; "" where that cannot be known.
 
-    A block that it puts before an earlier answer, such as an empty <think></think>, is no part of it.
-    """
-    shown = [texts for form in (_in_parts, str) if (texts := _shown(template, form))]
+    A block that it puts before an earlier answer, such as an empty <think></think>, is no part of it."""
+    shown = [texts for form in (lambda text: [text_part(text)], str) if (texts := _shown(template, form))]
     if not shown:
         return ""
     prompt, *answered = min(shown, key=lambda texts: len(texts[0]))  # some templates print the parts as they are
@@ -54,7 +52,3 @@ def opened_in(prompt: str, beginning: str, control: Collection[str]) -> str:
     after = prompt.rpartition(beginning)[2]
     marks = [after.rfind(token) + len(token) for token in control if token in after]
     return after[max(marks, default=0):].lstrip()
-
-
-def _in_parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]

@@ -58,8 +58,7 @@ class TokenTexts:
 
 def tokenizer_file(tokenizer: Any) -> str | None:
     """Returns a tokenizer as the text of a tokenizer.json; None for one that is none of `tokenizers`, or holds own
-    code.
-    """
+    code."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
         return fast.to_str() if fast is not None else None

@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.models.chat_template import Template
+from vlrl.models.chat_template import Message, Template, text_part
 from vlrl.task.tool_calls import CLOSE, OPEN, calls_of
 from vlrl.types import Observation
 
-Message = dict[str, Any]
 RESULT = ("<tool_response>", "</tool_response>")
 _TOLD = """# Tools
 
@@ -31,35 +30,31 @@ def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
     """Returns the messages with the tools, and how they are called, in the text of the system."""
     instructions = _TOLD.format("\n".join(map(json.dumps, tools)))
     if not messages or messages[0]["role"] != "system":
-        return [{"role": "system", "content": [_text(instructions)]}, *messages]
+        return [{"role": "system", "content": [text_part(instructions)]}, *messages]
     own = messages[0]["content"]
-    parts = [_text(own)] if isinstance(own, str) else own
-    return [{**messages[0], "content": [*parts, _text("\n\n" + instructions)]}, *messages[1:]]
+    parts = [text_part(own)] if isinstance(own, str) else own
+    return [{**messages[0], "content": [*parts, text_part("\n\n" + instructions)]}, *messages[1:]]
 
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
     """Returns the turns that show the results of calls: one of a tool each with `by_role`, else one of the user.
 
-    `in_place`: the template keeps media where they stand between texts; else all of them stand before.
-    """
+    `in_place`: the template keeps media where they stand between texts; else all of them stand before."""
     if by_role:
-        return [{"role": "tool", "content": [*_media(r), _text(_quoted(r.text))]} for r in observation.results]
+        return [{"role": "tool", "content": [*_media(r), text_part(_quoted(r.text))]} for r in observation.results]
     begin, end = RESULT
     parts = []
     for i, result in enumerate(observation.results):
-        parts += [_text("\n" * bool(i) + begin + "\n"), *_media(result), _text(f"{_quoted(result.text)}\n{end}")]
+        parts += [text_part("\n" * bool(i) + begin + "\n"), *_media(result),
+                  text_part(f"{_quoted(result.text)}\n{end}")]
     if not in_place:
         text = "".join(part.get("text", "") for part in parts)
-        parts = [*(part for part in parts if part["type"] != "text"), _text(text)]
+        parts = [*(part for part in parts if part["type"] != "text"), text_part(text)]
     return [{"role": "user", "content": parts}]
 
 
 def _media(result: Observation) -> list[Message]:
     return [{"type": media.kind} for media in result.media]
-
-
-def _text(text: str) -> Message:
-    return {"type": "text", "text": text}
 
 
 def _quoted(text: str) -> str:
@@ -72,8 +67,8 @@ def _quoted(text: str) -> str:
 # --- what a template does ---------------------------------------------------------------------------------------------
 
 _NAME = "stands_in_for_a_tool"
-_ASKED = {"role": "user", "content": [_text("x")]}
-_ANSWERED = {"role": "assistant", "content": [_text("y")]}
+_ASKED = {"role": "user", "content": [text_part("x")]}
+_ANSWERED = {"role": "assistant", "content": [text_part("y")]}
 
 
 def writes_calls(template: Template) -> bool:
@@ -91,7 +86,7 @@ def writes_calls(template: Template) -> bool:
 def keeps_results(template: Template) -> bool:
     """Returns whether a template has turns of a tool, and shows images in them as in turns of the user."""
     def added(role: str) -> int:
-        alone, pictured = ([*parts, _text(_NAME)] for parts in ([], [{"type": "image"}]))
+        alone, pictured = ([*parts, text_part(_NAME)] for parts in ([], [{"type": "image"}]))
         texts = [template([_ASKED, _ANSWERED, {"role": role, "content": parts}]) for parts in (alone, pictured)]
         return len(texts[1]) - len(texts[0]) if all(_NAME in text for text in texts) else 0
 
@@ -104,7 +99,7 @@ def keeps_results(template: Template) -> bool:
 def strips_thinking(template: Template) -> bool:
     """Returns whether a template leaves earlier thinking out when a turn of the user follows."""
     try:
-        said = {"role": "assistant", "content": [_text(f"<think>\n{_NAME}\n</think>\n\ny")]}
+        said = {"role": "assistant", "content": [text_part(f"<think>\n{_NAME}\n</think>\n\ny")]}
         return _NAME not in template([_ASKED, said, _ASKED])
     except Exception:  # whatever a template's code raises
         return False

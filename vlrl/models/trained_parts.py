@@ -20,8 +20,7 @@ def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
 
 def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
     """Returns which tensors count as trained and never change, as the model takes an earlier layer of its vision tower
-    (LLaVA 1.5: the last but one); "" where there are none.
-    """
+    (LLaVA 1.5: the last but one); "" where there are none."""
     chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
     layers = getattr(tower, "num_hidden_layers", None)
     if chosen is None or layers is None:

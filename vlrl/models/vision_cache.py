@@ -5,8 +5,7 @@ looks their features up, or computes and keeps them, and hands them to the model
 Generation, reference and update read the same features.
 
 A Visual goes through the tower alone. Its features so depend neither on the batch it came in nor on what the cache
-held, and a resumed run, which starts with an empty cache, computes bit for bit what an undisturbed one does.
-"""
+held, and a resumed run, which starts with an empty cache, computes bit for bit what an undisturbed one does."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 class VisualInput:
     """What the vision tower takes at once: one image or video, or all of a prompt where they cannot be told apart.
 
-    Not a dataclass: `packing.to_device` leaves its tensors where they are, for most of them are never needed.
-    """
+    Not a dataclass: `packing.to_device` leaves its tensors where they are, for most of them are never needed."""
 
     __slots__ = ("inputs", "key", "kind")
 
@@ -75,8 +73,7 @@ class FeatureCache:
 
     def outputs(self, model: Any, visuals: Sequence[VisualInput]) -> dict[str, Any]:
         """Returns `mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is
-        without PEFT's wrapper; called under the policy's autocast.
-        """
+        without PEFT's wrapper; called under the policy's autocast."""
         by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
             by_kind.setdefault(visual.kind, []).append(self._features(model, visual))
@@ -131,8 +128,7 @@ def processor_hash(processor: Any) -> str:
 def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
     """Returns the visuals of one prompt: its media tensors `mm` cut at the media, where patch grids tell where they
-    end.
-    """
+    end."""
     out = []
     for kind, pixels in _PIXELS.items():
         if pixels not in mm:

@@ -2,8 +2,7 @@
 
 A rule looks at the metrics of the last steps. It is told when it begins to hold, and again only after it has ceased
 to. A resumed run goes over the steps before without telling of them again, so alerts.jsonl has each alert once.
-`heldout_drop` looks at the lines of eval.jsonl instead.
-"""
+`heldout_drop` looks at the lines of eval.jsonl instead."""
 
 from __future__ import annotations
 
@@ -51,7 +50,8 @@ BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5
 """Steps that zero_variance_above looks at."""
 Breach = tuple[float, float, str]
-"""(value, limit, what it says)"""
+"""(value, limit, message)"""
+Rule = Callable[[Columns, AlertSettings], Breach | None]
 
 
 class Alerts:
@@ -126,8 +126,7 @@ class Alerts:
 
 def resolved_alerts(config: Config) -> AlertSettings:
     """Returns `alerts.*` with what auto stands for; for supervised training without the rules on rewards, entropies and
-    samplers: its answers are given.
-    """
+    samplers: its answers are given."""
     settings = config.alerts
     kinds = {"mismatch_above": "kl", "mismatch_gap_above": "gap"}
     limits = {name: expected_mismatch(config, kind) for name, kind in kinds.items()
@@ -154,8 +153,7 @@ def _number(value: Any) -> bool:
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
     """Returns the fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
 
-    It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart.
-    """
+    It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
@@ -205,21 +203,30 @@ def _last(columns: Columns, name: str) -> float:
     return columns[name][-1] if columns[name] else math.nan
 
 
-def _kl_above(columns: Columns, settings: AlertSettings) -> Breach | None:
-    value, limit = _last(columns, "kl"), settings.kl_above or 0.0
-    return (value, limit, f"the KL to the reference is {value:.3g} per token, above {limit:g}") \
-        if value > limit else None
+def _above(metric: str, name: str, text: str) -> Rule:
+    """A rule on the last value of a metric; `text` is formatted with the value and the limit of alerts.<name>."""
+    def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
+        value, limit = _last(columns, metric), getattr(settings, name)
+        exceeded = isinstance(limit, (int, float)) and (value < limit if name.endswith("_below") else value > limit)
+        return (value, limit, text.format(value, limit)) if exceeded else None
+
+    return rule
 
 
-def _entropy_below(columns: Columns, settings: AlertSettings) -> Breach | None:
-    value, limit = _last(columns, "entropy"), settings.entropy_below or 0.0
-    return (value, limit, f"the entropy is {value:.3g} per token, below {limit:g}: answers are nearly all alike") \
-        if value < limit else None
-
-
-def _truncated_above(columns: Columns, settings: AlertSettings) -> Breach | None:
-    value, limit = _last(columns, "completion/truncated_frac"), settings.truncated_above or 0.0
-    return (value, limit, f"{value:.0%} of the answers are cut off, more than {limit:.0%}") if value > limit else None
+_MISMATCH = (" {:.3g}, above {:g}: sampler and trainer do not compute the same log-probabilities, so the update learns "
+             "from rollouts of another policy")
+_LAST_VALUE = {
+    "kl_above": ("kl", "the KL to the reference is {:.3g} per token, above {:g}"),
+    "entropy_below": ("entropy", "the entropy is {:.3g} per token, below {:g}: completions are nearly identical"),
+    "truncated_above": ("completion/truncated_frac", "{:.0%} of the completions are truncated, more than {:.0%}"),
+    "service_errors_above": ("service_errors", "a service, such as a judge, failed for {:.0%} of the rollouts, more "
+                             "than {:.0%}: they cannot be scored"),
+    "mismatch_above": ("mismatch/kl", "mismatch/kl per token is" + _MISMATCH),
+    "mismatch_gap_above": ("mismatch/gap_max", "the largest gap of a token is" + _MISMATCH),
+    "unreadable_above": ("unreadable_frac", "the task gives {:.0%} of the rollouts no score (None), more than {:.0%}: "
+                         "nothing is learned from them"),
+}
+"""Setting -> metric, and the message with the value and the limit."""
 
 
 def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -227,27 +234,6 @@ def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     value, limit = float(sum(v > 0 for v in recent)), float(settings.skipped_above or 0)
     return (value, limit, f"an optimizer step was left out in {value:.0f} of the last {len(recent)} steps, for NaN, "
             "infinity or an overflow") if value > limit else None
-
-
-def _service_errors_above(columns: Columns, settings: AlertSettings) -> Breach | None:
-    value, limit = _last(columns, "service_errors"), settings.service_errors_above or 0.0
-    return (value, limit, f"a service, such as a judge, did not answer for {value:.0%} of the rollouts, more than "
-            f"{limit:.0%}: they are unscorable") if value > limit else None
-
-
-def _mismatch(columns: Columns, metric: str, limit: Any, what: str) -> Breach | None:
-    value = _last(columns, metric)
-    return (value, limit, f"{what} {value:.3g}, above {limit:g}: sampler and trainer do not compute the same log-"
-            "probabilities, so the update learns from a policy that did not answer") \
-        if isinstance(limit, float) and value > limit else None
-
-
-def _mismatch_above(columns: Columns, settings: AlertSettings) -> Breach | None:
-    return _mismatch(columns, "mismatch/kl", settings.mismatch_above, "mismatch/kl per token is")
-
-
-def _mismatch_gap_above(columns: Columns, settings: AlertSettings) -> Breach | None:
-    return _mismatch(columns, "mismatch/gap_max", settings.mismatch_gap_above, "the largest gap of a token is")
 
 
 def _unpaid_part(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -259,19 +245,10 @@ def _unpaid_part(columns: Columns, settings: AlertSettings) -> Breach | None:
             "whether the task reads the answers as the prompt asks for them") if unpaid else None
 
 
-def _unreadable_above(columns: Columns, settings: AlertSettings) -> Breach | None:
-    value, limit = _last(columns, "unreadable_frac"), settings.unreadable_above or 0.0
-    return (value, limit, f"the task gives {value:.0%} of the rollouts no score (None), more than {limit:.0%}: nothing "
-            "is learned from them") if value > limit else None
-
-
-RULES: Mapping[str, Callable[[Columns, AlertSettings], Breach | None]] = {
+RULES: Mapping[str, Rule] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
-    "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
-    "truncated_above": _truncated_above, "skipped_above": _skipped_above,
-    "service_errors_above": _service_errors_above, "mismatch_above": _mismatch_above,
-    "mismatch_gap_above": _mismatch_gap_above, "unreadable_above": _unreadable_above,
-    "unpaid_part": _unpaid_part}
+    "entropy_drop": _entropy_drop, "skipped_above": _skipped_above, "unpaid_part": _unpaid_part,
+    **{name: _above(metric, name, text) for name, (metric, text) in _LAST_VALUE.items()}}
 """By the name of their setting; null turns one off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")

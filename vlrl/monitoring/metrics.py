@@ -103,8 +103,7 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
     tasks.
 
     Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
-    `<label>/share`, that of the groups.
-    """
+    `<label>/share`, that of the groups."""
     rows = [row for part in comm.gather([_group_values(g) for g in groups]) for row in part]
     if not rows:
         return {}

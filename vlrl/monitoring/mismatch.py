@@ -2,8 +2,7 @@
 
 `mismatch/kl` is the mean over tokens of exp(g) - g - 1, g = trainer log-probability - sampler log-probability, and
 `mismatch/gap_max` the largest |g|. Rounding alone stays below these limits; other weights, pictures, positions or
-temperatures do not.
-"""
+temperatures do not."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ _ROUNDED = {"kl": 0.02, "gap": 5.0}
 
 def expected_mismatch(config: Config, what: str) -> float | None:
     """The largest `mismatch/kl` ("kl") or `mismatch/gap_max` ("gap") that rounding explains; None where the two differ
-    on purpose: answers of older or other weights, dropout, log-probabilities among a part of the tokens.
-    """
+    on purpose: answers of older or other weights, dropout, log-probabilities among a part of the tokens."""
     on_purpose = (samples_with_other_weights(config), uses_dropout(config), config.engine.renormalises)
     return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
 

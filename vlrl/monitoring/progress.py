@@ -94,8 +94,7 @@ class Progress:
 
     def _text(self, value: Any) -> Text:
         """Returns any text as it is, without styles: characters that could steer the terminal or fail to print become
-        "?".
-        """
+        "?"."""
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
         text = text[:_MOST] + "..." if len(text) > _MOST else text
         return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))
@@ -111,8 +110,7 @@ def terminal() -> Console:
 
 def describe(metrics: Mapping[str, Any]) -> str:
     """Returns `reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics; the loss without a
-    reward.
-    """
+    reward."""
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():

@@ -5,8 +5,7 @@
     SIGHUP                alike, and nothing is written to the terminal any more, which was closed; under nohup, which
                           has it ignored, the run goes on
 
-Stopping is a KeyboardInterrupt in the main thread.
-"""
+Stopping is a KeyboardInterrupt in the main thread."""
 
 from __future__ import annotations
 

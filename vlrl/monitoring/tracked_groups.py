@@ -3,8 +3,7 @@
     shown = group_view(groups, most=2, step=10)
     send("wandb", run, shown, "train", 10)
 
-Off unless log.pictures says how many groups: they show data to whoever may look at the tracker. Imports no torch.
-"""
+Off unless log.pictures says how many groups: they show data to whoever may look at the tracker. Imports no torch."""
 
 from __future__ import annotations
 

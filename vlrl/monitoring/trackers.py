@@ -29,8 +29,7 @@ def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
     """Returns what each tracker is opened with, by its name, for a run that goes on after `start` steps.
 
     TensorBoard hides what a killed process had written of later steps; Weights & Biases takes no step twice; MLflow
-    goes on in the run that `remember` noted, and has later steps twice.
-    """
+    goes on in the run that `remember` noted, and has later steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
@@ -58,8 +57,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
     None before any was trained.
 
     Raises RunError for a metric that its lines do not have; one in which no answer was scorable, as without a judge,
-    has few.
-    """
+    has few."""
     lines = [line for line in evals if line.get("split") == split]
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):

@@ -2,8 +2,7 @@
 
 Every phase of a step is a sign of life (metrics.phase). Without one for limits.stuck_s seconds the stacks go to
 stuck-rank-00000.txt in the run folder, and the main thread is made to raise Stuck, so that engines and files are closed
-as after any error. Where it cannot, because code that is no Python holds it, the process is ended.
-"""
+as after any error. Where it cannot, because code that is no Python holds it, the process is ended."""
 
 from __future__ import annotations
 

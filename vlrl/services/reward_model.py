@@ -30,7 +30,7 @@ from vlrl.models.families import family_of, sync_tilings
 from vlrl.models.heads import HEAD, RewardHead
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
-from vlrl.models.reading import read_tokens
+from vlrl.models.reference import read_tokens
 from vlrl.rewards.text import completion_for
 from vlrl.store import checkpoint
 from vlrl.task import Task

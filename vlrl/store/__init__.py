@@ -5,8 +5,7 @@
 - Rollout files have `variant` (null for answers to the sample as it is), `timestamps` in the media column (when each
   frame is shown), `marks` (what Task.overlay draws, as JSON, so that a viewer runs no task code; null where it failed),
   `metrics` (Task.metrics of an evaluated answer), and `top_ids` and `top_logprobs` with `store.alternatives`.
-- tokenizer.json turns token ids into text.
-"""
+- tokenizer.json turns token ids into text."""
 
 from vlrl.store.plain_json import plain, utf8
 from vlrl.store.rollout_rows import PER_TOKEN, ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts

@@ -2,8 +2,7 @@
 
 safetensors maps a file into memory, so a tensor read from it starts wherever it stands there. Matrix kernels of CPUs
 answer differently in the last bits at addresses that are no multiples of a vector's width: a resumed run would not be
-the undisturbed one. Whatever goes on computing with tensors of a file takes them through here.
-"""
+the undisturbed one. Whatever goes on computing with tensors of a file takes them through here."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
     checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
 
 A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves every
-older one as it was. `folder` is the checkpoints folder everywhere. One process writes (rank 0), one save at a time.
-"""
+older one as it was. `folder` is the checkpoints folder everywhere. One process writes (rank 0), one save at a time."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
     `write(path)` puts the model's files into a folder. `state` may hold what trainer_state.py names, or is what
     `trainer_state.freeze` made of that. `settings_of` gives the `settings` back. The checkpoint of `mark_best` is kept
     besides. Checkpoints of later steps belong to a run that was started over and are removed. Raises RunError when the
-    disk is full or not writable; older checkpoints are then untouched.
-    """
+    disk is full or not writable; older checkpoints are then untouched."""
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     begun = time.monotonic()
     try:
@@ -160,8 +158,7 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
     """Makes the checkpoint of `step` steps the one of the best evaluation, whose line of eval.jsonl is `record`.
 
-    It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full.
-    """
+    It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
     newest = next(iter(all_checkpoints(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)
@@ -192,8 +189,7 @@ def find(path: Path) -> NewestCheckpoint:
     """Returns the checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run
     folder, or, for its `checkpoints/best`, that of the best evaluation.
 
-    Raises RunError when there is none, or when one is damaged.
-    """
+    Raises RunError when there is none, or when one is damaged."""
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
@@ -214,8 +210,7 @@ def find(path: Path) -> NewestCheckpoint:
 
 def model_folder(name: str) -> str:
     """Returns the checkpoint that a model's `name` means where it is a run folder (the newest) or its
-    `checkpoints/best`; any other name as it is. Raises RunError when a run folder holds no whole checkpoint.
-    """
+    `checkpoints/best`; any other name as it is. Raises RunError when a run folder holds no whole checkpoint."""
     run = os.path.isdir(os.path.join(name, "checkpoints"))
     best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
     return str(find(Path(name)).path) if run or best else name
@@ -225,8 +220,7 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
     """Returns the newest whole checkpoint, with a warning for each newer one that is damaged; its path is None without
     any.
 
-    Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk.
-    """
+    Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk."""
     passed = []
     for path in all_checkpoints(folder):
         wrong = problems(path, full)
@@ -244,8 +238,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def problems(path: Path, full: bool = True) -> list[str]:
     """Returns what is wrong with a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] =
-    whole.
-    """
+    whole."""
     try:
         manifest = json.loads(read_small(path / MANIFEST))
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -295,8 +288,7 @@ def _size(path: Path) -> int:
 def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     """Returns the `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
 
-    `check` compares every file's sha256 first; it can be left out right after `latest(folder, full=True)`.
-    """
+    `check` compares every file's sha256 first; it can be left out right after `latest(folder, full=True)`."""
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to go on from the one "

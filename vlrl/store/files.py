@@ -4,8 +4,7 @@
         figure.savefig(temporary)
     append_line(folder / "metrics.jsonl", '{"step": 0}')    # on the disk when this returns
 
-A full or read-only disk is a RunError that names the path and the way out.
-"""
+A full or read-only disk is a RunError that names the path and the way out."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def is_disk_error(error: Exception) -> bool:
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and else is removed.
 
-    `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only.
-    """
+    `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only."""
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
     temporary = path.with_name(f".{path.name}.{writer}.tmp")
     with disk_errors(path):
@@ -146,8 +144,7 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
     """Yields (line with its end, its bytes in the file) from a place on. Of a line above MOST_LINE bytes only the end
-    is given, after a "#". Raises OSError as `opened`.
-    """
+    is given, after a "#". Raises OSError as `opened`."""
     with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
@@ -182,8 +179,7 @@ def suffix_of(head: bytes) -> str:
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
     """Returns once the JSON file that another process wrote shows `content` here: network file systems take a while.
 
-    Raises RunError when it does not in time, as in a folder that hosts do not share.
-    """
+    Raises RunError when it does not in time, as in a folder that hosts do not share."""
     end = time.monotonic() + seconds
     while read_json(path) != content:
         if time.monotonic() > end:
@@ -194,8 +190,7 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 def cache_folder(name: str = "") -> Path:
     """Returns the folder `name`, or where this user's caches lie; it need not exist. What is in it can be made
-    again.
-    """
+    again."""
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

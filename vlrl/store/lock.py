@@ -6,8 +6,7 @@
 The file names its owner. Making it is atomic on NFS too (O_EXCL), and so is taking a dead one away (rename). A process
 of this host can be looked up; any other shows that it lives by touching the file every BEAT_S seconds, and times are
 compared by the clock of the file system alone. Containers and hosts may share a name, so a process is looked up only
-where the boot of the kernel and the namespace of process ids are its own.
-"""
+where the boot of the kernel and the namespace of process ids are its own."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
 
     Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
     is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
-    had this host's name (this host before it was started anew, another container), and with `steal` any host's.
-    """
+    had this host's name (this host before it was started anew, another container), and with `steal` any host's."""
     acquired = Lock(path, this_process())
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,8 +214,7 @@ def _silence(path: Path) -> float | None:
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
     """Returns whether the process that wrote a lock file still runs; None for one of another host or container, which
-    cannot be seen, and one of this host before it was started anew.
-    """
+    cannot be seen, and one of this host before it was started anew."""
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
@@ -231,8 +228,7 @@ def this_process() -> dict[str, Any]:
 
 def _system() -> str:
     """Returns where a process id means the same process: this boot of the kernel and namespace of ids; "" where
-    unknown.
-    """
+    unknown."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -241,8 +237,7 @@ def _system() -> str:
 
 def _started(pid: Any) -> str | None:
     """Returns when a live process of this host started, in a form that survives changes of the clock; None = there is
-    none.
-    """
+    none."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

@@ -26,8 +26,7 @@ class MediaFiles:
 
         A file is copied or linked as it is, and so are the bytes that a row holds of one; media without a file, or
         whose file has changed since it was loaded, is written from its pixels, lossless: PNG, for a video animated
-        WebP.
-        """
+        WebP."""
         if self.mode == "none":
             return None
         if media.sha256 not in self._stored:

@@ -63,8 +63,7 @@ def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Se
     """The rollouts of `groups` as a table of SCHEMA; answers that are not trained on come after all others.
 
     `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
-    `write_media` puts an image or video into the run folder and returns its path there.
-    """
+    `write_media` puts an image or video into the run folder and returns its path there."""
     media = [_media(group, write_media) for group in groups]
     found = [row for group, shown in zip(groups, media, strict=True) for row in _rows(step, group, shown)]
     for key, arrays in per_token.items():
@@ -172,8 +171,7 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
 def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
     """Returns the columns `fields` of one file, null where it has none, and only the rows of `step` when given.
 
-    Raises ValueError for a file of a newer schema, and what pyarrow raises for one that cannot be read.
-    """
+    Raises ValueError for a file of a newer schema, and what pyarrow raises for one that cannot be read."""
     with pq.ParquetFile(file) as reader:
         names = {"schema", "step", *(f.name for f in fields)} & set(reader.schema_arrow.names)
         table = reader.read([n for n in reader.schema_arrow.names if n in names])
@@ -184,8 +182,7 @@ def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = Non
 
 def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
     """Returns the columns `fields` of a table of rollouts, null where it has none. Raises ValueError for a newer
-    schema.
-    """
+    schema."""
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:

@@ -11,8 +11,7 @@
     checkpoints/step-000050/                          see checkpoint.py
 
 `step` counts from 0 in metrics and rollouts; evaluations and checkpoints carry the number of steps completed.
-Every file but the two .jsonl is written under a temporary name and renamed, so no reader ever sees half of one.
-"""
+Every file but the two .jsonl is written under a temporary name and renamed, so no reader ever sees half of one."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ PINS = "data_sources.json"
 class RunFolder:
     """One run's files. Reading needs nothing else; a training run calls `create` first, inside `lock`.
 
-    `media` is the setting `store.media`. Readers append to `notes` what they had to skip.
-    """
+    `media` is the setting `store.media`. Readers append to `notes` what they had to skip."""
 
     def __init__(self, path: str | Path, media: str = "copy"):
         self.path = Path(path)
@@ -109,8 +107,7 @@ class RunFolder:
         """Removes what a run wrote after its checkpoint of `step` completed steps, and half-written temporaries.
 
         Keeps metrics and rollouts of steps < `step`, and evaluations up to `step`; that of `step` itself goes too
-        when it will be repeated (`evaluated=False`). `truncate(0, evaluated=False)` empties a run to start over.
-        """
+        when it will be repeated (`evaluated=False`). `truncate(0, evaluated=False)` empties a run to start over."""
         last = step if evaluated else step - 1
         for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl", "rejected.jsonl"):
             self._keep_lines(name, lambda record: record.get("step", 0) < step)
@@ -133,8 +130,7 @@ class RunFolder:
 
         `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
         With `split` it is an evaluation after `step` completed steps and goes to eval-rollouts. Answers of variants
-        that are not trained on come after all others.
-        """
+        that are not trained on come after all others."""
         self._lock.check()
         name = f"step-{step:06d}-{split_name(split) + '-' if split else ''}rank-{rank:05d}.parquet"
         path = self.path / ("eval-rollouts" if split else "rollouts") / name
@@ -170,8 +166,7 @@ class RunFolder:
                  columns: Sequence[str] | None = None) -> pa.Table:
         """Training rollouts of one step or of all; with `split`, those of its evaluations. Some columns, or all.
 
-        Files that cannot be read, or of a newer schema, are skipped and named in `notes`.
-        """
+        Files that cannot be read, or of a newer schema, are skipped and named in `notes`."""
         fields = [SCHEMA.field(name) for name in columns or SCHEMA.names]
         tables = [pa.schema(fields).empty_table()]
         for file, steps, name in self.rollout_files("eval-rollouts" if split else "rollouts"):

@@ -1,6 +1,5 @@
 """The state of a trainer as JSON and tensors: nested dictionaries, lists, tuples, tensors, arrays, numbers, strings,
-bytes, None. No torch until a tensor is met.
-"""
+bytes, None. No torch until a tensor is met."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def write(path: Path, state: Mapping[str, Any] | State) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """Returns what `write` put there, tensors on the CPU. Raises OSError, ValueError or KeyError where it cannot be
-    read.
-    """
+    read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

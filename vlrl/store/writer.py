@@ -5,8 +5,7 @@
         writer.flush()                                      # it is on disk, or its error is raised
 
 What is submitted is written in order. Nothing is lost with the process but what a resumed run makes again: a
-checkpoint is made after a flush.
-"""
+checkpoint is made after a flush."""
 
 from __future__ import annotations
 

@@ -16,5 +16,4 @@
   background is a copy made between two steps, or by a signal handler while answers are drawn (docs/long-runs.md).
 - Weights are those of the completed steps until the optimizer steps: a hook of the optimizer says when, and what
   drawing changes is copied after every step, so an error before that leaves a checkpoint. A copy of the weights for
-  the moments after it would cost 12 bytes a trained parameter.
-"""
+  the moments after it would cost 12 bytes a trained parameter."""

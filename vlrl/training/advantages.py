@@ -1,8 +1,7 @@
 """Rewards -> advantages: shaping, the KL in the reward, the advantage, and which rollouts are trained on.
 
 What the functions look at is gathered over all processes, in the order of the groups' numbers, so that a step of
-several processes gives each rollout what a step of one does.
-"""
+several processes gives each rollout what a step of one does."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Credit:
     """Gives every rollout of a step its advantage.
 
     The stored reward stays what the task paid; shaping and KL are seen in the advantage alone. Raises ConfigError when
-    an option names a reward part that the task does not have.
-    """
+    an option names a reward part that the task does not have."""
 
     def __init__(self, algorithm: Algorithm, config: Config, policy: Policy | None = None,
                  task: Task | None = None):
@@ -77,8 +75,7 @@ class Credit:
     def has_signal(self, group: Group) -> bool | None:
         """Whether the shaped rewards of a group give any of its answers an advantage. An advantage over the whole step
         is taken to: where what it reads, rewards or parts, differs. None where what a method reads first, or
-        a shaping over the whole step, decides.
-        """
+        a shaping over the whole step, decides."""
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
         if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):
@@ -109,8 +106,7 @@ class Credit:
 
     def metrics(self) -> dict[str, float]:
         """Of the last call, over all processes: reward/shaped with a shaping, kl where it is in the reward, and
-        what methods say.
-        """
+        what methods say."""
         return self._metrics
 
     def _shaped(self, s: Scores) -> Scores:
@@ -149,8 +145,7 @@ class Credit:
         """[group][rollout] -> [T] log p(sampler) - log p(reference), at the temperature that sampled.
 
         0 where the engine does not know the log-probability of a token (NaN). An answer that is trained under another
-        prompt than it was drawn with is read under that one by both.
-        """
+        prompt than it was drawn with is read under that one by both."""
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
         prompts = [r.train_prompt or g.prompt for g, r in rollouts]
@@ -187,8 +182,7 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
 
 def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
     """Returns a group credited on its own, outside of any step, with what `batch` leaves out marked as not trained.
-    Raises ConfigError, naming the settings of `section`, where a function fails, or gives tokens different ones.
-    """
+    Raises ConfigError, naming the settings of `section`, where a function fails, or gives tokens different ones."""
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
@@ -311,8 +305,7 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
     """Returns what the function makes of the rollouts. Raises ConfigError naming the setting when it fails, or gives
-    anything but a value for each of them.
-    """
+    anything but a value for each of them."""
     try:
         values = function(s)
         count = len(values)

@@ -78,8 +78,7 @@ class Parts:
 def make_accelerator(config: Config) -> Accelerator:
     """Returns the accelerator: device and trackers. Starts the process group under torchrun or accelerate.
 
-    NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call.
-    """
+    NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call."""
     check_trackers(config)
     check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -102,8 +101,7 @@ def check_trackers(config: Config) -> None:
 
 def check_launcher(environ: Mapping[str, str]) -> None:
     """Raises ConfigError when WORLD_SIZE says that there are several processes and other variables of a launcher are
-    missing.
-    """
+    missing."""
     size = environ.get("WORLD_SIZE", "1")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if size not in ("", "1") and missing:
@@ -117,8 +115,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
              progress: Progress = no_progress) -> Parts:
     """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
 
-    `algorithm` is made of the config where none is given. `progress` shows how far the measuring before a step is.
-    """
+    `algorithm` is made of the config where none is given. `progress` shows how far the measuring before a step is."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -281,8 +278,7 @@ def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Meas
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
     """What scores in a process of its own, as `ready` gives the task; None without limits.score_s, or where a system
-    cannot fork safely.
-    """
+    cannot fork safely."""
     if not config.limits.score_s or sys.platform != "linux":
         return None
     return SubprocessScorer(_task_maker(config, task, ready), config.limits.score_s)
@@ -330,8 +326,7 @@ class _Idle(Task):
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Any:
     """Returns what reads answers for services of log-probabilities, for a task that needs one; with that of the
-    reference the policy keeps one.
-    """
+    reference the policy keeps one."""
     if not {*LOGPROBS} & {*task.needs}:
         return None
     likelihoods = _SERVICES["logprobs"](Reference(model, config), encode, task)

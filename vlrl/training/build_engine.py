@@ -47,8 +47,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
     """The engine of `engine.name`, to be closed by whoever asks for it.
 
     `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
-    the policy learns, so it has weights of its own. `episodes`: its prompts grow by turns.
-    """
+    the policy learns, so it has weights of its own. `episodes`: its prompts grow by turns."""
     settings = config.engine
     if settings.name == "hf":
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine

@@ -1,8 +1,7 @@
 """A config's task without its model: for scoring, playing and checking. No torch, no network, no media file.
 
 Only how the model writes boxes is asked of the model, and only by a task that converts one: its family's convention is
-read from the `config.json` in its folder or in the local hub cache.
-"""
+read from the `config.json` in its folder or in the local hub cache."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _BESIDE = Table({"environment": "vlrl.environments.external:attach",
 @prints_aside()
 def make_task(config: Config) -> Task:
     """Returns the configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the
-    model's family when they are used.
-    """
+    model's family when they are used."""
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         _attach(task, config.environment)

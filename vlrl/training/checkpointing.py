@@ -5,8 +5,7 @@
     saver.check()                         # raises the error of a save that failed
     saver.wait()                          # everything is on disk
 
-Used on rank 0 alone. `begin_at_once` may be called by a signal handler.
-"""
+Used on rank 0 alone. `begin_at_once` may be called by a signal handler."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class Saver:
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Saves; with save.background returns as soon as everything is copied. Raises what an earlier save raised.
 
-        weights: those of shards.weights, of a model that is not whole here.
-        """
+        weights: those of shards.weights, of a model that is not whole here."""
         self.wait()
         self.last = step
         if not (self.settings.background and fits_in_memory(policy, state)):
@@ -72,8 +70,7 @@ class Saver:
         """Copies and begins to save what a signal finds: `state` as it is, the rest as it was `frozen` before.
 
         Written if `ready` says so then. False, and nothing begun, where memory is short, a save is under way or
-        save.background is off.
-        """
+        save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step

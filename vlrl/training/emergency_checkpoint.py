@@ -6,8 +6,7 @@
     ...                         # generation, scoring, evaluation, the update up to its first optimizer step
     rest.end(error)             # the run ends by an error: what is completed is saved, and the error says so
 
-The first optimizer step of an update ends the rest, and `completed` begins the next one.
-"""
+The first optimizer step of an update ends the rest, and `completed` begins the next one."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class EmergencyCheckpoint:
 
     def problem(self) -> str:
         """Returns why weights and optimizer are not those of the completed steps, or not to be had; "" when they
-        are.
-        """
+        are."""
         if self.parts.policy.updating:
             return "the update of the next one had begun to change the weights"
         if self.parts.policy.swapped:

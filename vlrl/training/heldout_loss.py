@@ -28,8 +28,7 @@ _CHUNK = 64
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
     """Returns `loss` with its 95 % interval: the mean over the samples of a split of -log p of a token of the given
-    answer, a mean over its tokens. {} where no sample has an answer. Called on every process.
-    """
+    answer, a mean over its tokens. {} where no sample has an answer. Called on every process."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     known: dict[str, float] = {}
     with torch.no_grad(), parts.policy.evaluating():
@@ -45,8 +44,7 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
 
 def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
     """Returns the given answers to numbered samples; samples without one, or whose prompt cannot be used, are left
-    out.
-    """
+    out."""
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:

@@ -2,8 +2,7 @@
 
 Each function says so of itself (algo/effect.py), and so does each section (Settings.inert); here they are asked, and
 compared where one reads what another changes. A policy term that is in use is named where its ratio is 1; everything
-else only where it was chosen, that is where it is not the default. Of functions that a user brings nothing is known.
-"""
+else only where it was chosen, that is where it is not the default. Of functions that a user brings nothing is known."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def find(config: Config, task: Task | None = None) -> list[Inert]:
     """The settings that have no effect, each once; none for supervised fine-tuning. Without a task nothing is said of
     reward parts, nor of what a task's rewards may need.
 
-    Raises ConfigError where the settings make no algorithm.
-    """
+    Raises ConfigError where the settings make no algorithm."""
     if config.algo.loss.name in SUPERVISED:
         return []
     run = Run(config, task)

@@ -21,8 +21,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     """Runs `config.steps` steps, going on from a checkpoint by default; returns the finished (or stopped) session.
 
     The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
-    between: every random draw has a stream named by the seed and what it is for.
-    """
+    between: every random draw has a stream named by the seed and what it is for."""
     config = settle_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)

@@ -3,8 +3,7 @@ sees of them.
 
 What is not needed is not computed: with one optimizer step per batch of rollouts the old log-probabilities are the
 current ones, so there is no old-logprob pass; without a reference there is no reference pass; and only functions that
-look at a whole optimizer step cost a pass before it.
-"""
+look at a whole optimizer step cost a pass before it."""
 
 from __future__ import annotations
 
@@ -159,8 +158,7 @@ def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
 def make_minibatch(policy: Policy, part: Sequence[NumberedRollout], config: Config, texts: bool = False,
                    together: bool = False) -> Minibatch:
     """Packs the rollouts of one optimizer step; with `together` those of a group stay in one micro-batch. Called on
-    every process.
-    """
+    every process."""
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     rollouts = [TrainingRow(i, unit, places[g.id], g, r, row, own,
@@ -189,8 +187,7 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
     go to the device once and, where the vision tower is the same in both passes, through it once.
 
     `several`: the batch of rollouts has several optimizer steps, so the old weights are not the current ones. `more`:
-    statistics at the old weights besides those of the objective. Returns how many micro-batches were halved.
-    """
+    statistics at the old weights besides those of the objective. Returns how many micro-batches were halved."""
     old = several and not _take_old(part)
     reference, temperature = "reference" in algorithm.objective.requires, algorithm.temperature
     if not (old or reference):
@@ -213,8 +210,7 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 def _take_old(part: Minibatch) -> bool:
     """Fills in old log-probabilities that a method's pass has found; returns whether it did, on all processes
-    alike.
-    """
+    alike."""
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
@@ -228,8 +224,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
     """Returns what functions make of the whole optimizer step at the current weights.
 
     Called on every process; costs nothing where no function looks at more than its micro-batch, and no pass where none
-    of them looks at the current weights. Returns how many micro-batches were halved.
-    """
+    of them looks at the current weights. Returns how many micro-batches were halved."""
     if not algorithm.objective.prepares:
         return 0
     stats: list[TokenStats] = []

@@ -1,8 +1,7 @@
 """Where a run goes on: its newest checkpoint, why none can be taken, and what else of its folder is gone.
 
 "None is there" and "there never was one" are two things: a folder is begun anew only where its heartbeat says that no
-step of it was saved. On the main process.
-"""
+step of it was saved. On the main process."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _WAY = "choose another run.dir, or start over with resume=never (the old run is 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
     """Returns the checkpoint to go on from, with what is to be said of it and of the folder; changes nothing.
 
-    Raises RunError where it is of a run with other settings, and where completed steps have none.
-    """
+    Raises RunError where it is of a run with other settings, and where completed steps have none."""
     latest = checkpoint.latest(folder.checkpoints, full=True)
     if latest.path is not None:
         before = refuse_other_settings(folder, settings)

@@ -43,8 +43,7 @@ class RunCheckpoints:
 
     def try_saving(self) -> None:
         """Writes what a save writes, but for weights and optimizer, and removes it. Raises RunError for what cannot be
-        saved, before any step is taken.
-        """
+        saved, before any step is taken."""
         parts = self.parts
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}

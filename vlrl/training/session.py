@@ -55,8 +55,7 @@ class Session:
     """One run in one folder, from where it stood to its end. A context manager around the loop.
 
     After `with`: `folder` is the run folder with `start` completed steps; `checkpoint` is the folder to take weights
-    from, or None. Raises RunError when the folder is in use or holds a run of other settings.
-    """
+    from, or None. Raises RunError when the folder is in use or holds a run of other settings."""
 
     def __init__(self, settings: Config, accelerator: Accelerator):
         self.config, self.accelerator = settings, accelerator

@@ -3,8 +3,7 @@
 `vlrl sft CONFIG [key=value ...]` trains on given answers (rollout/demonstrations.py) with cross-entropy on the answer
 alone, or with algo.loss=bradley_terry a reward model on pairs of them (methods/preferences). The config is that of an
 RL run, whose sampling settings, group filters and engine are not used: only evaluations generate, with the training
-model, and those of a reward model do not.
-"""
+model, and those of a reward model do not."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def train(config: Config) -> Session:
 
 def supervised_config(config: Config) -> Config:
     """Returns the settings of a supervised run: those of an RL run, with cross-entropy as its objective, or with the
-    loss of pairs where algo.loss names it.
-    """
+    loss of pairs where algo.loss names it."""
     pairs = config.algo.loss.name == PAIRS
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
                         loss=config.algo.loss if pairs else Named(name="supervised"))

@@ -47,8 +47,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     method, by section. An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose
     gradients overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite
     when more than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch for which memory does
-    not suffice is halved: metric `memory/halved`.
-    """
+    not suffice is halved: metric `memory/halved`."""
     policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, comm.rank()]).generate_state(1)[0])
@@ -92,8 +91,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     """AdamW over what learns; one group per part of the model and per weight decay (matrices only), a head's last.
 
-    The fused kernel would make its state in a step that a loss scaler skips, so it is used without one.
-    """
+    The fused kernel would make its state in a step that a loss scaler skips, so it is used without one."""
     groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
@@ -162,17 +160,16 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
     objective()
     for one in sorted(also, key=lambda one: one.apart):
         if one.apart:
-            from vlrl.training.apart import apart
+            from vlrl.training.separate_pass import accumulate_separately
 
-            meter.halved += apart(policy, one, _weights(policy))
+            meter.halved += accumulate_separately(policy, one, _weights(policy))
         elif not alone:
             meter.halved += _accumulate_pass(policy, one, anew)
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
     """Forward and backward of a pass whose gradient is added as it comes to what is there, which `anew` makes again
-    where a micro-batch is halved; returns how many were.
-    """
+    where a micro-batch is halved; returns how many were."""
     def again() -> None:
         one.begin()
         anew()
@@ -198,8 +195,7 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
     """Sums gradients over processes where they are not, clips, steps; returns whether what was measured counts.
 
-    After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing.
-    """
+    After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
@@ -228,8 +224,7 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
     """Sums gradients over processes and clips those of the policy and those of a head to `limit`; returns the norms
-    that they had.
-    """
+    that they had."""
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])

@@ -8,7 +8,7 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.methods.critic.gae import value_loss
-from vlrl.models.heads import Head
+from vlrl.models.heads import Head, HeadSettings
 
 
 class Critic(Head):
@@ -17,12 +17,14 @@ class Critic(Head):
 
     key = "critic"
     reads = ("values", "targets")
+    clip: float | None = None
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings: Any = self.settings
-        return value_loss(x, values, settings.clip)
+        return value_loss(x, values, self.clip)
 
 
 def of_run(config: Config, width: int, device: torch.device) -> Critic:
     settings: Any = config.algo.critic
-    return Critic(width, settings, device)
+    critic = Critic(width, HeadSettings(settings.lr, settings.coef, settings.warmup), device)
+    critic.clip = settings.clip
+    return critic

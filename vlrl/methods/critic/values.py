@@ -16,7 +16,7 @@ import torch
 from vlrl.distributed import comm
 from vlrl.models.packing import Batch
 from vlrl.models.policy import Policy
-from vlrl.models.reading import read_tokens
+from vlrl.models.reference import read_tokens
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Group
 

@@ -16,8 +16,8 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.methods.demonstrations.mixes import DemonstrationBatch, interleaves
 from vlrl.models.policy import Policy
-from vlrl.training.apart import apart
 from vlrl.training.minibatch import Minibatch, make_minibatch, split
+from vlrl.training.separate_pass import accumulate_separately
 from vlrl.types import Group
 
 
@@ -81,7 +81,7 @@ def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, m
     if not part.total_tokens:
         return out
     shown, weights = DemonstrationPass(policy, algorithm, mix, part, 1.0), [p for _, p in policy.trainable()]
-    cuts = apart(policy, shown, weights)
+    cuts = accumulate_separately(policy, shown, weights)
     scale = policy.scaler.get_scale() if policy.scaler.is_enabled() else 1.0
     for p in weights:
         if p.grad is not None:

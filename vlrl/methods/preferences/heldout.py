@@ -13,7 +13,7 @@ from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.methods.preferences.pairs import pair_groups
 from vlrl.models.processing import PromptTooLong
-from vlrl.models.reading import read_tokens
+from vlrl.models.reference import read_tokens
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task.first_samples import first_samples
 from vlrl.training.build import Parts

@@ -57,8 +57,7 @@ def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | 
 
 def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.device | None, merge: bool) -> Any:
     """Returns the model `base` with the adapter `name` merged into it, or laid on it; see loading.load_model. `what`
-    says for errors where the base model is named.
-    """
+    says for errors where the base model is named."""
     from peft import PeftModel
     from transformers.utils import cached_file
 

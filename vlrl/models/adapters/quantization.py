@@ -2,8 +2,7 @@
 
 The linear layers that an adapter is added to are kept as NF4 and computed in the compute type. An adapter learned over
 rounded weights belongs to them, so its folder says how they were rounded (`quantization.json`), and merging adds it to
-the same values.
-"""
+the same values."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Quantization(BaseModel):
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
         """Keywords of from_pretrained that load the model at `source` in this form on a device.
 
-        Raises ConfigError when bitsandbytes is missing or cannot run on the device.
-        """
+        Raises ConfigError when bitsandbytes is missing or cannot run on the device."""
         _check(device)
         from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 

@@ -3,8 +3,7 @@
 Sharded, a pass is a call of all processes: each layer is gathered for it and dropped after. Processes generate
 different numbers of tokens, so for that the whole model is gathered once (`Shards.gather`), and what a process then
 computes concerns no other, until `Shards.scatter` at the next update. Checkpoints hold what a run without sharding
-writes: tensors are gathered one at a time, and only the main process keeps them.
-"""
+writes: tensors are gathered one at a time, and only the main process keeps them."""
 
 from __future__ import annotations
 
@@ -21,20 +20,17 @@ from vlrl.config.schema import TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models.policy import Policy
-from vlrl.models.sharding.checkpoints import Checkpointed
+from vlrl.models.shards import Shards
 from vlrl.types import Prompt
 
 
-class FSDPShards(Checkpointed):
+class FSDPShards(Shards):
     """The sharded models of a policy: its own first, then its reference, if that is another (shards.Shards)."""
-
-    steps = False
 
     def __init__(self, roots: list[Any]):
         self.roots, self.gathered = roots, False
 
     def gather(self) -> None:
-        """As Shards.gather."""
         self.scatter()
         for module in _sharded_modules(self.roots[0]):
             module.set_reshard_after_forward(False, recurse=False)
@@ -42,7 +38,6 @@ class FSDPShards(Checkpointed):
         self.gathered = True
 
     def scatter(self) -> None:
-        """As Shards.scatter."""
         for root in self.roots:
             # FSDP prefetches by the passes that it remembers, and processes may have had different numbers of them
             root.reset_iter_state()
@@ -51,18 +46,15 @@ class FSDPShards(Checkpointed):
         self.gathered = False
 
     def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """As Checkpointed.whole."""
         return self.leaf(weight)
 
     def leaf(self, value: Any) -> Any:
-        """As Checkpointed.leaf."""
         if not isinstance(value, DTensor):
             return value
         tensor = comm.full_tensor(value.detach())
         return tensor.cpu() if comm.is_main() else None
 
     def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """As Shards.load."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         parts = {i: {name: _own_shard(value, parameters[i]) for name, value in of.items()}
                  for i, of in state["state"].items()}
@@ -84,8 +76,7 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
 
     `idle` fills micro-batches where a process has fewer than another or none with media (packing.with_idle): a prompt
     of one small image where the data may have images, else of a few words. Gradients are summed over processes, as
-    losses are shares of the whole step's.
-    """
+    losses are shares of the whole step's."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "

@@ -22,8 +22,7 @@ def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
     zero2 or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none. Raises ConfigError where the launcher asks
     for what is not done, or for other than the settings say.
 
-    What the launcher set is then taken back, as transformers would load no weights on other processes for it.
-    """
+    What the launcher set is then taken back, as transformers would load no weights on other processes for it."""
     def on(name: str) -> bool:
         return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
 
@@ -71,8 +70,7 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
     """Returns what the launcher's DeepSpeed is as train.sharding. Raises ConfigError where it is not that of the
-    settings.
-    """
+    settings."""
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
     sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):

@@ -3,8 +3,7 @@
 
 zero2 shares out gradients and AdamW's averages over the processes, zero3 the weights too. DeepSpeed adds up gradients
 with each micro-batch, clips them and steps; losses, learning rates and checkpoints are those of other runs: tensors are
-gathered one at a time, and only the main process keeps them.
-"""
+gathered one at a time, and only the main process keeps them."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.models.logprobs import TokenStats
 from vlrl.models.policy import Policy
-from vlrl.models.sharding.checkpoints import Checkpointed
+from vlrl.models.shards import Shards
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 2**26
@@ -42,7 +41,7 @@ class _PassModule(torch.nn.Module):
         return work()
 
 
-class Zero(Checkpointed):
+class Zero(Shards):
     """A policy's model and optimizer in the engine of DeepSpeed (shards.Engine)."""
 
     steps = True
@@ -53,7 +52,6 @@ class Zero(Checkpointed):
         self.gathered = False
 
     def run(self, work: Callable[[], TokenStats]) -> TokenStats:
-        """As Engine.run."""
         if self.gathered:
             return work()
 
@@ -69,12 +67,10 @@ class Zero(Checkpointed):
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """As Engine.step."""
         self.engine.step()
         return math.inf if self.engine.optimizer.overflow else float(self.engine.get_global_grad_norm())
 
     def gather(self) -> None:
-        """As Shards.gather."""
         self.scatter()
         if self.stage == 3:
             from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
@@ -83,29 +79,24 @@ class Zero(Checkpointed):
             self.gathered = True
 
     def scatter(self) -> None:
-        """As Shards.scatter."""
         self._open.close()
         self.gathered = False
 
     def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """As Checkpointed.whole; a copy."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters([weight], enabled=hasattr(weight, "ds_id")):
             return weight.detach().to("cpu", copy=True) if comm.is_main() else None
 
     def leaf(self, value: Any) -> Any:
-        """As Checkpointed.leaf."""
         return value.whole() if isinstance(value, ShardedMoment) else value
 
     def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """As Shards.load, with the ZeroOptimizer of these shards."""
         optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
         """Returns where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened
-        weight); None without a part.
-        """
+        weight); None without a part."""
         inner = self.engine.optimizer
         if self.stage == 3:
             group, start, size = inner.grad_position[inner.get_param_id(parameter)]
@@ -196,8 +187,7 @@ def _shape(parameter: Any) -> torch.Size:
 def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
     """Shares the policy out over all processes and returns its optimizer from then on, a ZeroOptimizer.
 
-    A frozen reference beside the policy stays whole on each process.
-    """
+    A frozen reference beside the policy stays whole on each process."""
     if policy.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -227,8 +217,7 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
 
 def _keep(optimizer: Any, layer: Any) -> None:
     """Keeps the output layer whole on each process: it is called once for each chunk of tokens, and processes have
-    different numbers of chunks.
-    """
+    different numbers of chunks."""
     for parameter in layer.parameters() if layer is not None else ():
         if not parameter.ds_persist:
             parameter.ds_persist = True

@@ -2,8 +2,7 @@
 
 `run(family, out, seed)` trains a random tiny model through STAGES, evaluates it on the held-out samples of the
 quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. It learns to locate
-drawn shapes, to read digits, to answer questions about drawn clips, and to name the plan of a simulated drive.
-"""
+drawn shapes, to read digits, to answer questions about drawn clips, and to name the plan of a simulated drive."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Stage:
     """One stage of supervised training: AdamW with betas (.9, .98), weight decay .01, gradients clipped at norm 1.
 
     The learning rate is ``lr * min(1, (step + 1) / warmup) * max(0.1, 1 - step / steps)``, the loss the mean over all
-    answer tokens of the batch.
-    """
+    answer tokens of the batch."""
 
     name: str
     steps: int
@@ -123,8 +121,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
     """Returns a scene and its box in 0..1000, rounded to tens: a last digit finer than a pixel is noise that slows
-    learning.
-    """
+    learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)

@@ -3,8 +3,7 @@
 `run(out, seed)` gives the embedded model tokens for tool calls, trains it through STAGES with `vlrl sft`'s own code and
 writes model, processor and `made_by.json` to `out`. It learns to call the zoom tool with a box that often misses, to
 answer at times without looking, and to recall colours of which some are mistaken: what remains to gain is what a reward
-can teach.
-"""
+can teach."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Architectures of the tiny models: per family its special tokens, its chat template, a model and a processor.
 
 Config and processor classes are the family's own; only sizes are small. `FAMILIES[name](tokenizer, max_pixels)` returns
-a random model and its processor. `TOKENS[name]` names the special tokens that its tokenizer needs.
-"""
+a random model and its processor. `TOKENS[name]` names the special tokens that its tokenizer needs."""
 
 from __future__ import annotations
 
@@ -33,14 +32,8 @@ _NAMES = (
 )
 QWEN = Tokens(special=tuple(f"<|{name}|>" for name in _NAMES.split()))
 SMOLVLM = Tokens(
-    special=(
-        *_TURN,
-        "<global-img>",
-        *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-        "<fake_token_around_image>",
-        "<image>",
-        "<end_of_utterance>",
-    ),
+    special=(*_TURN, "<global-img>", *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+             "<fake_token_around_image>", "<image>", "<end_of_utterance>"),
     bos="<|im_start|>",
     eos="<end_of_utterance>",
     pad="<|im_end|>",
@@ -48,12 +41,8 @@ SMOLVLM = Tokens(
 LLAVA_ONEVISION = Tokens(special=(*_TURN, "<image>", "<video>"))
 INTERNVL = Tokens(
     special=(*_TURN, *"<img> </img> <IMG_CONTEXT> <quad> </quad> <ref> </ref> <box> </box> <video>".split()),
-    named={
-        "start_image_token": "<img>",
-        "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>",
-        "video_token": "<video>",
-    },
+    named={"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+           "video_token": "<video>"},
 )
 
 # Qwen's turns; a system turn only where the messages have one, so that prompts stay short.
@@ -90,20 +79,11 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
     """Returns the language half, alike in all families."""
-    return {
-        "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 3 * HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "max_position_embeddings": 4096,
-        "initializer_range": INIT_RANGE,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id if tokenizer.bos_token else tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        **extra,
-    }
+    return {"vocab_size": math.ceil(len(tokenizer) / 64) * 64, "hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN,
+            "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+            "max_position_embeddings": 4096, "initializer_range": INIT_RANGE, "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id if tokenizer.bos_token else tokenizer.pad_token_id,
+            "eos_token_id": tokenizer.eos_token_id, **extra}
 
 
 # --- Qwen: pictures in their own shape, an area limit --------------------------------------------------------------
@@ -169,11 +149,8 @@ def qwen2_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
     sizes = {"depth": 2, "embed_dim": 64, "mlp_ratio": 2, "num_heads": 4, "hidden_size": HIDDEN, "patch_size": 14}
-    config = Qwen2VLConfig(
-        text_config=_text(tokenizer, rope_parameters={**ROPE, "mrope_section": [4, 4, 4]}),
-        vision_config={**sizes, "initializer_range": INIT_RANGE},
-        **_qwen_top(tokenizer),
-    )
+    config = Qwen2VLConfig(text_config=_text(tokenizer, rope_parameters={**ROPE, "mrope_section": [4, 4, 4]}),
+                           vision_config={**sizes, "initializer_range": INIT_RANGE}, **_qwen_top(tokenizer))
     images, videos = _qwen2_processors(max_pixels)
     processor = Qwen2VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)
     return Qwen2VLForConditionalGeneration(config), processor
@@ -194,8 +171,7 @@ def smolvlm(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     """SmolVLM: tiles of 64x64, 16 visual tokens each, and a thumbnail beside several; a video frame is one tile.
 
     The tiles have at most ``max_pixels`` together (default: one tile). The chat template is the one that the processor
-    itself falls back to where a message has a video.
-    """
+    itself falls back to where a message has a video."""
     from transformers import (
         SmolVLMConfig,
         SmolVLMForConditionalGeneration,
@@ -229,20 +205,15 @@ def _smol_look(max_pixels: int | None, tile: int = 64) -> dict[str, Any]:
 
 
 def _smol_config(tokenizer: Any) -> dict[str, Any]:
-    return {
-        "text_config": _text(tokenizer, model_type="llama", rope_parameters=ROPE),
-        "vision_config": {**SIGHT, "image_size": 64, "patch_size": 8},
-        "scale_factor": 2,
-        "image_token_id": tokenizer.convert_tokens_to_ids("<image>"),
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    return {"text_config": _text(tokenizer, model_type="llama", rope_parameters=ROPE),
+            "vision_config": {**SIGHT, "image_size": 64, "patch_size": 8}, "scale_factor": 2,
+            "image_token_id": tokenizer.convert_tokens_to_ids("<image>"), "pad_token_id": tokenizer.pad_token_id}
 
 
 def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     """LLaVA-OneVision: tiles of 48x48, 9 visual tokens each, beside the whole picture in 9; a video frame is 4 tokens.
 
-    Each line of patches ends in one more token. The tiles have at most ``max_pixels`` together (default: two tiles).
-    """
+    Each line of patches ends in one more token. The tiles have at most ``max_pixels`` together (default: two tiles)."""
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,
@@ -255,35 +226,24 @@ def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any,
     grids = [[h * tile, w * tile] for h, w in itertools.product(range(1, most + 1), repeat=2) if h * w <= most]
     config = LlavaOnevisionConfig(
         text_config=_text(tokenizer, model_type="qwen2", rope_parameters=ROPE, tie_word_embeddings=True),
-        vision_config={
-            **SIGHT,
-            "model_type": "siglip_vision_model",
-            "image_size": tile,
-            "patch_size": 16,
-            "vision_use_head": False,
-        },
+        vision_config={**SIGHT, "model_type": "siglip_vision_model", "image_size": tile, "patch_size": 16,
+                       "vision_use_head": False},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
         image_grid_pinpoints=grids,
         tie_word_embeddings=True,
     )
     size = {"height": tile, "width": tile}
-    processor = LlavaOnevisionProcessor(
-        LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grids),
-        tokenizer,
-        LlavaOnevisionVideoProcessor(size=size),
-        num_image_tokens=9,
-        vision_feature_select_strategy="full",
-        chat_template=LLAVA_TEMPLATE,
-    )
+    processor = LlavaOnevisionProcessor(LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grids), tokenizer,
+                                        LlavaOnevisionVideoProcessor(size=size), num_image_tokens=9,
+                                        vision_feature_select_strategy="full", chat_template=LLAVA_TEMPLATE)
     return LlavaOnevisionForConditionalGeneration(config), processor
 
 
 def internvl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     """InternVL3.5: tiles of 64x64, 16 visual tokens each, and a thumbnail beside several; a video frame is one tile.
 
-    The tiles have at most ``max_pixels`` together (default: two tiles).
-    """
+    The tiles have at most ``max_pixels`` together (default: two tiles)."""
     from transformers import (
         GotOcr2ImageProcessor,
         InternVLConfig,
@@ -309,22 +269,9 @@ def internvl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
     return InternVLForConditionalGeneration(config), processor
 
 
-FAMILIES: dict[str, Callable[..., tuple[Any, Any]]] = {
-    "qwen3_vl": qwen3_vl,
-    "qwen2_5_vl": qwen2_5_vl,
-    "qwen2_vl": qwen2_vl,
-    "smolvlm": smolvlm,
-    "idefics3": idefics3,
-    "llava_onevision": llava_onevision,
-    "internvl": internvl,
-}
+FAMILIES: dict[str, Callable[..., tuple[Any, Any]]] = {"qwen3_vl": qwen3_vl, "qwen2_5_vl": qwen2_5_vl,
+                                                       "qwen2_vl": qwen2_vl, "smolvlm": smolvlm, "idefics3": idefics3,
+                                                       "llava_onevision": llava_onevision, "internvl": internvl}
 DEFAULT = next(iter(FAMILIES))
-TOKENS: dict[str, Tokens] = {
-    "qwen3_vl": QWEN,
-    "qwen2_5_vl": QWEN,
-    "qwen2_vl": QWEN,
-    "smolvlm": SMOLVLM,
-    "idefics3": SMOLVLM,
-    "llava_onevision": LLAVA_ONEVISION,
-    "internvl": INTERNVL,
-}
+TOKENS: dict[str, Tokens] = {"qwen3_vl": QWEN, "qwen2_5_vl": QWEN, "qwen2_vl": QWEN, "smolvlm": SMOLVLM,
+                             "idefics3": SMOLVLM, "llava_onevision": LLAVA_ONEVISION, "internvl": INTERNVL}

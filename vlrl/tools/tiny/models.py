@@ -29,18 +29,16 @@ DIGIT_THINK = "Which digit is this? Think in <think> </think>, then answer in <a
 
 # What one may say on seeing each digit, three ways. No first word serves two digits: a greedy answer then names the
 # digit the model finds likeliest, not the commonest opening.
-THOUGHTS = (
-    ("closed ring", "round and empty", "oval, nothing inside"),
-    ("single upright stroke", "straight line down", "thin stem only"),
-    ("swan neck and a foot", "curve above a flat base", "bends down to a base line"),
-    ("double bow, open left", "bows, one over another", "open curves on the right"),
-    ("crossing stem and corner", "arms open at the top", "bar across a stem"),
-    ("cap over a belly", "roof, then a bow", "flat top, round below"),
-    ("tall stroke, loop below", "low ring", "curls into a lower ring"),
-    ("slanted leg under a roof", "top bar, one leg", "edge above, then a diagonal"),
-    ("two stacked loops", "crossed in the middle", "both rings closed"),
-    ("high ring with a stem", "loop on top, a tail", "head and a leg"),
-)
+THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
+            ("single upright stroke", "straight line down", "thin stem only"),
+            ("swan neck and a foot", "curve above a flat base", "bends down to a base line"),
+            ("double bow, open left", "bows, one over another", "open curves on the right"),
+            ("crossing stem and corner", "arms open at the top", "bar across a stem"),
+            ("cap over a belly", "roof, then a bow", "flat top, round below"),
+            ("tall stroke, loop below", "low ring", "curls into a lower ring"),
+            ("slanted leg under a roof", "top bar, one leg", "edge above, then a diagonal"),
+            ("two stacked loops", "crossed in the middle", "both rings closed"),
+            ("high ring with a stem", "loop on top, a tail", "head and a leg"))
 
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
@@ -70,12 +68,8 @@ def make_tokenizer(tokens: Tokens = QWEN) -> Any:
 
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated", False),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated", False),
+                                                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     bpe.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=1000, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
@@ -85,15 +79,9 @@ def make_tokenizer(tokens: Tokens = QWEN) -> Any:
     more: dict[str, Any] = {"bos_token": tokens.bos} if tokens.bos else {}
     if tokens.named:
         more["model_specific_special_tokens"] = tokens.named
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=tokens.eos,
-        pad_token=tokens.pad,
-        model_max_length=4096,
-        additional_special_tokens=list(tokens.special[3:]),
-        padding_side="left",
-        **more,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=tokens.eos, pad_token=tokens.pad,
+                                   model_max_length=4096, additional_special_tokens=list(tokens.special[3:]),
+                                   padding_side="left", **more)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -102,8 +90,7 @@ def make_tokenizer(tokens: Tokens = QWEN) -> Any:
 def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = None) -> tuple[Any, Any]:
     """Make a random model of ``family`` with its processor, save both (fp32) to ``out`` and return them.
 
-    The same seed gives the same weights. ``max_pixels`` is the processor's limit for one image or frame.
-    """
+    The same seed gives the same weights. ``max_pixels`` is the processor's limit for one image or frame."""
     import torch
 
     if family not in FAMILIES:

@@ -1,0 +1,42 @@
+"""A pass whose gradient is accumulated separately, so that its norm is known before it is added to the objective's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vlrl.algo.method import Pass
+from vlrl.distributed import comm
+from vlrl.models.oom import each_batch
+from vlrl.models.policy import Policy
+
+
+def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
+    """Runs a pass with the gradients so far put aside, then adds both; each is summed over ranks.
+
+    `one.end` gets the norms of the new gradient and of the one before. Returns how many micro-batches were halved for
+    lack of memory. Called on every rank.
+    """
+    comm.sum_gradients(weights)
+    objective = [p.grad for p in weights]
+
+    def restart() -> None:
+        one.begin()
+        for p in weights:
+            p.grad = None
+
+    restart()
+    halved = each_batch(policy, one.part.batches, one.work, one.part.halve, restart)
+    comm.sum_gradients(weights)
+    scale = policy.scaler.get_scale() if policy.scaler.is_enabled() else 1.0
+    norm, other = (_norm(g) / scale for g in ([p.grad for p in weights], objective))
+    for p, before in zip(weights, objective, strict=True):
+        p.grad = before if p.grad is None else p.grad if before is None else p.grad.add_(before)
+    one.end(norm, other)
+    return halved
+
+
+def _norm(gradients: Sequence[torch.Tensor | None]) -> float:
+    norms = [g.detach().float().norm() for g in gradients if g is not None]
+    return float(torch.stack(norms).norm()) if norms else 0.0
