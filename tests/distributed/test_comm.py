@@ -18,7 +18,7 @@ kept = distributed.group.WORLD  # as FSDP's meshes keep it
 comm.gather("something")
 distributed.all_gather([torch.ones(3)], torch.ones(3))
 comm.leave()
-print(comm._states("pt_gloo"), distributed.is_initialized())
+print(comm._thread_states("pt_gloo"), distributed.is_initialized())
 """
 
 

@@ -68,10 +68,10 @@ time.sleep(1000)
 RANK = """
 import time
 from vlrl.distributed import rank_monitor
-from vlrl.distributed import position as place
+from vlrl.distributed import position
 rank_monitor.GRACE = 1
-here = place.Here()
-rank_monitor.RollCall(here, 1, 2, 100000)
+here = position.RankPosition()
+rank_monitor.RankMonitor(here, 1, 2, 100000)
 here.enter("adding up gradients", depth=1)
 print("up", flush=True)
 time.sleep(1000)

@@ -14,8 +14,8 @@ from vlrl.monitoring.signals import StopSignals, as_interrupt
 
 PROGRAM = """
 import sys, time
-from vlrl.monitoring.signals import StopSignals, to_terminal
-with StopSignals(lambda number: to_terminal("saving") or came.append(number), 60, to_terminal) as signals:
+from vlrl.monitoring.signals import StopSignals, write_to_terminal
+with StopSignals(lambda number: write_to_terminal("saving") or came.append(number), 60, write_to_terminal) as signals:
     came = []
     open(sys.argv[1], "w").write("ready")
     while not came:

@@ -73,9 +73,9 @@ def test_coef_is_the_share_of_the_policy_alone(made):
     policy, groups, folder = made
     found = {}
     for coef in (0.0, 0.5, 1.0):
-        policy.head.settings = replaced(policy.head.settings, coef=coef)
+        policy.head.settings = replace(policy.head.settings, coef=coef)
         (found[coef],), _, _ = learned(policy, groups, other(folder))
-    policy.head.settings = replaced(policy.head.settings, coef=0.5)
+    policy.head.settings = replace(policy.head.settings, coef=0.5)
     for name, none in found[0.0].items():
         half, whole = found[0.5][name], found[1.0][name]
         if name.startswith("critic."):
@@ -173,10 +173,10 @@ def test_a_huge_reward_stops_before_the_weights(made):
     first, *rest = groups[0].rollouts
     spoiled = [replace(groups[0], rollouts=(replace(first, reward=1e30), *rest)), *groups[1:]]
     config = other(folder, algo={**CRITIC, "critic": {"clip": None}}, limits={"nonfinite_steps": 0})
-    policy.head.settings = config.algo.critic
+    clip, policy.head.clip = policy.head.clip, None
     with pytest.raises(NonFinite, match="the loss is not finite"):
         learned(policy, spoiled, config)
-    policy.head.settings = other(folder).algo.critic
+    policy.head.clip = clip
     for parameter in (*(p for _, p in policy.trainable()), *policy.head.parameters()):
         parameter.grad = None
 

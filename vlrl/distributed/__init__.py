@@ -1,6 +1,5 @@
-"""Several processes: collectives, a watch over the ranks, and the guard of a hanging launcher.
+"""Several processes: collectives, a monitor of the ranks, and a guard against a hanging launcher.
 
-- Every collective is made in comm.py, which names it for those who wait. All functions are no-ops for one process.
-- An error that a user can mend on one rank is raised on all (comm.together, comm.on_main).
-- What rank 0 does alone and may take long, such as saving, is `comm.on_main(call, "saving")`: no timeout applies while
-  it lives."""
+- Every collective is in comm.py, which names it for ranks that wait. All functions are no-ops for one process.
+- An error on one rank that the user can fix is raised on all (comm.together, comm.on_main).
+- Slow work of rank 0 alone, such as saving, is `comm.on_main(call, "saving")`: no timeout applies while it is alive."""

@@ -1,7 +1,7 @@
-"""Rank, world size and collectives; every function is a no-op when the process is alone.
+"""Rank, world size and collectives; every function is a no-op for a single process.
 
-A collective that fails or takes longer than limits.collective_s raises RankError, which names who waited where for whom
-(rank_monitor.py), once `watch` was called. After that every other collective raises it too: the group is broken."""
+After `watch`, a collective that fails or takes longer than limits.collective_s raises RankError, which says which rank
+waited where for which others (rank_monitor.py). Every later collective then raises it too: the group is broken."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from vlrl.distributed.rank_monitor import RankMonitor
 
 here = RankPosition()
-"""Where this process is: its step, phase and collective."""
+"""Position of this process: its step, phase and collective."""
 _monitor: RankMonitor | None = None
 _lost: RankError | None = None
 
 
 def watch(limit: float) -> None:
-    """Has every rank tell where it is, so that one that waits for `limit` seconds can say for whom."""
+    """Starts the rank monitor, so that a rank that waits for `limit` seconds can name the missing ones."""
     global _monitor
     if world() > 1 and _monitor is None:
         from vlrl.distributed.rank_monitor import RankMonitor  # of several processes alone
@@ -39,13 +39,14 @@ def watch(limit: float) -> None:
 
 
 def describe_wait() -> str:
-    """In which collective this process waits, and for which ranks; "" in none. For any thread; takes some seconds."""
+    """The collective in which this process waits, and for which ranks; "" if it does not. Thread-safe; takes seconds.
+    """
     return _monitor.describe_wait(time.monotonic() - here.since) if _monitor is not None and here.doing else ""
 
 
 @atexit.register
 def leave() -> None:
-    """Ends the process group; a process that exits with one may abort in the threads of its transport."""
+    """Ends the process group; a process that exits without that may abort in the threads of its transport."""
     global _monitor, _lost
     if _monitor is not None:
         _monitor.close()
@@ -58,8 +59,8 @@ def leave() -> None:
 
 
 def _await_gloo(seconds: float = 5.0) -> None:
-    """Lets gloo's threads put down the tensors of their last work, as one that needs the interpreter for that while it
-    ends aborts the process. Whatever still knows the group (FSDP's meshes) keeps these threads; at rest they sleep."""
+    """Waits until gloo's threads have released the tensors of their last work, which needs the interpreter: doing it
+    during shutdown aborts the process. References to the group (FSDP's meshes) keep these threads; idle ones sleep."""
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
         time.sleep(0.01)
@@ -67,7 +68,7 @@ def _await_gloo(seconds: float = 5.0) -> None:
 
 
 def _thread_states(prefix: str) -> str:
-    """The states (R: runs or is about to, S: sleeps) of this process's threads of that name; of none but on Linux."""
+    """States (R: running, S: sleeping) of this process's threads with that name prefix; Linux only, else ""."""
     states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -78,9 +79,9 @@ def _thread_states(prefix: str) -> str:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """Names what the block does, for those who wait for this rank; after an error the name stays till the next step.
+    """Names the current phase for ranks that wait for this one; after an error the name stays until the next step.
 
-    Of the main thread alone: others make no collectives."""
+    In the main thread alone: others make no collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,7 +92,7 @@ def within(phase: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transport_errors() -> Iterator[None]:
-    """Errors of collectives that are not made here (FSDP's) become RankError; the others hear of any other error."""
+    """Turns errors of collectives made elsewhere (FSDP's) into RankError; tells the others of any error."""
     began = time.monotonic()
     try:
         yield
@@ -105,7 +106,7 @@ def transport_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collective(doing: str) -> Iterator[None]:
-    """A collective of this package; an error of its transport becomes RankError."""
+    """A collective of this module; an error of its transport becomes RankError."""
     if _lost is not None:
         raise _lost
     here.enter(doing)
@@ -120,7 +121,7 @@ def _collective(doing: str) -> Iterator[None]:
 
 
 def _broken(error: Exception, waited: float) -> RankError:
-    """Returns what takes the place of a transport's error; the last thing that the others hear of this rank."""
+    """The RankError that replaces a transport's error; the last message of this rank to the others."""
     global _lost
     assert _monitor is not None
     _lost = _monitor.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
@@ -151,7 +152,7 @@ def is_main() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns the Python value of every rank, in rank order, on every rank."""
+    """The Python value of every rank, in rank order, on every rank."""
     if world() == 1:
         return [value]
     values: list[Any] = [None] * world()
@@ -161,7 +162,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def total(*values: float) -> list[float]:
-    """Returns the sum over ranks of each number."""
+    """The sum over ranks of each number."""
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
@@ -178,7 +179,7 @@ def broadcast(value: Any) -> Any:
 def on_main(call: Callable[[], Any], doing: str = "") -> Any:
     """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank.
 
-    `doing` says what may take long, such as saving: the others then wait for as long as rank 0 lives."""
+    `doing` names work that may take long, such as saving: the others then wait as long as rank 0 is alive."""
     result, error = None, None
     if is_main():
         try:
@@ -195,7 +196,7 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
-    """This rank ends by an error and calls `last`; others that end too wait for rank 0's as long as it lives."""
+    """Reports that this rank ends by an error and calls `last`; other ranks that end too wait for rank 0's."""
     if _monitor is not None:
         _monitor.end(error)
     try:
@@ -208,8 +209,8 @@ def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
 
 
 def all_ended_alike(value: str) -> bool:
-    """In `last` of `ended`: whether every rank ends by an error, with the same value and after the same collectives,
-    those that are not made here included; then more of them can be made."""
+    """In `last` of `end_by_error`: whether every rank ends by an error with this value and after the same collectives,
+    including those made elsewhere; then further collectives are possible."""
     if _monitor is None or _lost is not None:
         return False
     group: Any = dist.distributed_c10d._get_default_group()
@@ -218,7 +219,7 @@ def all_ended_alike(value: str) -> bool:
 
 
 def _wait_patiently(calls: RankMonitor, doing: str) -> None:
-    """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
+    """The others wait for rank 0 without a timeout as long as it gives signs of life."""
     global _lost
     if is_main():
         here.count += 1  # the collective of the others
@@ -235,14 +236,14 @@ def _wait_patiently(calls: RankMonitor, doing: str) -> None:
 
 
 def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
-    """As `on_main`, but the result stays there; None elsewhere."""
+    """Like `on_main`, but the result stays on rank 0; None elsewhere."""
     results: list[Any] = []
     on_main(lambda: results.append(call()), doing)
     return results[0] if results else None
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Runs `call` on every rank; when it raises a VlrlError on one, the first such error is raised on all."""
+    """Runs `call` on every rank; a VlrlError on any rank is raised on all."""
     if world() == 1:
         return call()
     result, error = None, None
@@ -259,10 +260,10 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
-    """Sends bytes point to point; returns what reached this rank, by sender.
+    """Sends bytes point to point; returns what this rank received, by sender.
 
-    `routes` has the same keys (sender, receiver) on every rank, and the sender's values. Every rank walks them in one
-    order, so no two wait for each other."""
+    `routes` has the same keys (sender, receiver) on every rank, and the sender's values. Every rank processes them in
+    the same order, so no two wait for each other."""
     arrived: list[bytes] = []
     if not routes:
         return arrived
@@ -284,7 +285,7 @@ def barrier() -> None:
 
 
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor of which each rank holds a shard; any other as it is. Called on every rank."""
+    """The full tensor of a shard; any other tensor unchanged. Called on every rank."""
     if not isinstance(value, DTensor):
         return value
     with _collective("gathering shards"):
@@ -292,7 +293,7 @@ def full_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a whole tensor into `target`, of which each rank may hold a shard (of one dimension, as FSDP cuts it)."""
+    """Copies a full tensor into `target`, which may be a shard (along one dimension, as FSDP cuts it)."""
     if isinstance(target, DTensor):
         (placement,) = target.placements
         dim = getattr(placement, "dim", 0)
@@ -304,11 +305,11 @@ def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
-    """Adds up `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
+    """Sums `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
 
     One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
-    and leave parameters unused (a text-only share beside one with images) without a hang. FSDP has summed the
-    gradients of sharded parameters already."""
+    and leave parameters unused (text-only data on one rank) without hanging. FSDP has summed the gradients of shards
+    already."""
     if world() == 1:
         return
     learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]

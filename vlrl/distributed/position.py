@@ -1,4 +1,4 @@
-"""Where a process is, for those who wait for it; how long they wait beyond the time-out."""
+"""The position of a process in the run, for ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 GRACE = 30.0
-"""Seconds past the time-out after which a rank that still waits, as in a transport that gives no error, is ended."""
+"""Seconds past the timeout after which a waiting rank is ended, if its transport raises no error."""
 
 
 class RankPosition:
-    """What this rank does: the step, the phase within it, and the collective in which it waits."""
+    """The step of this rank, its phase, and the collective in which it waits."""
 
     def __init__(self) -> None:
         self.step = "before the first step"
@@ -21,16 +21,16 @@ class RankPosition:
         self.since = time.monotonic()
         """When it entered the collective or step."""
         self.count = 0
-        """Collectives entered so far; the same on every rank that is at the same place."""
+        """Collectives entered so far; equal on every rank at the same point."""
         self.patient = False
-        """Whether it waits for rank 0 as long as that lives."""
+        """Whether it waits for rank 0 without a timeout."""
 
     def at(self, step: str) -> None:
         """A step begins."""
         self.step, self.phases, self.since = step, [], time.monotonic()
 
     def enter(self, doing: str, depth: int = 2) -> None:
-        """A collective begins; `caller` is who asked this package's comm.py for it."""
+        """A collective begins; `caller` is the code outside comm.py that asked for it."""
         frame = sys._getframe(depth)
         while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("comm.py", "contextlib.py"):
             frame = frame.f_back
@@ -42,6 +42,6 @@ class RankPosition:
         self.doing, self.since, self.patient = "", time.monotonic(), False
 
     def __str__(self) -> str:
-        """step 12, train: adding up gradients (update.py:117)"""
+        """Example: step 12, train: adding up gradients (update.py:117)"""
         place = ", ".join([self.step, *self.phases[-1:]])
         return f"{place}: {self.doing} ({Path(self.caller[0]).name}:{self.caller[1]})" if self.doing else place

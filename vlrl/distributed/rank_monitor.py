@@ -1,9 +1,9 @@
-"""Where every rank is, so that one that waits in vain can say for whom.
+"""The position of every rank, so that a rank that waits too long can name the missing ones.
 
-Each rank tells the launcher's store every BEAT seconds what it does. Nothing is asked of the store, and nothing is sent
-in a collective, until one fails or takes longer than limits.collective_s; then the rank that waits reads the others'
-records. The store may be gone with its host, and a question to it can hang for good, so questions are asked in threads
-that nobody waits for longer than ANSWER seconds."""
+Each rank writes its position to the launcher's store every BEAT seconds. Nothing is read from the store, and nothing is
+sent in a collective, until one fails or takes longer than limits.collective_s; then the waiting rank reads the records
+of the others. The store may be gone with its host, and a read can hang forever, so reads run in threads that nobody
+waits for longer than ANSWER seconds."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from vlrl.store import lock
 from vlrl.types import Record
 
 BEAT = 2.0
-"""Seconds between two signs of life of a rank."""
+"""Seconds between two records of a rank."""
 CONNECT = 10.0
-"""Seconds for a connection to the store."""
+"""Timeout of a connection to the store, in seconds."""
 ANSWER = 15.0
-"""Seconds that the store has to answer. Above CONNECT: a thread that fails while the process ends would abort it."""
+"""Timeout of a read, in seconds. Above CONNECT: a thread that fails during shutdown would abort the process."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
-"""What TCP says of a host that it has given up: a neighbour on the same network is first not found (no route)."""
+"""Messages of TCP for an unreachable host; on the local network that is first "no route"."""
 _NAMED = 8
-"""Ranks that a message names."""
+"""Most ranks that a message names."""
 
 T = TypeVar("T")
 
 
 class RankMonitor:
-    """The records of all ranks in the launcher's store; see the head of the file.
+    """The records of all ranks in the launcher's store.
 
     `limit` is limits.collective_s. Needs the variables that every launcher sets: MASTER_ADDR and MASTER_PORT."""
 
@@ -53,7 +53,7 @@ class RankMonitor:
         self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
         self._beat, self._ended = 0, None
         self._cut = False
-        """Whether TCP has given up on the store's host; torchrun ends its ranks then, half a minute later by force."""
+        """Whether TCP has given up on the store's host; torchrun then kills its ranks half a minute later."""
         self._writing, self._asking = self._connect(), None
         self._patience = 0
         self._launcher = launcher_guard.find()
@@ -65,7 +65,7 @@ class RankMonitor:
     # --- own record -----------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Writes this rank's record. The store gives no answer to that, so it takes microseconds."""
+        """Writes this rank's record. The store does not reply, so this takes microseconds."""
         self._beat += 1
         here = self.here
         record = {**self._owner, "beat": self._beat, "count": here.count, "waits": bool(here.doing),
@@ -76,14 +76,14 @@ class RankMonitor:
             self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
-        """The last record: this rank leaves, by an error or at the end."""
+        """Writes the last record: this rank leaves, by an error or at the end."""
         if self._ended is None:
             text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it came to its end"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
             self.publish()
 
     def leave(self) -> None:
-        """On rank 0, after `end`: all is done that the others may wait for."""
+        """On rank 0, after `end`: nothing is left that the others should wait for."""
         if self._ended is not None:
             self._ended["left"] = True
             self.publish()
@@ -103,7 +103,7 @@ class RankMonitor:
                 self._end_process(waited)
 
     def _end_process(self, waited: float) -> None:
-        """For a transport that neither fails nor comes back, or not in time."""
+        """Ends the process where the transport neither fails nor returns in time."""
         count, error = self.here.count, self.error(waited, "no error of the transport")
         if self.here.doing and self.here.count == count:
             self.end(error)
@@ -113,12 +113,12 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Returns who is missing where this rank waits, or waited; takes some seconds to hear who still lives."""
+        """RankError that names the ranks missing where this one waits; takes seconds to find out who is alive."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 
     def describe_wait(self, waited: float) -> str:
-        """Returns the same in words: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
+        """Example: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
         place, count = str(self.here), self.here.count
         self.publish()
         before = self._records()
@@ -135,12 +135,12 @@ class RankMonitor:
         return f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}"
 
     def done(self) -> None:
-        """On rank 0: what the others wait for in `await_main` is done."""
+        """On rank 0: the work that others wait for in `await_main` is done."""
         self._patience += 1
         self._writing.set(f"{self._prefix}/done/{self._patience}", "")
 
     def await_main(self) -> None:
-        """On the others: waits for rank 0 to be `done`, for as long as it gives signs of life."""
+        """On the others: waits for rank 0 to be `done`, as long as it gives signs of life."""
         self._patience += 1
         key, began, pause = f"{self._prefix}/done/{self._patience}", time.monotonic(), 0.01
         beat, heard = 0, time.monotonic()
@@ -158,7 +158,7 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """After `end`: whether all ranks have ended at the same place; waits some seconds for them to come."""
+        """After `end`: whether all ranks have ended at the same place; waits some seconds for them."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()
@@ -174,7 +174,7 @@ class RankMonitor:
         return False
 
     def await_left(self) -> None:
-        """On the others, when they end by an error: if rank 0 ends by one too, waits until it has left.
+        """On the others, ending by an error: if rank 0 ends by one too, waits until it has left.
 
         A launcher kills all processes soon after the first one is gone."""
         began = heard = time.monotonic()
@@ -190,7 +190,7 @@ class RankMonitor:
             time.sleep(0.2)
 
     def _records(self) -> list[Record | None] | None:
-        """Returns the record of every rank, None where it has none; None when the store does not answer."""
+        """The record of every rank, None where it has none; None when the store does not reply."""
         return self._ask(lambda store: [self._record(store, rank) for rank in range(self.world)])
 
     def _record(self, store: dist.Store, rank: int) -> Record | None:
@@ -198,8 +198,7 @@ class RankMonitor:
         return json.loads(store.get(key)) if store.check([key]) else None
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """Returns the store's answer, or None when there is none in time; the next question then takes a new
-        connection."""
+        """The store's reply; None on a timeout, after which the next read opens a new connection."""
         replies: list[T] = []
 
         def ask() -> None:
@@ -219,10 +218,10 @@ class RankMonitor:
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
-    """For whom `rank` waits in its collective number `count`, by the records of all ranks at two moments.
+    """The ranks that `rank` waits for in its collective number `count`, from all records at two moments.
 
-    Ranks that ended by an error of their own, are silent, or have not come so far; those that wait as `rank` does are
-    named only when there are no others."""
+    Ranks that ended by an error of their own, are silent, or are not there yet; those that wait as `rank` does are
+    named only without such ranks."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

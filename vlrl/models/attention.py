@@ -1,16 +1,16 @@
-"""Attention of rows whose answers share what they begin with; exact, and no T x T mask exists.
+"""Attention of rows whose completions share a prefix; exact, and no T x T mask exists.
 
-Training (`Layout`): a row is a forest of runs of tokens. A run is causal in itself, and attends to those that it goes
-on from: an answer to its prompt, and to what it has in common with siblings. Generation (`PromptCache`): the new tokens
-of a group attend to the one cached prompt and to their own answers.
+Training (`Layout`): a row is a forest of runs of tokens. A run attends to itself, causally, and to all its ancestors: a
+completion to its prompt, and to what it shares with siblings. Generation (`PromptCache`): the new tokens of a group
+attend to the one cached prompt and to their own completions.
 
 Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
 
-- `merged` (CPU): a run over itself, and all that goes on from a run over it, are calls of PyTorch's flash kernel,
-  merged by their log-sum-exp; a group's answers are so many more queries of one prompt, whose keys are never copied;
-- `varlen` (CUDA, 16 bits): the same, one call for all runs, and one for each depth;
-- `flex` (CUDA): one call of FlexAttention that skips the blocks nothing of which may be seen;
-- `masked` (anywhere): scaled dot-product attention over [what a run goes on from | run] under a mask."""
+- `merged` (CPU): a run over itself, and all its descendants over it, are calls of PyTorch's flash kernel, merged by
+  their log-sum-exp; a group's completions are more queries of one prompt, whose keys are never copied;
+- `varlen` (CUDA, 16 bits): the same, with one call for all runs and one per depth;
+- `flex` (CUDA): one call of FlexAttention that skips fully masked blocks;
+- `masked` (anywhere): scaled dot-product attention over [ancestors | run] with a mask."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from vlrl.errors import ConfigError
 ATTENTION = "vlrl_prefix_shared"
 
 Run = tuple[int, int, int]
-"""(offset, tokens, end of those that go on from it) of a run of tokens in a row."""
+"""(offset, tokens, end of its last descendant) of a run of tokens in a row."""
 Place = tuple[int, int]
 """(offset, tokens) of a run of tokens in a row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Runs of similar length side by side: R runs, A the longest."""
+    """R runs of similar length side by side, padded to the longest, A."""
 
     index: torch.Tensor
-    """[R * A] place of each token in the row; a run's last token where padded."""
+    """[R * A] row position of each token; that of the run's last token where padded."""
     shape: tuple[int, int]
     valid: torch.Tensor | None
     """[R * A] bool, None when nothing is padded."""
@@ -50,34 +50,34 @@ class Grid:
     """[tokens] the index without padding, in the order of `take` and `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """Turns [T, H, ...] into [R, H, A, ...]; `padding` is put where a run is padded."""
+        """[T, H, ...] -> [R, H, A, ...]; padded entries become `padding` if it is given."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding
         return x.view(*self.shape, *x.shape[1:]).transpose(1, 2)
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns [R, H, A, ...] -> [tokens, H, ...]."""
+        """[R, H, A, ...] -> [tokens, H, ...]."""
         x = x.transpose(1, 2).flatten(0, 1)
         return x if self.valid is None else x[self.valid]
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Runs that go on from similarly many tokens, for the masked path."""
+    """Runs with similarly long ancestors, for the masked implementation."""
 
     runs: Grid
     before: Grid | None
-    """[R, P] what each goes on from; None when that is nothing."""
+    """[R, P] the ancestors' tokens; None without any."""
     mask: torch.Tensor | None
     """[R, 1, A, P + A] bool, True = may attend."""
 
 
 class Layout:
-    """Where prompts and answers lie in a row of T tokens; travels to the attention as a forward keyword.
+    """Positions of prompts and completions in a row of T tokens; reaches the attention as a forward keyword.
 
-    runs: all runs of tokens, each before those that go on from it, which follow it without gaps. `kind` names the
-    implementation. What an implementation derives from the row is kept for the other layers."""
+    runs: all runs of tokens, each directly followed by its descendants, without gaps. `kind` names the implementation.
+    Anything an implementation derives from the row is cached for the other layers."""
 
     def __init__(self, runs: Sequence[Run], length: int, kind: str = "auto"):
         self.row, self.length, self.kind = tuple(runs), length, kind
@@ -85,7 +85,7 @@ class Layout:
 
     @cached_property
     def above(self) -> tuple[tuple[Run, ...], ...]:
-        """Of each run those that it goes on from, the prompt first."""
+        """The ancestors of each run, the prompt first."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
         for run in self.row:
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def ends(self) -> tuple[Grid, ...]:
-        """All runs that go on from others and that nothing goes on from, those of similar length together."""
+        """All runs with ancestors and without descendants, those of similar length together."""
         last = [(start, n) for (start, n, end), over in zip(self.row, self.above, strict=True)
                 if over and start + n == end]
         return tuple(_grid(alike) for alike in _alike(last))
@@ -109,11 +109,11 @@ class Layout:
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """Buckets on a device, and the place [T] of each row token in their concatenated outputs."""
+        """Buckets on a device, and the position [T] of each row token in their concatenated outputs."""
         return self.kept(_buckets, device)
 
     def kept(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
-        """What `make` derives from the row for a device, made once."""
+        """`make(layout, device)`, computed once per device."""
         if (make, device) not in self._memo:
             self._memo[make, device] = make(self, device)
         return self._memo[make, device]
@@ -121,24 +121,24 @@ class Layout:
 
 @dataclass(eq=False)
 class PromptCache:
-    """KV cache of P prompts, shared by the R rows that are being written; a forward keyword of decoding."""
+    """KV cache of P prompts, shared by the R completions being generated; a forward keyword of decoding."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values [P, H_kv, L, d] of each layer."""
     bias: torch.Tensor | None
-    """[P, 1, 1, L], 0 or -inf where a prompt is padded; None when none is."""
+    """[P, 1, 1, L], 0 or -inf where a prompt is padded; None without padding."""
     owner: torch.Tensor
-    """[R] number of each row's prompt, ascending."""
+    """[R] index of each completion's prompt, ascending."""
     grid: torch.Tensor | None = field(init=False)
-    """[P * G] row of each prompt's queries, G the most of any; None when all prompts have G rows."""
+    """[P * G] completion of each prompt's queries, G the most of any; None when all prompts have G."""
     inverse: torch.Tensor = field(init=False)
-    """[R] place of each row in the grid."""
+    """[R] position of each completion in the grid."""
 
     def __post_init__(self) -> None:
         self._arrange()
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keeps rows (ascending), and the prompts that still have any."""
+        """Keeps these completions (ascending), and the prompts that still have any."""
         owners, self.owner = self.owner[rows].unique_consecutive(return_inverse=True)
         if len(owners) < len(self.layers[0][0]):
             self.layers = [(k[owners], v[owners]) for k, v in self.layers]
@@ -157,7 +157,7 @@ class PromptCache:
 
 
 def _alike(runs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Runs (offset, tokens, ...) whose lengths differ by less than a quarter together, longest first."""
+    """Groups runs (offset, tokens, ...) whose lengths differ by less than a quarter, longest first."""
     rest = sorted(runs, key=lambda run: -run[1])
     while rest:
         count = sum(run[1] >= 0.75 * rest[0][1] for run in rest)
@@ -176,8 +176,8 @@ def _grid(runs: Sequence[Place], device: torch.device | None = None) -> Grid:
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
               prefix_layout: Layout | PromptCache | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Attention by a layout; anything else (padded rows, the vision tower, which also receives the layout) goes to
-    the stock implementation.
+    """Attention by a layout; anything else (padded rows, the vision tower, which also receives the layout) uses the
+    stock implementation.
 
     query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d]."""
     if prefix_layout is None or not getattr(module, "is_causal", False):
@@ -214,7 +214,7 @@ IMPLEMENTATIONS = Table({"merged": merged, "masked": masked, "varlen": "vlrl.mod
                          "flex": "vlrl.models.attention_kernels:flex"})
 """train.attention -> an Implementation."""
 DEVICES = {"merged": ("cpu",), "masked": ("cpu", "cuda"), "varlen": ("cuda",), "flex": ("cuda",)}
-"""Where each can train."""
+"""Devices that each can train on."""
 
 
 def check(kind: str, device: str, dtype: torch.dtype) -> None:
@@ -235,7 +235,7 @@ def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementati
 
 
 def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Returns [T, H_kv, d] with as many heads as q."""
+    """[T, H_kv, d] -> as many heads as q."""
     repeat = q.shape[1] // keys.shape[1]
     return keys.repeat_interleave(repeat, 1) if repeat > 1 else keys
 
@@ -255,13 +255,13 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
 
 
 def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
-    """Attention over the keys of both parts, from outputs [..., d] and log-sum-exps [...] over each."""
+    """Attention over the keys of two parts, from outputs [..., d] and log-sum-exps [...] over each."""
     share = torch.sigmoid(a_lse - b_lse)[..., None]
     return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
-    """Returns [T, H, ...] -> a view [1, H, T, ...]."""
+    """[T, H, ...] -> a view [1, H, T, ...]."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
@@ -269,7 +269,7 @@ class Merged(torch.autograd.Function):
     """Attention of a shared row on a CPU: (q, k, v [T, H, d], layout, scale) -> [T, H, d].
 
     The gradient of softmax attention needs only the output and the log-sum-exp over all keys of a query, so each part
-    has the flash kernel's own backward pass, given those of the whole."""
+    uses the flash kernel's own backward pass, given those of the merged result."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout,
@@ -322,7 +322,7 @@ class Merged(torch.autograd.Function):
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: float | None,
                     causal: bool = False) -> Sequence[torch.Tensor]:
-    """Gradients of q, k, v [B, H, T, d]; saved are q, k, v, and output and log-sum-exp over all keys."""
+    """Gradients of q, k, v [B, H, T, d]; saved: q, k, v, output and log-sum-exp over all keys."""
     q, k, v, out, lse = saved
     lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel reads no strides of it
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -330,7 +330,7 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: fl
 
 
 def _forks(layout: Layout) -> Iterator[tuple[int, int, int]]:
-    """Yields where each run that others go on from begins, its tokens, and those of the others."""
+    """(offset, tokens, tokens of all descendants) of each run that has descendants."""
     for start, n, end in layout.inner:
         if start + n < end:
             yield start, n, end - start - n
@@ -352,7 +352,7 @@ def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], 
 
 
 def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.device) -> Bucket:
-    """Of runs (offset, tokens that it goes on from, tokens, runs of these)."""
+    """The bucket of runs (offset, ancestors' tokens, tokens, ancestors)."""
     own = _grid([(start, n) for start, _, n, _ in runs], device)
     (r, a), p = own.shape, max(m for _, m, _, _ in runs)
     index = np.zeros((r, p), np.int64)
@@ -366,8 +366,7 @@ def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.d
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """Returns [T, H, d] by attention over [what a run goes on from | run] under a mask; runs that go on from similarly
-    many tokens side by side."""
+    """[T, H, d] by attention over [ancestors | run] with a mask, for runs with similarly long ancestors together."""
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:
@@ -387,7 +386,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
                 scale: float | None) -> torch.Tensor:
-    """Returns [R, 1, H, d] of one new token per row over its prompt and its own answer; query [R, H, 1, d]."""
+    """[R, 1, H, d] for one new token per completion over its prompt and its own tokens; query [R, H, 1, d]."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads of one key head are so many more queries

@@ -1,7 +1,6 @@
-"""Attention of shared rows by kernels for GPUs: flash attention over many lengths, and FlexAttention.
+"""Attention of shared rows by GPU kernels: variable-length flash attention, and FlexAttention.
 
-Both read the keys of a prompt where they lie, once for all its answers, and keys of fewer heads without repeating them.
-"""
+Both read the keys of a prompt once for all its completions, and grouped-query keys without repeating them."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from vlrl.models.attention import Layout, Run
 
 BLOCK = 128
-"""Positions along a side of a block of FlexAttention."""
+"""Side of a block of FlexAttention, in positions."""
 
 
 # --- flash attention over many lengths -------------------------------------------------------------------------------
@@ -27,10 +26,10 @@ BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Runs of tokens one after the other."""
+    """Consecutive runs of tokens."""
 
     edges: torch.Tensor
-    """[runs + 1] int32, where each begins and the last ends."""
+    """[runs + 1] int32, the start of each run and the end of the last."""
     longest: int
 
     @staticmethod
@@ -41,19 +40,19 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """The runs of one depth that others go on from: M tokens, followed by Q tokens."""
+    """The runs of one depth that have descendants: M tokens, with Q tokens after them."""
 
     keys: torch.Tensor
-    """[M] places of their tokens in the row."""
+    """[M] row positions of the runs' tokens."""
     queries: torch.Tensor
-    """[Q] places of all that goes on from them."""
+    """[Q] row positions of all their descendants."""
     per_run: Lengths
     below: Lengths
 
 
 @dataclass(frozen=True, eq=False)
 class RowRuns:
-    """A row by its runs, which fill it."""
+    """A row as its runs, which fill it."""
 
     each: Lengths
     levels: tuple[Level, ...]
@@ -79,7 +78,7 @@ def _level(runs: Sequence[Run], device: torch.device) -> Level:
 
 def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: float | None,
            causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [T, H, d] and log-sum-exp [H, T] float32 of runs of queries over the runs of keys of the same number."""
+    """Output [T, H, d] and log-sum-exp [H, T] float32; the i-th run of queries attends to the i-th run of keys."""
     q, k, v = qkv
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, of_q.edges, of_k.edges, of_q.longest, of_k.longest, 0.0, causal, False, scale=scale)
@@ -88,7 +87,7 @@ def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: flo
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths,
                     scale: float | None, causal: bool = False) -> Sequence[torch.Tensor]:
-    """Returns gradients of q, k, v; saved are q, k, v, and output and log-sum-exp over all keys."""
+    """Gradients of q, k, v; saved: q, k, v, output and log-sum-exp over all keys."""
     q, k, v, out, lse = saved
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which is off
     return torch.ops.aten._flash_attention_backward(
@@ -99,8 +98,8 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Len
 class Varlen(torch.autograd.Function):
     """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d].
 
-    All runs over themselves in one call, and in one call a depth what goes on from runs over these, merged as in
-    attention.Merged, and so are their gradients."""
+    One call for all runs over themselves, and one per depth for descendants over the runs of that depth, merged as in
+    attention.Merged; their gradients likewise."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: RowRuns,
@@ -154,9 +153,9 @@ def _compiled() -> Any:
 
 
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """Returns the BlockMask of a row, by counting the pairs of positions in each block that see each other.
+    """The BlockMask of a row, from the number of visible pairs of positions in each block.
 
-    `create_block_mask` would build a mask of T x T."""
+    `create_block_mask` would build a T x T mask."""
     last = np.zeros(layout.length, np.int64)
     count = np.zeros((-(-layout.length // BLOCK),) * 2, np.int64)
     for start, n, end in layout.row:
@@ -174,7 +173,7 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
 
 
 def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
-    """Returns the blocks that start..stop touches, and its positions in each."""
+    """The blocks that start..stop touches, and the number of its positions in each."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)
@@ -191,7 +190,7 @@ def _add_causal(count: np.ndarray, start: int, stop: int) -> None:
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the number of marked blocks in each row [1, 1, n], and their columns first [1, 1, n, n]; int32."""
+    """Number of marked blocks per row [1, 1, n], and their columns first [1, 1, n, n]; int32."""
     order = np.argsort(~blocks, axis=1, kind="stable")
     return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None]  # pyright: ignore[reportReturnType]
                  for x in (blocks.sum(1), order))

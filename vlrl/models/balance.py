@@ -1,7 +1,7 @@
-"""Groups shared out over processes by their cost.
+"""Groups balanced over ranks by their cost.
 
-A step of several processes takes as long as the slowest one. Groups are drawn before anything is known of their
-answers, so after scoring a few of them move from processes with much work to processes with little."""
+A step on several ranks takes as long as the slowest one. Groups are drawn before the lengths of their completions are
+known, so after scoring a few of them move from busy ranks to idle ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vlrl.models.cost import Cost, group_cost, optimizer_steps
 from vlrl.types import Group
 
 WORTH_MOVING = 1.05
-"""Largest load / mean load of the processes from which on groups move."""
+"""Groups move when the largest load is above this multiple of the mean load."""
 EVEN = 1.01
-"""Largest load / mean load at which no further group moves."""
+"""No further group moves when the largest load is at most this multiple of the mean load."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,12 +32,10 @@ class _Entry:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """Returns the groups that this process trains on, and the metric `balance/imbalance`; called on every process of
-    several.
+    """The groups that this rank trains on, and the metric `balance/imbalance`; called on every rank of several.
 
-    Within each optimizer step groups move until the loads are even, as few as possible; only they travel. The metric
-    is the largest load over the mean one, after moving. A group that cannot be pickled, for what its task put into it,
-    stays."""
+    Within each optimizer step as few groups as possible move to balance the loads. The metric is the largest load over
+    the mean load after moving. A group that cannot be pickled, because of its task's objects, stays."""
     steps = config.rollout.minibatches
     numbers = optimizer_steps([g.id for g in groups], steps)
     mine = [_Entry(g.id, n, group_cost(g, cost), comm.rank()) for g, n in zip(groups, numbers, strict=True)]
@@ -56,7 +54,7 @@ def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list
 
 def _exchange(groups: Sequence[Group], entries: Sequence[_Entry], owners: list[int], packed: dict[str, bytes],
               steps: int) -> tuple[list[Group], dict[str, float]]:
-    """Sends the packed groups to their owners; what could not be packed goes back to where it was."""
+    """Sends the packed groups to their new ranks; groups that could not be packed stay."""
     moves = [(e, to) for e, to in zip(entries, owners, strict=True) if e.owner != to]
     sendable = {i for part in comm.gather(sorted(packed)) for i in part} if moves else set()
     owners = [to if e.id in sendable else e.owner for e, to in zip(entries, owners, strict=True)]
@@ -90,7 +88,7 @@ def _loads(costs: Sequence[float], owners: Sequence[int], world: int) -> list[fl
 
 
 def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> float:
-    """Returns the largest over mean load; processes wait for each other at every optimizer step."""
+    """Largest over mean load; ranks wait for each other at every optimizer step."""
     largest = mean = 0.0
     for step in range(steps):
         part = [(e.cost, owner) for e, owner in zip(entries, owners, strict=True) if e.step == step]
@@ -100,10 +98,10 @@ def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> 
 
 
 def assign(costs: Sequence[float], owners: Sequence[int], world: int) -> list[int]:
-    """Returns the process 0..world-1 of each group, from `owners` on; unchanged below WORTH_MOVING.
+    """The new rank of each group, starting from `owners`; unchanged below WORTH_MOVING.
 
-    Each round a group moves from the process with the most work to the one with the least, or two change places,
-    whichever leaves the two most even; until all are EVEN or no change helps."""
+    Each round moves one group from the busiest to the least busy rank, or swaps two, whichever balances the two best;
+    until all are EVEN or no change helps."""
     owners = list(owners)
     loads, mean = _loads(costs, owners, world), sum(costs) / world
     if max(loads) <= WORTH_MOVING * mean:

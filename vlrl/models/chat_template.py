@@ -1,8 +1,8 @@
-"""The chat template of a processor, given the content of each turn in a form of which it shows the text.
+"""A processor's chat template, given each turn's content in a form whose text it renders.
 
-Some templates read a content as parts, some print it as it stands, some of a role read the first part alone. Which, is
-found by rendering a turn of each role once: as parts, as parts of which texts that follow one another are one, and as a
-text. The first form that shows all of the text and nothing of its structure is used."""
+Some templates read a content as parts, some print it as it is, some read only the first part for a role. A turn of each
+role is rendered once in each form: as parts, as parts with adjacent texts joined, and as a text. The first form that
+renders the full text and nothing of its structure is used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Template = Callable[..., str]
 
 _TEXTS = ("Where is it?", "There it is.")
 _KEY = "vlrl-key"
-"""A key of a part: what prints it shows the structure."""
+"""An extra key of a part: a template that prints it prints the structure."""
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -30,12 +30,12 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def parts_of(content: str | Sequence[Mapping[str, Any]]) -> Parts:
-    """Returns a content as parts."""
+    """A content as parts."""
     return [text_part(content)] if isinstance(content, str) else [dict(part) for part in content]
 
 
 def _joined(parts: Parts) -> Parts:
-    """Returns parts of which texts that follow one another are one."""
+    """Parts with adjacent texts joined."""
     out: Parts = []
     for part in parts:
         if out and part.get("type") == out[-1].get("type") == "text":
@@ -46,18 +46,18 @@ def _joined(parts: Parts) -> Parts:
 
 
 def _text(parts: Parts) -> str | Parts:
-    """Returns parts as a text; as they are where they show media, which no text can."""
+    """Parts as one text; unchanged where they contain media."""
     return "".join(part["text"] for part in parts) if all(p.get("type") == "text" for p in parts) else parts
 
 
 _FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
 _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
-"""Roles of the turns before one of a role; else a turn of the user."""
+"""Roles of the turns before one of this role; else a turn of the user."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in what takes longer, in the main thread: a template is code, and need not end."""
+    """Raises TimeoutError after some seconds, in the main thread: a template is code, and need not end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -75,25 +75,25 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class ChatTemplate:
-    """Renders messages by the chat template of a processor; `options` are given to it every time."""
+    """Renders messages by the chat template of a processor; `options` are passed to it every time."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any]):
         self.processor, self.options = processor, options
         self._known: dict[tuple[str, bool], tuple[Form | None, str]] = {}
 
     def of(self, processor: Any) -> ChatTemplate:
-        """Returns the same template of a copy of its processor."""
+        """The same template for a copy of its processor."""
         other = copy.copy(self)
         other.processor = processor
         return other
 
     def __call__(self, messages: Sequence[Message], **options: Any) -> str:
-        """Returns rendered messages. Raises whatever the template's code raises."""
+        """Renders messages. Raises whatever the template's code raises."""
         shown = [self._turn(m, m["content"], options.get("tools", ())) for m in messages]
         return self._rendered(shown, **options)
 
     def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
-        """Returns why no text of a turn of `role` can be shown, beside tools; "" where one can."""
+        """Why the text of a turn of `role` cannot be rendered, beside tools; "" where it can."""
         return self._form(role, tools)[1]
 
     def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:
@@ -107,7 +107,7 @@ class ChatTemplate:
         return self._known[key]
 
     def _tried(self, role: str, options: Mapping[str, Any]) -> tuple[Form | None, str]:
-        """Returns the first form that shows the texts of a turn alone, or what the template made of it."""
+        """The first form that renders the texts of a turn alone, or the problem."""
         before = [self._turn({"role": other}, "x") for other in _BEFORE.get(role, ("user",))]
         after = [self._turn({"role": "user"}, "x")] if role not in ("user", "tool") else []
         problem = ""

@@ -1,4 +1,4 @@
-"""Work shared out evenly by its cost: pieces over micro-batches; groups over processes (balance.py)."""
+"""Work balanced by its cost: pieces over micro-batches; groups over ranks (balance.py)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Prompt
 
 Cost = Callable[[Prompt, Sequence[int]], float]
-"""(prompt, tokens of each of its answers) -> the work of training on them in one piece, in any unit."""
+"""(prompt, tokens of each of its completions) -> cost of training on them in one piece, in any unit."""
 _BALANCE = Table({"share_out": "vlrl.models.balance:share_out"})
 
 
 def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
-    """Returns the Cost that counts tokens."""
+    """The Cost that counts tokens."""
     return float(len(prompt) + sum(answers))
 
 
 def group_cost(group: Group, cost: Cost) -> float:
-    """Returns the work of training on a group; answers of one prompt share it."""
+    """Cost of training on a group, whose completions share their prompt."""
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
     for rollout in (*group.rollouts, *group.beside):
         prompt = rollout.train_prompt or group.prompt
@@ -33,11 +33,11 @@ def group_cost(group: Group, cost: Cost) -> float:
 
 
 def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[int]]:
-    """Returns numbers of the items in each bin: as few bins of at most `limit` as first-fit needs, and of similar cost.
+    """Item indices of each bin: as few bins of at most `limit` as first-fit needs, with similar costs.
 
-    An item above the limit has a bin of its own. Longest processing time first (Graham 1969): the costliest item
-    goes into the cheapest bin with room. Where that runs out of room, or is no better, items stay where first-fit by
-    falling size puts them. Equal items keep their order."""
+    An item above the limit gets a bin of its own. Longest processing time first (Graham 1969): the most expensive item
+    goes into the cheapest bin with room. Where that runs out of room, or is no better, first-fit by decreasing size is
+    used. Equal items keep their order."""
     fitted = _first_fit(sizes, limit)
     evened = _cheapest_fit(sizes, costs, limit, len(fitted))
 
@@ -62,7 +62,7 @@ def _first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, count: int) -> list[list[int]] | None:
-    """Returns `count` bins; None when an item finds no room."""
+    """`count` bins; None when an item does not fit."""
     used, loads = [0] * count, [0.0] * count
     filled: list[list[int]] = [[] for _ in range(count)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
@@ -79,10 +79,10 @@ def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, coun
 
 
 def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
-    """Returns the optimizer step 0..count-1 of each of this process's groups.
+    """The optimizer step 0..count-1 of each of this rank's groups.
 
-    The groups of all processes, by id, are cut into `count` equal runs, so a step holds the same groups whatever the
-    number of processes and whoever has them."""
+    The groups of all ranks, sorted by id, are cut into `count` equal slices, so a step holds the same groups on any
+    number of ranks."""
     if count == 1:
         return [0] * len(ids)
     everyone = sorted(i for part in comm.gather(list(ids)) for i in part)
@@ -91,9 +91,9 @@ def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """Returns the groups that this process trains on, and metrics; called on every process. See balance.share_out.
+    """The groups that this rank trains on, and metrics; called on every rank. See balance.share_out.
 
-    For one process, and with train.balance=false, they are the same and there is none."""
+    On one rank, or with train.balance=false, nothing moves."""
     if comm.world() == 1 or not config.train.balance:
         return list(groups), {}
     return _BALANCE["share_out"](groups, cost, config)

@@ -1,8 +1,8 @@
-"""What differs between model families. Nothing else in vlrl names one.
+"""The differences between model families. Nothing else in vlrl names one.
 
-A Family says how the model writes coordinates, which token strings stand for visual input, how its parts are called,
-and how it numbers positions. `family_of(config)` picks one by the `model_type` of the model's own config; a type that
-is not in the table gets what can be read off its config and off the model, and rows padded instead of prefix-shared."""
+A Family describes the model's box convention, vision tokens, module names and rotary positions. `family_of(config)`
+selects one by the `model_type` of the model's config; an unknown type gets a Family derived from its config, and padded
+instead of prefix-shared rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import torch
 
 Part = Literal["language", "merger", "vision", "audio"]
-"""What hears ("audio") never learns: no prompt holds sound."""
+""""audio" is never trained: no prompt contains sound."""
 _FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "of_no_table")})
-"""The first is for LLaVA-OneVision; the second for GLM-4V, whose images and videos have one token, and Gemma 4, which
+"""The first is for LLaVA-OneVision; the second for GLM-4V, whose images and videos use one token, and Gemma 4, which
 counts frames."""
 _INSIDE = re.compile(r"merger|projector|connector")
-"""In the names of what ends a vision tower and brings its features into the language model."""
+"""Module names at the end of a vision tower that project its features into the language model."""
 
 
 @dataclass(frozen=True)
@@ -35,39 +35,39 @@ class Family:
 
     model_type: str
     coordinates: str
-    """How the model was taught to write boxes; see data/coordinates.py."""
+    """The box convention that the model was trained on; see data/coordinates.py."""
     vision_tokens: tuple[str, ...] = ()
-    """Tokens that stand for visual input or frame it; an answer may not contain one."""
+    """Tokens that stand for visual input or enclose it; a completion may not contain one."""
     vision: tuple[str, ...] = ("vision_tower.", "vision_model.", "visual.", "vision_encoder.")
     """Module path fragments of the vision tower ..."""
     mergers: tuple[str, ...] = ("multi_modal_projector.", "connector.", "merger.", "image_newline.", "projector.")
-    """... and of what brings its features into the language model."""
+    """... and of the projection of its features into the language model."""
     mrope: bool = False
     """Positions have three rows (time, height, width)."""
     grids: bool = False
     """The processor returns the patch grid of every image and video."""
     videos: bool = True
-    """The model takes videos, if its processor does."""
+    """The model accepts videos, if its processor does."""
     shared: bool = True
-    """A group's answers may share one copy of the prompt (packing.py); else rows are padded."""
+    """A group's completions may share one copy of the prompt (packing.py); else rows are padded."""
     nested: tuple[str, ...] = ()
-    """What the processor takes as one list per prompt: "images", "videos"."""
+    """Inputs that the processor takes as one list per prompt: "images", "videos"."""
     exclusive_media: bool = False
-    """Images and videos travel in one tensor, so a prompt holds images or videos, not both."""
+    """Images and videos use the same tensor, so a prompt may not contain both."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the processor's apply_chat_template."""
     forms: str = ""
-    """What of media_forms changes forward keywords, for media that the model's forward cannot take together."""
+    """Function of media_forms that adapts forward keywords, for media that the model's forward cannot take together."""
     answer_types: Mapping[str, int] = field(default_factory=dict)
-    """Token types of an answer by keyword, where they are not 0; see Prompt.aligned_answer."""
+    """Token types of a completion by keyword, where they are not 0; see Prompt.aligned_answer."""
     other_ids: tuple[int, ...] = ()
-    """Vision token ids that are known by number alone."""
+    """Vision token ids without a known token string."""
 
     places: tuple[tuple[str, Part], ...] = ()
-    """Where the parts of a model lie, as the beginnings of names, longest first: of a family that is in no table."""
+    """Module name prefixes of the model's parts, longest first; for unknown types."""
 
     def part_of(self, name: str) -> Part:
-        """Returns the part of the model that a parameter or module belongs to, by its name."""
+        """The part of the model that a parameter or module belongs to, by its name."""
         name = f"{name}."
         if self.places:
             return self._place_of(name.removeprefix("base_model.model."))
@@ -76,7 +76,7 @@ class Family:
         return "vision" if any(v in name for v in self.vision) else "language"
 
     def _place_of(self, name: str) -> Part:
-        """Returns the part by the place; what lies between vision tower and language model is the merger."""
+        """The part by module prefixes; anything between vision tower and language model is the merger."""
         place, part = next((found for found in self.places if name.startswith(found[0])), ("", "merger"))
         if part == "vision":
             return "merger" if _INSIDE.search(name, len(place)) else part
@@ -86,11 +86,11 @@ class Family:
 
     @property
     def known(self) -> bool:
-        """Whether the family is in the table; else it is made of what a config says."""
+        """Whether the family is in the table; else it is derived from the config."""
         return self.model_type in FAMILIES
 
     def vision_ids(self, processor: Any) -> list[int]:
-        """Returns ids of the vision tokens that the processor's tokenizer knows."""
+        """Ids of the vision tokens in the processor's tokenizer."""
         vocabulary = processor.tokenizer.get_vocab()
         ids = {*self.other_ids, *(vocabulary[t] for t in self.vision_tokens if t in vocabulary)}
         if not self.known:
@@ -98,10 +98,9 @@ class Family:
         return sorted(ids)
 
     def end_id(self, processor: Any) -> int:
-        """Returns the id of the token that closes an answer in the chat template; the tokenizer's end token where none
-        does.
+        """Id of the token that ends a turn in the chat template; the tokenizer's EOS token where none does.
 
-        The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it."""
+        The two differ in some models (Gemma 3, base models): a completion then ends as the chat template ends it."""
         tokenizer, answer = processor.tokenizer, "There it is."
         turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
@@ -114,16 +113,15 @@ class Family:
         return closing.get(longest, tokenizer.eos_token_id)
 
     def encode(self, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Returns forward keywords as the model's forward can take them."""
+        """Forward keywords in the form that the model's forward takes."""
         return _FORMS[self.forms](model, inputs) if self.forms else inputs
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """Returns [R, T] int64 positions of one sequence by the model's own rope index, corrected for text behind a
-        video.
+        """[R, T] int64 positions of one sequence by the model's own rope index, corrected for text after a video.
 
-        R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may
-        stand anywhere in the sequence."""
+        R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may be
+        anywhere in the sequence."""
         rows = 3 if self.mrope else 1
         grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
         if not self.mrope or not grids:
@@ -134,8 +132,7 @@ class Family:
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """Returns (width, height) of each media in order, read from the processor's own grids; () for tiles of fixed
-        size."""
+        """(width, height) of each media in order, from the processor's patch grids; () for tiles of fixed size."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -151,10 +148,9 @@ class Family:
 
 
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
-    """Returns [3, T] positions in which the token after a video follows the video's last moment, as Qwen2-VL was
-    taught.
+    """[3, T] positions in which the token after a video follows the video's last frame, as Qwen2-VL was trained.
 
-    transformers 5.19 lets it follow the largest side of a frame, so that text after a long video lies inside of it."""
+    transformers 5.19 starts it after the largest side of a frame, so text after a long video overlaps it."""
     if types is None:
         return positions
     kinds, out = types[0].numpy(), positions.copy()
@@ -165,7 +161,7 @@ def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.n
 
 
 def sync_tilings(model: Any, processor: Any) -> None:
-    """Tells the model what it shares with its processor and the limits may have changed: the tilings of an image."""
+    """Copies the processor's image tilings, which pixel limits may have changed, to the model's config."""
     pinpoints = getattr(processor.image_processor, "image_grid_pinpoints", None)
     if pinpoints and hasattr(model.config, "image_grid_pinpoints"):
         model.config.image_grid_pinpoints = [list(p) for p in pinpoints]
@@ -200,13 +196,13 @@ FAMILIES = {f.model_type: f for f in (
 
 _MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
-"""Types whose prompt sees all of itself: its tokens have type 0, the causal ones of an answer type 1."""
+"""Types with bidirectional attention in the prompt: its tokens have type 0, those of a completion type 1."""
 
 
 def family_of(config: Any) -> Family:
-    """Returns the Family of a transformers model config; for a type that is not in the table, what its config says.
+    """The Family of a transformers model config; for an unknown type, derived from the config.
 
-    Raises ConfigError for a model that takes no images, or that is no decoder over text and images in one sequence."""
+    Raises ConfigError for a model without image input, or that is no decoder over text and images in one sequence."""
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
         _check_depth(config, config.get_text_config())
@@ -228,7 +224,7 @@ def family_of(config: Any) -> Family:
 
 
 def _check_depth(config: Any, text: Any) -> None:
-    """Raises ConfigError for a number of layers that no model has: to build them would not end."""
+    """Raises ConfigError for an absurd number of layers, which would take forever to build."""
     parts = {"": config, "text_config.": text, "vision_config.": getattr(config, "vision_config", None)}
     for where, part in parts.items():
         for name in ("num_hidden_layers", "num_layers", "depth"):
@@ -239,8 +235,8 @@ def _check_depth(config: Any, text: Any) -> None:
 
 
 def family_in(model: Any) -> Family:
-    """Returns the Family of a transformers model; of a type that is not in the table with the places of its parts, as
-    the model itself tells its decoder, its encoders and its embeddings apart."""
+    """The Family of a transformers model; of an unknown type with the module prefixes of its decoder, encoders and
+    embeddings."""
     family = family_of(model.config)
     if family.known:
         return family
@@ -258,14 +254,14 @@ def family_in(model: Any) -> Family:
 
 
 def _vision_tokens(config: Any) -> dict[str, int]:
-    """Returns ids of vision tokens that a config, or a config inside it, names."""
+    """Ids of vision tokens in a config or its sub-configs."""
     return {key: value for part in (config, *(v for v in vars(config).values() if hasattr(v, "model_type")))
             for key, value in vars(part).items() if isinstance(value, int)
             and re.fullmatch(r"(boi|eoi|.*(image|video|vision|img).*)_token_(id|index)", key)}
 
 
 def unknown_family_notice(family: Family) -> str:
-    """Returns what a user should know of a family that is in no table; empty for one that is."""
+    """Notice for the user of a model of unknown type; else ""."""
     if family.known:
         return ""
     return (f"model type '{family.model_type}' is in no table of vlrl: rows are padded (no prefix sharing) and boxes "

@@ -1,4 +1,4 @@
-"""Weights that hold NaN or inf, by name: a model with them answers nothing, whatever its loss or its metrics say."""
+"""NaN and infinite weights, by name: a model with them generates nothing useful, whatever its metrics say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.errors import ConfigError
 
 
 def not_finite(model: Any) -> str:
-    """Returns which floating tensors of a model hold values that are not finite, in words; "" where none does."""
+    """Description of the floating-point tensors with non-finite values; "" without any."""
     bad = [(name, tensor) for name, tensor in model.named_parameters() if not _is_finite(tensor)]
     if not bad:
         return ""
@@ -21,14 +21,14 @@ def not_finite(model: Any) -> str:
 
 
 def check_finite(model: Any, what: str) -> None:
-    """Raises ConfigError that names `what` and the first tensor with values that are not finite."""
+    """Raises ConfigError naming `what` and the first tensor with non-finite values."""
     if bad := not_finite(model):
         raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights anew, or take an earlier checkpoint.")
 
 
 @torch.no_grad()
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Returns whether all values are finite, without a copy of them."""
+    """Whether all values are finite, without a copy of them."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
         return True
     return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor.detach()))

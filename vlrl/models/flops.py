@@ -1,15 +1,15 @@
-"""Useful floating-point operations of a forward and a backward pass, counted from a model's own layers.
+"""Useful floating-point operations of a forward and a backward pass, counted from a model's layers.
 
     cost = cost_model(model, family)              # the weights may be on the meta device
     cost.of(prompt=1000, patches=[3200], answers=[400] * 8)
 
-Useful is what the mathematics needs when each prompt and each image is computed once: what is recomputed under gradient
-checkpointing, padding, and further copies of a prompt are not counted. Per token a matrix product takes 2 operations
-per weight forward, 2 for the gradient of its input and 2 for that of its weight; so a full fine-tune takes 6 and a
-frozen layer under an adapter 4 (Kaplan et al., arXiv:2001.08361). Attention takes 4 per pair of positions, layer and
-channel forward, and twice that backward. The output layer is counted where a token of an answer is predicted.
+Useful are the operations of the mathematics with each prompt and image computed once; recomputation under gradient
+checkpointing, padding and repeated prompts are not counted. Per token a matrix product takes 2 operations per weight
+forward, 2 for the gradient of its input and 2 for that of its weight; so full fine-tuning takes 6, and a frozen layer
+under an adapter 4 (Kaplan et al., arXiv 2001.08361). Attention takes 4 per pair of positions, layer and channel
+forward, and twice that backward. The output layer counts only for completion tokens.
 
-Left out: norms, activations, rotations, softmax, the choice of experts, the optimizer. Every decoder layer counts as
+Left out: norms, activations, rotary embeddings, softmax, expert routing, the optimizer. Every decoder layer counts as
 full causal attention, and the first one as if its input had a gradient."""
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ class Products:
 
     weights: float = 0.0
     trained: float = 0.0
-    """Those that learn."""
+    """Trainable ones."""
     first: float = 0.0
-    """Those applied to pixels, for which there is no gradient of the input."""
+    """Those applied to pixels, whose input needs no gradient."""
 
     def operations(self, training: bool, flows: bool) -> float:
-        """Per token; `flows`: a gradient passes to what is below, or to adapters inside."""
+        """Per token; `flows`: a gradient reaches modules below, or adapters inside."""
         forward = 2 * self.weights
         return forward + 2 * self.trained + 2 * (self.weights - self.first) * flows if training else forward
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations of a model's passes over a group: one prompt with its media, and its answers.
+    """Operations of a model's passes over a group: one prompt with its media, and its completions.
 
-    In every method `prompt` is its tokens, visual ones included; `patches` those of each picture that attends to itself
-    alone (an image, a tile, the frames of one time step; see `patches_of`); `answers` their lengths in tokens."""
+    In every method `prompt` is its number of tokens, visual ones included; `patches` those of each picture that attends
+    to itself alone (an image, a tile, the frames of one time step; see `patches_of`); `answers` the completions'
+    tokens."""
 
     language: Products
     head: Products
@@ -52,26 +53,26 @@ class Cost:
     attention: int
     """Channels of all heads, summed over the decoder layers."""
     sight: tuple[int, int]
-    """The same of vision layers that see the whole picture, and of those that see a window."""
+    """The same for vision layers with global attention, and with window attention."""
     window: float
     """Patches in a window."""
     merge: int
-    """Patches that become one visual token."""
+    """Patches per visual token."""
 
     def of(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Forward and backward; a part below everything that learns has no backward pass."""
+        """Forward and backward; a part below all trainable parameters has no backward pass."""
         return self._sum(prompt, patches, answers, training=True)
 
     def forward(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Forward alone: old or reference log-probabilities; prefill where there are no answers."""
+        """Forward alone: old or reference log-probabilities; prefill without completions."""
         return self._sum(prompt, patches, answers, training=False)
 
     def decode(self, prompt: int, answers: Sequence[int]) -> float:
-        """Returns operations of writing answers to a prompt whose KV cache is there."""
+        """Generating completions of a prompt whose KV cache exists."""
         return self.forward(prompt, (), answers) - self.forward(prompt)
 
     def tower(self, patches: Sequence[int]) -> float:
-        """Vision tower and merger forward."""
+        """Vision tower and merger, forward."""
         return self.forward(0, patches)
 
     def _sum(self, prompt: int, patches: Sequence[int], answers: Sequence[int], training: bool) -> float:
@@ -90,12 +91,12 @@ class Cost:
 
 
 def _attention(backward: bool) -> int:
-    """Returns operations per pair of positions and channel: two products forward, four backward."""
+    """Operations per pair of positions and channel: two products forward, four backward."""
     return 12 if backward else 4
 
 
 def cost_model(model: Any, family: Family) -> Cost:
-    """Returns the Cost of a transformers model, PEFT's wrapper included; what learns is what requires a gradient.
+    """The Cost of a transformers model, also wrapped by PEFT; parameters that require a gradient are trainable.
 
     `model` may be on the meta device (`from_config` under `torch.device("meta")`): no weight is read."""
     counted = _count(model, family)
@@ -133,7 +134,7 @@ def _count(model: Any, family: Family) -> dict[str, Products]:
 
 
 def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
-    """Returns (weights that one token meets, whether they learn) of a module's own products."""
+    """(weights per token, trainable) of each of a module's own matrix products."""
     import torch
 
     if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer
@@ -159,12 +160,12 @@ def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
 
 
 def patch_side(vision: Any) -> int:
-    """Pixels along a side of a patch."""
+    """Side of a patch in pixels."""
     return vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
 
 
 def merge_side(config: Any) -> int:
-    """Patches along a side that become one visual token."""
+    """Side of a visual token in patches."""
     shrinks = 1 / getattr(config, "downsample_ratio", 1)
     along = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", shrinks)
     return round(along)

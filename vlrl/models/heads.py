@@ -1,8 +1,8 @@
-"""Linear layers on the policy's hidden states: a method's, and the head of a reward model.
+"""Linear layers on the policy's hidden states: a value head, and the head of a reward model.
 
-They read what enters the output layer in the passes that are computed anyway, and are state of the trainer, with their
-optimizer group. Their weights are in no folder of the model, and an exported model has none; but those of a reward
-model stand beside its own, in reward_head.safetensors."""
+They read the inputs of the output layer in passes that are computed anyway. They are state of the trainer, with an
+optimizer group of their own, and are not saved with the model, except the head of a reward model, in
+reward_head.safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 HEAD = "reward_head.safetensors"
-"""The file of a reward model's head, beside the model's own."""
+"""File of a reward model's head, beside the model's own."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class HeadSettings:
 
 
 class Head(torch.nn.Module):
-    """A number for each answer token, of the state before it. Float32; 0 everywhere at the start of a run."""
+    """A scalar per completion token, from the state before it. Float32; 0 everywhere at the start of a run."""
 
     key: ClassVar[str]
-    """Of its state in checkpoints, and of its metrics."""
+    """Key of its state in checkpoints, and prefix of its metrics."""
     file: ClassVar[str] = ""
-    """Beside the model's own weights; empty = it is state of the trainer alone."""
+    """File beside the model's weights; empty = it is state of the trainer alone."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """Names of Rollout.per_token that its loss looks at."""
+    """Names of Rollout.per_token that its loss uses."""
 
     def __init__(self, width: int, settings: HeadSettings, device: torch.device | str = "cpu"):
         super().__init__()
@@ -45,29 +45,28 @@ class Head(torch.nn.Module):
         torch.nn.init.zeros_(self.layer.bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """[N, H] -> [N], whose gradient to the states is multiplied by settings.coef."""
+        """[N, H] -> [N]; its gradient to the states is multiplied by settings.coef."""
         alone = states.detach()
         shared = alone + self.settings.coef * (states - alone) if self.settings.coef else alone
         return self.layer(shared.float())[:, 0]
 
     def alone(self, step: int) -> bool:
-        """Whether it learns alone in this step: the policy stays as it is."""
+        """Whether only the head is trained in this step, and the policy stays unchanged."""
         return step < self.settings.warmup
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What is learned from the values [N] of a micro-batch (algo.inputs.LossInputs), this process's share, and
-        metrics."""
+        """This rank's share of the loss on the values [N] of a micro-batch (algo.inputs.LossInputs), and metrics."""
         raise NotImplementedError
 
 
 class RewardHead(Head):
-    """The score of an answer: its value at the answer's last token, whose state has seen all of the text before it."""
+    """The score of a completion: the value at its last token, whose state has seen all text before it."""
 
     file = HEAD
 
     @classmethod
     def of(cls, weights: Mapping[str, torch.Tensor], device: torch.device) -> RewardHead:
-        """Returns the head with weights that `save` wrote."""
+        """The head with saved weights."""
         head = cls(weights["layer.weight"].shape[1], HeadSettings(0.0), device)
         head.load_state_dict(dict(weights))
         return head.requires_grad_(False)

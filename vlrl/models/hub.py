@@ -1,4 +1,4 @@
-"""Whether the model hub answers: asked once, so that an unreachable one costs seconds and no noise."""
+"""Checks once whether the model hub can be reached, so that an unreachable one costs seconds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PATIENCE_S = 10
 
 
 def check_hub(name: str) -> None:
-    """Before a model `name` is loaded: works offline, from the local cache, where the hub does not answer.
+    """Before loading a model `name`: switches to offline mode and the local cache if the hub does not answer.
 
-    Left to itself huggingface_hub asks for each of a model's files six times, with pauses that add up to minutes."""
+    Without this huggingface_hub retries each of a model's files six times, with pauses that add up to minutes."""
     if not os.path.isdir(name):
         _check_hub()
 

@@ -1,4 +1,4 @@
-"""Which sizes of images the processor of a model refuses, asked without a picture. Imports transformers when asked."""
+"""Image sizes that a model's processor refuses, found without an image. Imports transformers lazily."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vlrl.errors import ConfigError
 
 Size = tuple[int, int]
 _ORDINARY = 20
-"""Sides up to this ratio, and of at least as many pixels, every processor takes."""
+"""Every processor accepts sides up to this ratio, of at least as many pixels."""
 
 
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:
-    """Returns what says why the model's image processor refuses an image of (width, height), "" where it takes it.
+    """Function (width, height) -> why the model's image processor refuses that size; "" where it accepts it.
 
-    The processor is loaded when the first odd size comes; `usual` answers where it cannot be."""
+    The processor is loaded at the first unusual size; `usual` decides where it cannot be loaded."""
 
     @cache
     def unit() -> Any:

@@ -1,4 +1,4 @@
-"""Settings -> a transformers model and its processor: adapters, missing weights, what learns, one-line errors."""
+"""Settings -> a transformers model and its processor: adapters, missing weights, trainable parts, one-line errors."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from vlrl.store.aligned_memory import align_weights
 from vlrl.store.files import read_json
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""What every chat template is given anyway."""
+"""Variables that every chat template gets."""
 ADAPTERS = Table({
     "add": "vlrl.models.adapters.lora:add",
     "load": "vlrl.models.adapters.lora:load",
     "refuse_second": "vlrl.models.adapters.lora:refuse_second",
     "quantization": "vlrl.models.adapters.quantization:Quantization",
 })
-"""What a LoRA adapter needs, of the settings (model.lora) or of the model that is loaded."""
+"""Functions for LoRA adapters, imported where the settings (model.lora) or the loaded model need them."""
 _TEMPLATE_S = 30.0
-"""Most seconds in which a chat template shows a question; it takes milliseconds."""
+"""Time limit for a chat template to render a question; usually milliseconds."""
 
 
 class Quantized(Protocol):
-    """How frozen weights are kept in 4 bits (adapters.quantization)."""
+    """How frozen weights are stored in 4 bits (adapters.quantization)."""
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Returns keywords of from_pretrained that load the model at `source` in this form on a device."""
+        """Keywords of from_pretrained that load the model at `source` quantized on a device."""
         ...
 
     def write(self, folder: Path) -> None:
-        """Writes beside an adapter what it was learned over."""
+        """Records the quantization beside an adapter."""
         ...
 
 
 def load_processor(settings: ModelSettings, family: Family) -> Any:
-    """Returns the HF processor of a model with the pixel limits of the settings."""
+    """The HF processor of a model with the pixel limits of the settings."""
     from transformers import AutoProcessor
 
     with loading_errors(f"model.name={settings.name!r}"):
@@ -62,7 +62,7 @@ def load_processor(settings: ModelSettings, family: Family) -> Any:
 
 
 def check_processor(processor: Any, name: str, family: Family) -> None:
-    """Refuses what cannot turn a message with an image into a prompt."""
+    """Refuses a processor that cannot turn a message with an image into a prompt."""
     lacks = [p for p in ("tokenizer", "image_processor") if getattr(processor, p, None) is None]
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
@@ -75,7 +75,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
 
 
 def _check_template_options(processor: Any, settings: ModelSettings) -> None:
-    """Raises ConfigError for an option that the chat template does not read: it would change nothing."""
+    """Raises ConfigError for an option that the chat template does not use."""
     if not settings.chat_template_kwargs:
         return
     read = template_variables(processor) - _GIVEN
@@ -87,7 +87,7 @@ def _check_template_options(processor: Any, settings: ModelSettings) -> None:
 
 
 def template_variables(processor: Any) -> set[str]:
-    """Returns the names of everything that the chat template of a processor is told."""
+    """Names of all variables that a processor's chat template reads."""
     from jinja2 import Environment, meta
 
     template = processor.chat_template
@@ -98,7 +98,7 @@ def template_variables(processor: Any) -> set[str]:
 
 
 def resolve(name: str) -> str:
-    """Returns a model's folder or hub name; `embedded/...` is a model shipped with the package."""
+    """A model's folder or Hub name; `embedded/...` is a model shipped with the package."""
     if not name.startswith("embedded/"):
         hub.check_hub(name)
         return name
@@ -106,7 +106,7 @@ def resolve(name: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """Returns the base model that the adapter `name` was trained on; None when `name` is a model of its own."""
+    """The base model that the adapter `name` was trained on; None when `name` is not an adapter."""
     from transformers.utils import find_adapter_config_file
 
     path = find_adapter_config_file(resolve(name))
@@ -121,10 +121,10 @@ def adapter_base(name: str) -> str | None:
 
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
-    """Returns a whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
+    """A complete model; an adapter is merged into its base model, or with merge=False kept as a PEFT model.
 
-    `what` says for errors where the source is named; `device` is where the model goes, None = it stays on the CPU.
-    Raises ConfigError when it cannot be loaded."""
+    `what` names the source in errors; `device` is where the model goes, None = it stays on the CPU. Raises ConfigError
+    when it cannot be loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):
@@ -161,7 +161,7 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
 
 
 def _attention(name: str) -> str | None:
-    """Returns the attention of vlrl/models/attention.py where the family may use it, else transformers' own choice."""
+    """The attention of vlrl/models/attention.py where the family supports it, else transformers' default."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
@@ -170,7 +170,7 @@ def _attention(name: str) -> str | None:
 
 @contextlib.contextmanager
 def loading_errors(what: str) -> Iterator[None]:
-    """Turns whatever the libraries raise for a model that is absent or broken into one line."""
+    """Turns any library error about a missing or broken model into a one-line ConfigError."""
     try:
         yield
     except VlrlError:
@@ -187,14 +187,14 @@ def _first_line(error: Exception) -> str:
 
 
 def compute_dtype(settings: ModelSettings) -> torch.dtype:
-    """Returns the type that the model computes in: `model.dtype`, or by device when that is auto."""
+    """The compute type of the model: `model.dtype`, or by device when that is auto."""
     if settings.dtype == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     return getattr(torch, settings.dtype)
 
 
 def forbid_repacking(model: Any) -> None:
-    """Forbids bitsandbytes to repack weights for generation on CPUs with AVX512-BF16.
+    """Stops bitsandbytes from repacking weights for generation on CPUs with AVX512-BF16.
 
     Its fused kernel has no backward pass, and the weights would stay repacked in training."""
     for module in model.modules():
@@ -203,7 +203,7 @@ def forbid_repacking(model: Any) -> None:
 
 
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
-    """Marks what learns. Learned weights stay float32 (small updates vanish in bfloat16), the rest is kept in dtype."""
+    """Marks trainable parameters. They stay float32 (small updates vanish in bfloat16), the rest gets dtype."""
     parts = () if settings.lora.rank else settings.train
     if not settings.lora.rank:
         _refuse_absent_parts(model, family, settings)
@@ -214,8 +214,8 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 
 def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
-    """Raises ConfigError where a part that is to learn is none of the model's. None is to learn of a model that is only
-    asked (a config cannot say so: it is refused there)."""
+    """Raises ConfigError where the model lacks a part of model.train. A model that is only inspected may be marked with
+    none (a config cannot: it is refused earlier)."""
     has = {family.part_of(name) for name, _ in model.named_parameters()}
     absent = [part for part in settings.train if part not in has]
     if absent:

@@ -1,14 +1,13 @@
-"""Log-probabilities of answer tokens without the logits of all of them.
+"""Log-probabilities of completion tokens without holding the logits of all of them.
 
-The model runs up to its output layer (`answer_states`); the layer is then applied to a chunk of tokens at a time
-(`token_stats`), and the logits of a chunk are dropped before the next one. A backward pass does not bring them back
-all at once either:
+The model runs up to its output layer (`answer_states`); the layer is then applied to one chunk of tokens at a time
+(`token_stats`), and the logits of a chunk are freed before the next one. A backward pass does not hold them all either:
 
 - **output layer frozen** (LoRA): a row's gradient is its own weight times a direction that does not depend on it, so
-  the directions [N, H] are found in the forward pass, and no logit is computed twice;
+  the directions [N, H] are computed in the forward pass, and no logit is computed twice;
 - **output layer trained**: a chunk's logits are recomputed.
 
-What fits into one chunk is computed at once, by plain autograd. A fused kernel would take the place of `_chunk`."""
+Anything that fits into one chunk uses plain autograd. A fused kernel would replace `_chunk`."""
 
 from __future__ import annotations
 
@@ -30,19 +29,19 @@ another model beside, its logits [n, V] of the same tokens come third, without g
 
 @dataclass(frozen=True, eq=False)
 class TokenStats:
-    """Per answer token of a Batch."""
+    """Statistics of each completion token of a Batch."""
 
     logprobs: torch.Tensor
     """[N] float32 at the sampled temperature, banned ids removed."""
     entropy: torch.Tensor
     """[N] float32 nats, without gradient."""
     more: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N, ...] by name, of the Statistics asked for; with gradient."""
+    """[N, ...] by name, of the requested Statistics; with gradient."""
     states: torch.Tensor | None = None
-    """[N, H] what enters the output layer, where it is asked for: of each token the state before it; with gradient."""
+    """[N, H] inputs of the output layer, if requested: the state before each token; with gradient."""
 
     def at(self, index: torch.Tensor) -> TokenStats:
-        """Returns those of tokens [M] by number; one may be there several times."""
+        """The statistics of tokens [M] by index; an index may repeat."""
         logprobs, entropy = (x.index_select(0, index) for x in (self.logprobs, self.entropy))
         return TokenStats(logprobs, entropy, {k: v.index_select(0, index) for k, v in self.more.items()},
                           None if self.states is None else self.states.index_select(0, index))
@@ -50,7 +49,7 @@ class TokenStats:
 
 def zero_stats(count: int, vocabulary: int, device: torch.device,
                more: Mapping[str, Statistic] | None = None) -> TokenStats:
-    """TokenStats of `count` tokens that nothing is computed of: zeros, in the shape and type of each statistic."""
+    """Placeholder TokenStats of `count` tokens: zeros, in the shape and type of each statistic."""
     zeros = torch.zeros(count, device=device)
     logits, target = zeros.new_zeros(1, vocabulary), torch.zeros(1, dtype=torch.long, device=device)
     shapes = {name: statistic(logits, target) for name, statistic in (more or {}).items()}
@@ -63,30 +62,30 @@ class Head:
 
     vocabulary: int
     layer: Any = None
-    """The output layer, or what PEFT made of it; None: the "hidden states" are logits already."""
+    """The output layer, perhaps wrapped by PEFT; None: the "hidden states" are logits already."""
     cap: float | None = None
-    """The model squeezes its logits smoothly into (-cap, cap)."""
+    """The model squashes its logits smoothly into (-cap, cap)."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns [n, H] -> [n, V], as the model computes it."""
+        """[n, H] -> [n, V], as the model computes it."""
         return hidden if self.layer is None else _capped(self.layer(hidden), self.cap)
 
     @property
     def learns(self) -> bool:
-        """Whether the layer has weights to train."""
+        """Whether the layer has trainable parameters."""
         return self.layer is not None and any(p.requires_grad for p in self.layer.parameters())
 
 
 _RUN_WHOLE: set[type] = set()
-"""Classes of models that do with their logits what is not known here."""
+"""Model classes that transform their logits in an unknown way."""
 
 
 def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Head]:
-    """Runs a model up to its output layer: (what enters the layer [B, C, H], the rest of the model).
+    """Runs a model up to its output layer: (inputs of the layer [B, C, H], the rest of the model).
 
-    `base` is `model` without PEFT's wrapper. One row does pass the layer, and the model's logits of it must be what
-    Head makes of it. Where they are not, or where the layer cannot be found, the model runs whole and its logits are
-    returned, with a Head that leaves them as they are."""
+    `base` is `model` without PEFT's wrapper. One row does pass through the layer, and the model's logits for it must
+    equal those of Head. Where they differ, or the layer is not found, the model runs completely and its logits are
+    returned, with a Head that leaves them unchanged."""
     layer = base.get_output_embeddings()
     if layer is not None and type(base) not in _RUN_WHOLE:
         states: list[torch.Tensor] = []
@@ -120,18 +119,18 @@ def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Returns the most tokens in a chunk."""
+    """Tokens in a chunk."""
     return max(1, chunk_bytes // (4 * vocabulary))
 
 
 def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned: torch.Tensor, temperature: float,
                 more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES, *,
                 beside: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
-    """TokenStats of the answer tokens whose hidden states [N, H] these are; targets [N]; banned ids; `beside`, hidden
-    states of the same tokens in another model and its Head, where the statistics compare both.
+    """TokenStats of the completion tokens with these hidden states [N, H]; targets [N]; banned ids; `beside`: hidden
+    states of the same tokens in another model and its Head, for statistics that compare both.
 
-    Called under the autocast of the model. Besides [N, H] it takes memory for a few times chunk_bytes and, when the
-    output layer learns, for two gradients of its weight (three in float32), whatever N is."""
+    Called under the model's autocast. Besides [N, H] it needs memory for a few times chunk_bytes and, when the output
+    layer is trained, for two gradients of its weight (three in float32), whatever N is."""
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:
@@ -163,7 +162,7 @@ def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torc
 
 def _logits(hidden: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
             vocabulary: int) -> torch.Tensor:
-    """Returns [n, vocabulary] float32 at a temperature, -inf for banned ids; rows of the layer beyond are no tokens."""
+    """[n, vocabulary] float32 at a temperature, -inf for banned ids; further rows of the layer are no tokens."""
     logits = head(hidden).float()
     if temperature != 1 or head.layer is None:  # a copy as large as the logits; they are written to below
         logits = logits / temperature
@@ -180,7 +179,7 @@ def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
 
 
 class _Directions(torch.autograd.Function):
-    """`_chunk` with d logprob / d hidden of every row found at once; the output layer gets no gradient."""
+    """`_chunk` that also computes d logprob / d hidden of every row; the output layer gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Media that the forward of a family cannot take as they are: their features are computed before it (Family.forms)."""
+"""Media that a family's forward cannot take directly: their features are computed beforehand (Family.forms)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """For a forward that takes videos of one length: others (a tuple of tensors) go through the vision tower here."""
+    """For a forward that takes videos of one length: others (a tuple of tensors) are encoded here."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs
@@ -22,9 +22,8 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns images beside videos that are marked by the same token: such a forward takes only one kind.
-
-    The features of both are put in the order of the text, which the token types know (1 image, 2 video)."""
+    """For a forward that takes one kind of media, where images and videos use the same token: the features of both are
+    put in the order of the text, which the token types tell (1 image, 2 video)."""
     types = inputs.get("mm_token_type_ids")
     if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
         return inputs
@@ -42,8 +41,8 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns clips whose frames are counted beside them, and pictures with them, as features: in transformers 5.19 the
-    forward of such a family loses the counts."""
+    """Encodes clips with a count of frames, and images with them: in transformers 5.19 the forward of such a family
+    loses the counts."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model
@@ -58,12 +57,12 @@ def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, 
 
 
 def of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Forward keywords of a family that is in no table (families.family_of)."""
+    """Forward keywords of an unknown family (families.family_of)."""
     return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
 
 
 def _features(pooled: Any) -> Any:
-    """Returns features as a vision tower returns them; the type differs between models."""
+    """Features in the type that a vision tower returns; it differs between models."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     return BaseModelOutputWithPooling(pooler_output=pooled)

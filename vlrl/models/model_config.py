@@ -1,4 +1,4 @@
-"""What is known of a model from its config.json alone: the embedded ones, and how a family writes boxes. No torch."""
+"""Facts from a model's config.json alone: embedded models, and a family's box convention. No torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.store.files import read_json
 
 ASSETS = Path(__file__).parents[1] / "assets"
-"""The folder of the models that come with the package."""
+"""Folder of the models shipped with the package."""
 
 
 class FamilyConvention(coordinates.Convention):
-    """The convention of a model's family, looked up at the first use; a row's own `coordinates` needs none."""
+    """The box convention of a model's family, looked up at first use; rows with their own `coordinates` need none."""
 
     def __init__(self, model: str):
         self._model = model
@@ -27,7 +27,7 @@ class FamilyConvention(coordinates.Convention):
     def convention(self) -> str:
         """One of coordinates.CONVENTIONS.
 
-        Raises TaskError (scoring passes it on, and stores any other error as a reward of 0) when it cannot be known."""
+        Raises TaskError when it is unknown: scoring passes that on, while any other error becomes a reward of 0."""
         try:
             return family_convention(self._model)
         except ConfigError as error:
@@ -37,7 +37,7 @@ class FamilyConvention(coordinates.Convention):
 
 @cache
 def family_convention(model: str) -> str:
-    """Returns how the family of `model.name` writes boxes; ConfigError when its config is not on this machine."""
+    """The box convention of `model.name`'s family; ConfigError when its config is not on this machine."""
     from vlrl.models.families import family_of
 
     config = _model_config(model)
@@ -53,7 +53,7 @@ def family_convention(model: str) -> str:
 
 
 def embedded(name: str) -> Path:
-    """Returns the folder of a model that comes with the package; ConfigError when there is none of that name."""
+    """Folder of a model shipped with the package; ConfigError without one of that name."""
     folder = ASSETS / name.removeprefix("embedded/")
     if not folder.is_dir():
         shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))
@@ -63,7 +63,7 @@ def embedded(name: str) -> Path:
 
 
 def _model_config(name: str) -> dict[str, Any] | None:
-    """config.json, or else adapter_config.json, of a model's folder or of its copy in the local hub cache."""
+    """config.json, or else adapter_config.json, of a model's folder or of its copy in the local Hub cache."""
     if name.startswith("embedded/"):
         name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):

@@ -1,8 +1,8 @@
-"""Too little memory: which errors say so, and a micro-batch cut in two.
+"""Running out of memory: detecting it, and halving a micro-batch.
 
 A step trains on the same tokens however they are cut into micro-batches, so one that does not fit is halved and the run
-goes on. What a failed backward pass has added to gradients cannot be told apart from what was there before: the
-optimizer step then begins again, from no gradient at all."""
+goes on. Gradients of a failed backward pass cannot be told apart from earlier ones: the optimizer step then restarts
+without gradients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory did not suffice, on a GPU or in main memory."""
+    """Whether an error means out of memory, on a GPU or in main memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
 
 
 def release(device: torch.device) -> None:
-    """Lets go what a failed pass held. Call it outside of the handler, which keeps the pass alive."""
+    """Frees the memory of a failed pass. Call it outside the error handler, which keeps the pass alive."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -38,11 +38,11 @@ def release(device: torch.device) -> None:
 
 def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], None], halve: Callable[[int], int],
                again: Callable[[], None] | None = None) -> int:
-    """Calls `work(b)` for every micro-batch and returns how many were cut because memory did not suffice.
+    """Calls `work(b)` for every micro-batch; returns how many were halved for lack of memory.
 
     `halve(b)` replaces one in `batches` by its halves, and returns the tokens of the larger one. With `again`, that is
-    called then and the work begins again with the first; without, it goes on with the first half. Raises what `work`
-    raises, and TrainingError where sharded processes cannot begin again."""
+    called and the work restarts with the first micro-batch; else it goes on with the first half. Raises what `work`
+    raises, and TrainingError where sharded ranks cannot restart."""
     b = cuts = 0
     while b < len(batches):
         reason = _run_or_reason(work, b)
@@ -64,7 +64,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
 
 def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
-    """Returns what the allocator said when memory did not suffice; None when the work is done."""
+    """The allocator's message when memory ran out; None when the work is done."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:
@@ -75,8 +75,9 @@ def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
 
 
 def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Divides the pieces of a micro-batch in two, in their order; a single piece has its answers divided, with the
-    prompt in both. Raises TrainingError for a single answer, or the turns of a single episode."""
+    """Splits the pieces of a micro-batch in two, in order; of a single piece the completions, with the prompt in both.
+
+    Raises TrainingError for a single completion, or the turns of a single episode."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
         return [list(pieces[:middle]), list(pieces[middle:])]

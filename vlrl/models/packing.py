@@ -1,14 +1,14 @@
-"""Groups of answers -> Batches of model inputs.
+"""Groups of completions -> Batches of model inputs.
 
 Two layouts of the same tokens, equal in every log-probability and gradient:
 
-- **shared**: one row holds [prompt | answer 1 | ... | answer G | next prompt | ...]. Every answer attends to its prompt
-  and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed once per
-  group. What answers begin with in common is there once, too, their observations and images included: a tree
+- **shared**: one row holds [prompt | completion 1 | ... | completion G | next prompt | ...]. Every completion attends
+  to its prompt and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed
+  once per group. Common prefixes of completions, observations and images included, are in the row once: a tree
   (prefix_tree.py). The attention (attention.py) is exact and no T x T mask exists.
-- **padded**: one right-padded row per answer with its own copy of the prompt; the oracle.
+- **padded**: one right-padded row per completion with its own copy of the prompt; the oracle.
 
-Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N answer tokens in rollout order."""
+Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N completion tokens in rollout order."""
 
 from __future__ import annotations
 
@@ -30,73 +30,73 @@ from vlrl.types import Completion, InsertedObservation, Prompt
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One prompt with some or all of its answers. A large group may be cut into several pieces.
+    """One prompt with some or all of its completions. A large group may be cut into several pieces.
 
-    One without answers is computed and read nowhere (`with_idle`)."""
+    One without completions is computed and not read (`with_idle`)."""
 
     prompt: Prompt
     answers: tuple[np.ndarray, ...]
-    """Token ids [T] of each answer."""
+    """Token ids [T] of each completion."""
     rollouts: tuple[int, ...]
-    """Number of each answer's rollout within the optimizer step."""
+    """Index of each completion's rollout in the optimizer step."""
     shown: tuple[Prompt | None, ...] = ()
-    """Of each answer that holds observations, its tokens as the model sees them (Completion.shown); () = of none."""
+    """Completion.shown of each completion; () = None of all."""
     units: tuple[int, ...] = ()
-    """Of each answer a number; those with the same one are never separated. () = each by itself."""
+    """Completions with the same number are never separated; () = each by itself."""
 
     @functools.cached_property
     def tree(self) -> Tree:
-        """Where the tokens of its answers lie behind the prompt in a shared row."""
+        """Positions of the completions' tokens after the prompt in a shared row."""
         return tree_of(self.answers, self.shown)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a shared row; of a single answer, of a padded one too."""
+        """Tokens of a shared row; for a single completion, of a padded one too."""
         return len(self.prompt) + self.tree.tokens
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each run of the tree; of each answer, where nothing is shared."""
+        """Tokens of each node of the tree; of each completion, where nothing is shared."""
         return [node.stop - node.start for node in self.tree.nodes]
 
     @property
     def parts(self) -> list[Prompt]:
-        """The prompt and what its answers show, in the order of a shared row: whose media are read, one by one."""
+        """The prompt and the nodes with observations, in the order of a shared row: the sources of its media."""
         pairs = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
         return [self.prompt, *(slice_prompt(one, node.start, node.stop) for one, node in pairs if one is not None)]
 
     def take(self, places: Sequence[int]) -> Piece:
-        """Returns the piece with those of its answers alone."""
+        """The piece with only these completions."""
         return Piece(self.prompt, tuple(self.answers[i] for i in places), tuple(self.rollouts[i] for i in places),
                      tuple(self.shown[i] for i in places) if self.shown else (),
                      tuple(self.units[i] for i in places) if self.units else ())
 
     @property
     def members(self) -> list[list[int]]:
-        """Places of the answers of each unit, in order."""
+        """Completion indices of each unit, in order."""
         by_unit: dict[int, list[int]] = {}
         for place, unit in enumerate(self.units or range(len(self.answers))):
             by_unit.setdefault(unit, []).append(place)
         return [*by_unit.values()]
 
     def positions(self, place: int) -> np.ndarray:
-        """Returns [R, T] rotary positions of an answer."""
+        """[R, T] rotary positions of a completion."""
         return _placed(self.prompt, len(self.answers[place]), self.shown[place] if self.shown else None)
 
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
-    """U computed tokens that are N answer tokens, as some are of several answers."""
+    """U computed tokens that serve as N completion tokens, as some belong to several completions."""
 
     targets: torch.Tensor
     """[U] the tokens."""
     index: torch.Tensor
-    """[N] number of each answer token among them."""
+    """[N] computed token of each completion token."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One micro-batch of model inputs and the answer tokens to read from it. N answer tokens."""
+    """One micro-batch of model inputs and the N completion tokens to read from it."""
 
     inputs: dict[str, Any]
     """Keywords of the model's forward."""
@@ -105,23 +105,23 @@ class Batch:
     select: torch.Tensor | None
     """[N] index into the flattened [B * C] positions; None when they are the N tokens."""
     targets: torch.Tensor
-    """[N] the answer tokens."""
+    """[N] the completion tokens."""
     rollout_id: torch.Tensor
-    """[N] number of the rollout within the optimizer step."""
+    """[N] index of the rollout in the optimizer step."""
     tokens: int
     """Tokens computed by the language model, padding included."""
     observed: bool = False
-    """Whether observations are among the answer tokens, which may hold ids that cannot be sampled."""
+    """Whether observations are among the completion tokens; they may contain ids that cannot be sampled."""
     shared: SharedTokens | None = None
-    """Where answers share tokens: `columns` and `select` are then those of the U tokens that are computed."""
+    """With shared tokens; `columns` and `select` are then those of the U computed tokens."""
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)
 
 
 def training_rows(done: Completion) -> list[tuple[slice, Completion]]:
-    """Returns the rows that a completion is trained in, each with the place of its last tokens in it: itself, or one
-    for each of its windows, in which only the action is trained."""
+    """The training rows of a completion, each with the slice of its own tokens in it: the completion, or one row per
+    window, in which only the action is trained."""
     if not done.windows:
         return [(slice(0, len(done.tokens)), done)]
     actions = [slice(t.start, t.end) for t in done.turns if t.role == "assistant"]
@@ -136,9 +136,11 @@ def _row(done: Completion, place: slice, window: Prompt) -> Completion:
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,
               shown: Sequence[Prompt | None] = (), units: Sequence[int] = ()) -> list[Piece]:
-    """Returns answers with their prompts, consecutive answers of one prompt together, cut so that a piece has at most
-    `limit` tokens where that is possible (a piece holds at least one unit), and all pieces of a prompt are alike.
-    An empty answer is left out. `shown` is Completion.shown of each answer; () = None of all. `units` as in Piece."""
+    """Pieces of consecutive completions of one prompt, of at most `limit` tokens where possible (a piece holds at least
+    one unit) and of similar size.
+
+    Empty completions are left out. `shown` is Completion.shown of each completion; () = None of all. `units` as in
+    Piece."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
@@ -164,8 +166,8 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost
 
 def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
          cost: Cost = balance.tokens) -> list[list[Piece]]:
-    """Returns the pieces of each micro-batch: as few micro-batches as possible and of similar cost. With padded rows a
-    piece is one answer, and the padding counts."""
+    """The pieces of each micro-batch: as few micro-batches as possible, of similar cost. With padded rows a piece is
+    one completion, and padding counts."""
     if layout == "padded":
         return _padded_rows(pieces, limit)
     costs = [cost(piece.prompt, piece.lengths) for piece in pieces]
@@ -174,17 +176,17 @@ def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
 
 
 def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[int]:
-    """Returns tokens of each micro-batch that `pack` would make, padding included, without making it."""
+    """Tokens of each micro-batch that `pack` would make, padding included, without making it."""
     tokens = [[piece.tokens for piece in part] for part in plan(pieces, limit, layout, cost)]
     return [len(part) * max(part) if layout == "padded" else sum(part) for part in tokens]
 
 
 def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
-    """At least `count` micro-batches, and media of weight zero in each when `idle` has media.
+    """At least `count` micro-batches, each with media, of weight zero if need be, when `idle` has media.
 
-    Sharded processes (FSDP) gather and reduce together in every pass, so each must have as many micro-batches as the
-    others, and none may leave the vision tower out while another uses it. The idle prompt has no answer: it gives
-    every weight that it passes a gradient of zero, and changes no loss, count, metric or stored value."""
+    Sharded ranks (FSDP) gather and reduce together in every pass, so all need the same number of micro-batches, and
+    none may skip the vision tower while another uses it. The idle prompt has no completion: it gives every weight that
+    it passes a gradient of zero, and changes no loss, count, metric or stored value."""
     filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
     return [part if part and (not idle.mm or any(one.mm for piece in part for one in piece.parts))
             else [*part, Piece(idle, (), ())]
@@ -192,7 +194,7 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
 
 
 def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
-    """Returns the Batch of one micro-batch. `attention` names the implementation of shared rows; see
+    """The Batch of one micro-batch. `attention` names the implementation for shared rows; see
     attention.IMPLEMENTATIONS."""
     return _padded(part) if layout == "padded" else _shared(part, attention)
 
@@ -271,8 +273,8 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """Returns [B, width] tensors that go beside the ids. A line is a prompt and what follows it; it begins at the left
-    or ends at the right, and the rest has the value that tokens of an answer have."""
+    """[B, width] tensors aligned with the ids. A line is a prompt and what follows it, at the left or right edge; the
+    rest gets the value of completion tokens."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)
@@ -288,7 +290,7 @@ def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = 
 
 
 def _answers(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Returns tokens of the answers, and their rollouts."""
+    """Completion tokens and their rollouts."""
     pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
     return {"targets": _joined_ids([answer for answer, _ in pairs]),
             "observed": any(one is not None for piece in pieces for one in piece.shown),
@@ -300,7 +302,7 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
-    """Returns [R, n] rotary positions of tokens after a prompt: counted on, or those of an episode."""
+    """[R, n] rotary positions of tokens after a prompt: consecutive, or those of an episode."""
     if shown is not None:
         return shown.positions
     start = prompt.next_position
@@ -308,16 +310,15 @@ def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
 
 
 def _position_ids(positions: np.ndarray) -> torch.Tensor:
-    """Returns [R, B, T] as the model takes it: [3, B, T] with M-RoPE, else [B, T]."""
+    """[R, B, T] -> the model's form: [3, B, T] with M-RoPE, else [B, T]."""
     return torch.from_numpy(positions if len(positions) > 1 else positions[0])
 
 
 def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Returns the prompts' media tensors, concatenated by name in order; images of fewer tiles are filled up with
-    zeros.
+    """The prompts' media tensors, concatenated by name in order; images with fewer tiles are padded with zeros.
 
-    Processors fill up the tiles of a batch in the same way. Clips that differ in their frames stay a tuple, which
-    Family.encode takes care of. With a feature cache they are the prompts' `visuals` instead; see Policy.inputs."""
+    Processors pad the tiles of a batch in the same way. Clips with different numbers of frames stay a tuple, which
+    Family.encode handles. With a feature cache these are the prompts' `visuals` instead; see Policy.inputs."""
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)
@@ -326,7 +327,7 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def join_prompts(first: Prompt, more: Prompt) -> Prompt:
-    """Returns a prompt that goes on with another one behind it, whose positions count from its own beginning."""
+    """A prompt followed by another one, whose positions start from 0."""
     names = dict.fromkeys([*first.aligned, *more.aligned])
     beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
                                     for p in (first, more)]) for name in names}
@@ -340,7 +341,7 @@ def join_prompts(first: Prompt, more: Prompt) -> Prompt:
 
 
 def continuation(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
-    """Returns what follows a prompt in the whole that began with it, with the media of the observations there."""
+    """The part of `whole` after the prompt that it starts with, with the media of the observations in it."""
     p = len(prompt)
     media = functools.reduce(join_prompts, observations) if observations else replace(
         prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())
@@ -375,7 +376,7 @@ def _concatenated(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | 
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Returns tensors in tuples, dictionaries and dataclasses, on a device."""
+    """Moves tensors in tuples, dictionaries and dataclasses to a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):

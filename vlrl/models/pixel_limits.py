@@ -1,6 +1,6 @@
-"""How the image and video processor of a model are told the size of a picture, by their classes and not by the family.
+"""Pixel limits of image and video processors, set by processor class and not by family.
 
-Several families share a processor's class, and a family that is in no table brings one that others have."""
+Several families share a processor class, and an unknown family may use a known class."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _limit_area(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
-    """GLM-4V: the area of the two equal frames that an image is taken for."""
+    """GLM-4V: the area of two frames, as an image counts as two equal frames."""
     frames = unit.temporal_patch_size
     low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
     _set_area(unit, low, high, "max_pixels", frames)
@@ -72,10 +72,10 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen3-VL: it knows only the area of all frames together, so a lower limit is of the whole video.
+    """Qwen3-VL: it only limits the area of all frames together, so a lower limit is that of the whole video.
 
-    It shares the upper limit out among the frames, here enough for the most of them. The cap keeps a short video from
-    spending all of it on large frames."""
+    It divides the upper limit among the frames; here it is enough for the largest number of frames. The cap per frame
+    keeps a short video from using all of it."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:
@@ -110,14 +110,14 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """Keeps 1.05 times the lower limit below `high`: a video processor lifts the cap of a frame to it."""
+    """Keeps 1.05 times the lower limit below `high`: a video processor raises the cap of a frame to it."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
 
 
 def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
-    """SmolVLM: the longest edge, a whole number of square tiles; one tile alone is not split."""
+    """SmolVLM: the longest edge, a multiple of the tile side; a single tile is not split."""
     tile = unit.max_image_size["longest_edge"]
     _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
     tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
@@ -128,7 +128,7 @@ def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
-    """LLaVA-OneVision: an image takes the best of a list of tilings; those within the limits stay."""
+    """LLaVA-OneVision: an image uses the best of a list of tilings; those within the limits stay."""
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
     allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
@@ -161,7 +161,7 @@ def _given(settings: ModelSettings) -> str:
 
 
 def _class_of(unit: Any) -> str:
-    """Returns the class of an image or video processor, whatever computes it."""
+    """Class name of an image or video processor, without the suffix of its backend."""
     return re.sub("(Pil|Fast)$", "", type(unit).__name__)
 
 

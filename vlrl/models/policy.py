@@ -1,4 +1,4 @@
-"""The model being trained: the reference, log-probabilities, saving. `load` makes it of a config."""
+"""The model being trained: its reference, log-probabilities, saving. `load` makes it from a config."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # few runs learn a head
     from vlrl.models import heads
 
 _CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
-"""What keeps vision features of a frozen tower for later steps (model.feature_cache_mib)."""
+"""Cache of vision features of a frozen tower (model.feature_cache_mib)."""
 
 
 class Policy:
-    """A vision-language model, its processor, and what may be trained of it.
+    """A vision-language model, its processor, and its trainable parameters.
 
-    `model` is the transformers model, wrapped by PEFT under LoRA. Trained weights are float32 and computed in
-    `dtype` under autocast; frozen ones are kept in `dtype`, or in 4 bits (`quantized`)."""
+    `model` is the transformers model, wrapped by PEFT under LoRA. Trainable parameters are float32 and computed in
+    `dtype` under autocast; frozen ones are stored in `dtype`, or in 4 bits (`quantized`)."""
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
                  quantized: Quantized | None = None, features: Any = None,
@@ -51,6 +51,7 @@ class Policy:
         base = self.base
         vocabulary, known = base.config.get_text_config().vocab_size, len(processor.tokenizer)
         banned = {*family.vision_ids(processor), *range(known, vocabulary)}
+        """Ids that are never sampled and get no probability: vision tokens and ids without a token."""
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
         """Ids that can be neither sampled nor given probability: vision tokens and rows without a token."""
         self.vocabulary = vocabulary
@@ -59,22 +60,22 @@ class Policy:
         self.quantized, self.features, self.head = quantized, features, head
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
-        """Fills micro-batches under FSDP; see packing.with_idle."""
+        """Prompt that fills micro-batches under FSDP; see packing.with_idle."""
         self.most_tokens: int | None = None
-        """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
+        """Limit of a micro-batch after running out of memory; None = train.tokens_per_batch."""
         self.shards: shards.Shards | None = None
-        """Of a model that is sharded over processes."""
+        """Set where the model is sharded over ranks."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
-        """The trained weights of a reference that moves, by their names in the policy; see `start_moving_reference`."""
+        """Weights of a moving reference, by their names in the policy; see `start_moving_reference`."""
         self.swapped = False
-        """Whether weights are others than the learned ones for the time being, which come back."""
+        """Whether other weights than the trained ones are temporarily loaded."""
         self.updating = False
-        """Whether weights or reference may be others than after the last completed step."""
+        """Whether weights or reference may differ from those after the last completed step."""
 
     @property
     def choices(self) -> int:
-        """Ids that can be sampled."""
+        """Number of ids that can be sampled."""
         return self.vocabulary - len(self.banned)
 
     @property
@@ -87,20 +88,20 @@ class Policy:
         return hasattr(self.model, "disable_adapter")
 
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Returns names and parameters that learn, in a fixed order."""
+        """Names and trainable parameters, in a fixed order."""
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
     def positions(self, ids: torch.Tensor, types: torch.Tensor | None, mm: Any) -> np.ndarray:
-        """Returns [R, T] rotary positions of one sequence; see Family.positions."""
+        """[R, T] rotary positions of one sequence; see Family.positions."""
         return self.family.positions(self.base, ids, types, mm)
 
     def layout(self, wanted: str) -> str:
-        """Returns the layout of training rows: train.packing where the family's attention allows it, else padded."""
+        """The layout of training rows: train.packing where the family's attention supports it, else padded."""
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Returns the work of training on a prompt and answers of so many tokens (cost.Cost): operations, or tokens for
-        a family that is in no table."""
+        """Cost of training on a prompt and completions of so many tokens (cost.Cost): operations, or tokens for an
+        unknown family."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -108,19 +109,18 @@ class Policy:
     def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
              limit: int | None = None, shown: Sequence[Prompt | None] = (),
              units: Sequence[int] = ()) -> list[list[Piece]]:
-        """Returns the pieces of each micro-batch of answers to prompts, of at most `limit` tokens
-        (train.tokens_per_batch); `shown` and `units` as in pieces_of. Called on every process."""
+        """The pieces of each micro-batch, of at most `limit` tokens (train.tokens_per_batch); `shown` and `units` as in
+        pieces_of. Called on every rank."""
         limit = limit or settings.tokens_per_batch
         pieces = pieces_of(prompts, answers, limit, shown, units)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """Returns the micro-batches, and under FSDP idle ones up to the number of every other process; see
-        with_idle."""
+        """The micro-batches; under FSDP padded with idle ones up to the number of other ranks. See with_idle."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
-        """Returns one micro-batch in the layout of training."""
+        """One micro-batch in the layout of training."""
         return make_batch(pieces, self.layout(settings.packing), settings.attention)
 
     @functools.cached_property
@@ -128,13 +128,13 @@ class Policy:
         return cost_model(self.model, self.family)
 
     def autocast(self) -> Any:
-        """Returns the compute type; nothing on float32."""
+        """Context of the compute type; a no-op for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Forward keywords of what packing made, for the model or another one without PEFT's wrapper.
+        """Forward keywords of packed inputs, for the model or another one without PEFT's wrapper.
 
         `visuals` become features: the frozen tower of a reference is that of the policy."""
         if "visuals" not in packed:
@@ -145,8 +145,9 @@ class Policy:
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, beside: Any = None) -> TokenStats:
-        """Log-probability, entropy and further statistics of every answer token under this policy (or another model);
-        with `states` also what enters its output layer; `beside` is a model with which statistics compare it."""
+        """Log-probability, entropy and further statistics of every completion token under this policy or another model.
+
+        With `states` also the inputs of its output layer; `beside` is a model that statistics compare it with."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
             return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
@@ -169,7 +170,7 @@ class Policy:
         return stats if batch.shared is None else stats.at(batch.shared.index)
 
     def states(self, batch: Batch) -> torch.Tensor:
-        """Returns [N, H] what enters the output layer, of each answer token the state before it."""
+        """[N, H] inputs of the output layer: the state before each completion token."""
         batch = batch.to(self.device)
         with self.autocast():
             states = _hidden_states(*self._states(batch, self.model), self.base)
@@ -185,7 +186,7 @@ class Policy:
         return hidden if batch.select is None else hidden.index_select(0, batch.select), head
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds the gradients of a loss, scaled by `scaler`, to those before."""
+        """Accumulates the gradients of a loss, scaled by `scaler`."""
         if engine := shards.engine_of(self.shards):
             engine.backward(loss)
         else:
@@ -193,8 +194,8 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """Returns [N] log-probabilities under the reference: the disabled adapter, or the frozen copy of
-        `keep_reference`, or what `start_moving_reference` made of them."""
+        """[N] log-probabilities under the reference: the disabled adapter, the frozen copy of `keep_reference`, or the
+        moving reference."""
         if self.lora and self.moving_reference:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
@@ -204,9 +205,9 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Keeps a frozen copy for KL: of the model at `source`, else of the weights as they are now.
+        """Keeps a frozen copy for KL: of the model at `source`, else of the current weights.
 
-        Each weight has the type that it has in the policy, so that both compute alike."""
+        Each weight gets its type in the policy, so that both compute alike."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -217,16 +218,16 @@ class Policy:
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def start_moving_reference(self) -> None:
-        """Lets the reference move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
-        that of now. After `keep_reference`."""
+        """Makes the reference movable, by writes to `moving_reference`; after `keep_reference`. Under LoRA it is a
+        second adapter, a copy of the current one."""
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """Switches the adapter off meanwhile. PEFT marks what learns on the tensors that the modules hold: shards, or
-        what was gathered of them. They must be the same ones in the end, or a part would not learn again."""
+        """Disables the adapter meanwhile. PEFT marks trainable tensors on the modules, which hold shards or gathered
+        tensors; they must be the same ones at the end, or a part would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -237,7 +238,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """Gives the adapter the weights of the reference meanwhile. With shards a call of all processes."""
+        """Loads the reference's weights into the adapter meanwhile. With shards called on all ranks."""
         def swap() -> None:
             self.scatter()
             for name, parameter in self.trainable():
@@ -257,17 +258,17 @@ class Policy:
                 self.gather()
 
     def gather(self) -> None:
-        """Gathers the whole model on this process where it is sharded; a call of all processes. See Shards."""
+        """Gathers the whole model on this rank if it is sharded; called on all ranks. See Shards."""
         if self.shards:
             self.shards.gather()
 
     def scatter(self) -> None:
-        """Leaves this process its shards alone where the model is sharded: before anything is learned or saved."""
+        """Frees gathered weights if the model is sharded: before anything is trained or saved."""
         if self.shards:
             self.shards.scatter()
 
     def close(self) -> None:
-        """Gives back what an engine gathered, which it cannot after the process group has ended."""
+        """Frees what an engine gathered, which is impossible after the process group has ended."""
         if engine := shards.engine_of(self.shards):
             engine.scatter()
 
@@ -275,8 +276,8 @@ class Policy:
              head: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 
-        `weights` are those of shards.weights, or of `copied_weights` where the model may learn meanwhile; without
-        them the model must be whole. `head` is that of `copied_head`; without it a reward model's is written as it is.
+        `weights` are those of shards.weights, or of `copied_weights` where training goes on meanwhile; without them the
+        model must be complete. `head` is that of `copied_head`; without it a reward model's head is written as it is.
         """
         # embeddings are never trained; finding that out asks the hub
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
@@ -290,12 +291,12 @@ class Policy:
             save_file(dict(head), folder / self.head.file)
 
     def copied_head(self) -> dict[str, torch.Tensor]:
-        """Returns the weights of a reward model's head copied to host memory; {} of another model."""
+        """A reward model's head copied to host memory; {} for another model."""
         own = self.head.state_dict() if self.head and self.head.file else {}
         return {name: weight.detach().to("cpu", copy=True) for name, weight in own.items()}
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
-        """Returns what `save` writes: trainable parameters copied to host memory, frozen ones as they are.
+        """The weights that `save` writes: trainable parameters copied to host memory, frozen ones as they are.
 
         Tied weights stay tied. Under LoRA the adapter alone."""
         learning = {p.data_ptr() for _, p in self.trainable()}
@@ -313,9 +314,10 @@ class Policy:
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
-        """Computes once what passes without gradient over one batch share: the features of its images and videos,
-        where nothing of the vision tower and the merger learns. The model calls for them inside its forward, as FSDP
-        wants it, so its calls are remembered."""
+        """Lets passes without gradient over one batch share the features of its images and videos.
+
+        Only where vision tower and merger are frozen. The model computes them inside its forward, as FSDP needs it, so
+        these calls are memoized."""
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
@@ -342,12 +344,11 @@ class Policy:
 
 
 _FEATURES = ("get_image_features", "get_video_features")
-"""What models of transformers call the pass through vision tower and merger."""
+"""Methods of transformers models that run vision tower and merger."""
 
 
 def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
-    """Returns `call`, which returns what it returned (or `outputs` has of another model) for the very same
-    arguments."""
+    """`call` that returns its (or, from `outputs`, another model's) earlier result for identical arguments."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
@@ -358,7 +359,7 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
 
 
 def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
-    """Returns the hidden states; raises ConfigError where they are logits."""
+    """The hidden states; raises ConfigError where they are logits."""
     if head.layer is None:
         raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer cannot be told, and the "
                           f"head that {' or '.join(HEADS)} learns reads them: leave it out (set "
@@ -371,7 +372,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
-    """Returns the policy of a config, with the weights of a checkpoint folder where one is given.
+    """The policy of a config, with the weights of a checkpoint folder if given.
 
     `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in."""
     settings = config.model
@@ -402,20 +403,20 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
 
 
 def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | None:
-    """Returns the head of a transformers model that the settings ask for; None where they ask for none."""
+    """The head that the settings ask for; None without one."""
     name = head_of(config)
     return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """Keeps small gradients above float16's least number; does nothing for other types."""
+    """Keeps small gradients above the smallest float16 number; a no-op for other types."""
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     scaler.scale(torch.zeros((), device=device))  # makes its tensors: a process may find nothing to train on in a step
     return scaler
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Returns every id that ends an answer: the generation config's and the tokenizer's."""
+    """Every id that ends a completion: the generation config's and the tokenizer's."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, (list, tuple)) else [configured]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

@@ -1,7 +1,7 @@
-"""What answers to one prompt begin with in common, as a tree: each token is in the row once.
+"""Common prefixes of the completions of a prompt, as a tree: each token is in the row once.
 
-A node is a run of tokens that some answers share, or the rest of one answer. Only nodes of SHORTEST tokens are made for
-several answers: every one costs an attention call over all that goes on from it."""
+A node is a run of tokens that some completions share, or the rest of one. Shared nodes have at least SHORTEST tokens:
+every node costs an attention call over all its descendants."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import torch
 from vlrl.types import Prompt
 
 SHORTEST = 32
-"""Fewest tokens that several answers must have in common to share them."""
+"""Fewest common tokens for completions to share them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens start..stop of an answer, from `place` on behind the prompt, and of those that go on from them up to
-    `end`."""
+    """Tokens start..stop of a completion, at `place` after the prompt; its descendants end at `end`."""
 
     answer: int
     start: int
@@ -32,12 +31,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A number of answers behind their prompt."""
+    """Completions after their prompt."""
 
     nodes: tuple[Node, ...]
-    """Each before those that go on from it."""
+    """Each before its descendants."""
     places: tuple[np.ndarray, ...]
-    """Of each answer [T] the places of its tokens behind the prompt."""
+    """[T] positions of each completion's tokens after the prompt."""
 
     @property
     def tokens(self) -> int:
@@ -45,15 +44,15 @@ class Tree:
 
     @property
     def shared(self) -> bool:
-        """Whether any token is in several answers."""
+        """Whether any token belongs to several completions."""
         return self.tokens < sum(map(len, self.places))
 
 
 def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
-    """Returns the tree of answers [T]; `shown` as Completion.shown of each, () = None of all.
+    """The tree of completions [T]; `shown` is Completion.shown of each, () = None of all.
 
-    Two answers share tokens that have the same ids, rotary positions and media. An answer whose media are not known one
-    by one (`Prompt.inserted`) shares nothing."""
+    Completions share tokens with the same ids, rotary positions and media. One whose media cannot be assigned to
+    observations (`Prompt.inserted`) shares nothing."""
     grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
     grower.grow([*range(len(answers))], 0, 0)
     return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))
@@ -66,8 +65,8 @@ class _Grower:
         self.places = [np.zeros(len(answer), np.int64) for answer in answers]
 
     def grow(self, members: list[int], depth: int, at: int) -> int:
-        """Adds what comes after the first `depth` tokens, which members have in common, from place `at` on; returns the
-        place behind it."""
+        """Adds nodes for the tokens after the common first `depth` of the members, from position `at` on; returns the
+        position after them."""
         alike: dict[Any, list[int]] = {}
         for m in members:
             begins = self.answers[m][depth:depth + self.shortest]
@@ -88,7 +87,7 @@ class _Grower:
         return at
 
     def _common(self, a: int, b: int) -> int:
-        """Returns how many tokens two answers begin with in common."""
+        """Length of the common prefix of two completions."""
         n = min(len(self.answers[a]), len(self.answers[b]))
         n = _first_true(self.answers[a][:n] != self.answers[b][:n])
         one, other = self.shown[a], self.shown[b]
@@ -96,7 +95,7 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """Returns how many of the first n tokens, whose ids are the same, have the same positions and media too."""
+    """How many of the first n tokens, whose ids are equal, also have the same positions and media."""
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))
@@ -111,8 +110,7 @@ def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
 
 
 def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
-    """Returns tokens start..stop of what follows a prompt, with the media of the observations inside; none may be cut.
-    """
+    """Tokens start..stop of what follows a prompt, with the media of the observations inside; none may be cut."""
     if start == 0 and stop == len(shown):
         return shown
     inside = [part for part in shown.inserted if start <= part.start and part.stop <= stop]
@@ -125,7 +123,7 @@ def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
 
 
 def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]:
-    """Returns the media tensors of the observations in tokens start..stop."""
+    """The media tensors of the observations in tokens start..stop."""
     out = {}
     for name, tensor in shown.mm.items():
         first = sum(part.rows.get(name, 0) for part in shown.inserted if part.stop <= start)
@@ -136,7 +134,7 @@ def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]
 
 
 def _rows_known(shown: Prompt) -> bool:
-    """Returns whether it is known which rows of the media tensors belong to which observation."""
+    """Whether the rows of all media tensors are assigned to observations."""
     rows = {name: sum(part.rows.get(name, 0) for part in shown.inserted) for name in shown.mm}
     return all(isinstance(tensor, torch.Tensor) and len(tensor) == rows[name] for name, tensor in shown.mm.items())
 
@@ -146,5 +144,5 @@ def _same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _first_true(differs: np.ndarray) -> int:
-    """Returns the place of the first True, or the length."""
+    """Index of the first True, or the length."""
     return int(differs.argmax()) if differs.any() else len(differs)

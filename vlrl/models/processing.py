@@ -1,4 +1,4 @@
-"""Sample -> Prompt. The only user of the HF processor: a sample meets it once; engine and trainer share the result."""
+"""Sample -> Prompt. The only user of the HF processor, once per sample; engine and trainer share the result."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ class Encoder:
         self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # but <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
-        """Returns the prompt of one sample, with `guidance` behind its question. Raises DataError for unreadable media
-        and PromptTooLong past the limit."""
+        """The prompt of one sample, with `guidance` after its question. Raises DataError for unreadable media and
+        PromptTooLong above the limit."""
         messages = task_messages(task, sample)
         return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
                            tool_schemas(task, sample))
 
     def copy(self) -> Encoder:
-        """Returns an encoder with a processor of its own, for another thread."""
+        """An encoder with a processor of its own, for another thread."""
         other = copy.copy(self)
         other.processor = copy.deepcopy(self.processor)
         other._chat = self._chat.of(other.processor)
         return other
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Returns the prompt of a sample whose chat messages are known; none of the task's code runs.
+        """The prompt of a sample with known chat messages; runs no code of the task.
 
-        `tools` are the schemas of the task's own, which stand in place of those of the row."""
+        `tools` are the task's schemas, which replace those of the row."""
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
@@ -100,13 +100,13 @@ class Encoder:
                                 f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
 
     def observation(self, observation: Observation, sample_id: str) -> Prompt:
-        """Returns what follows the end token of an action: an observation as the chat template writes it, and the
-        beginning of the next turn. Positions count from its own beginning.
+        """The tokens after the end token of an action: an observation as the chat template writes it, and the start of
+        the next turn. Positions start from 0.
 
-        The template is given a conversation with a stand-in for the action, so what was sampled is never rendered.
-        Results of tools are turns of a tool where it has these and shows their images, else one of the user.
-        Raises DataError for media that cannot be read, ConfigError for a template that does not end turns with the
-        model's end token."""
+        The template renders a conversation with a placeholder for the action, so sampled text is never rendered.
+        Results of tools are turns of role tool where the template has these and shows their images, else one of the
+        user. Raises DataError for unreadable media, ConfigError for a template that does not end turns with the model's
+        end token."""
         loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
         turns = (_TOOLS["results"](observation, self._keeps_results, self._reads_order) if observation.results
@@ -126,12 +126,12 @@ class Encoder:
         return self._end
 
     def _observed(self, shown: Sequence[Media], name: str) -> list[LoadedMedia]:
-        """Returns media of an observation, made smaller where they have more than episode.max_pixels."""
+        """Media of an observation, shrunk to episode.max_pixels."""
         most, loaded = self.config.episode.max_pixels, [self._loaded(m, name) for m in shown]
         return [_MEDIA["edited"](m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
     def _loaded(self, one: Media, name: str) -> LoadedMedia:
-        """Raises DataError that names the sample where the media are no file, and name themselves."""
+        """Raises DataError, naming the sample where the media are no file that names itself."""
         try:
             return media.load(one, self.config.limits, self._video, self._clips)
         except DataError as error:
@@ -140,7 +140,7 @@ class Encoder:
             raise DataError(f"sample '{name}': {error}") from error
 
     def _encoded(self, name: str, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Prompt:
-        """Returns rendered text as the model sees it; `special`: the tokenizer adds its first token."""
+        """Rendered text as the model's inputs; `special`: the tokenizer adds its first token."""
         try:
             batch = self._process(text, loaded, special)
         except (ValueError, RuntimeError, IndexError) as error:  # such as an image of extreme aspect ratio
@@ -165,10 +165,10 @@ class Encoder:
             visuals=_VISUALS["visuals_of"](self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it; a given
-        answer is first cut to what follows the prompt (rewards.text.completion_for).
+        """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
 
-        Vision tokens written in it are broken up: a model cannot write them."""
+        A given answer is first cut to what follows the prompt. Vision tokens in its text are broken up: a model cannot
+        write them."""
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 
@@ -199,8 +199,8 @@ class Encoder:
                             f"({', '.join(m['role'] for m in messages)}): {error}") from None
 
     def _media_first(self, messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
-        """Returns the messages; what an environment shows first stands before the text of its turn where the template
-        writes the media of a turn there anyway."""
+        """The messages; an environment's first media are moved before the text of their turn where the template puts
+        media there anyway."""
         if opening is None or not opening.media or self._reads_order:
             return messages
         content = messages[-1]["content"]
@@ -215,8 +215,8 @@ class Encoder:
 
     @property
     def opened(self) -> str:
-        """What the chat template begins the answer to a question with, such as "<think>"; Prompt.opened is that of a
-        prompt."""
+        """Text that the chat template starts a completion with, such as "<think>"; Prompt.opened is that of a prompt.
+        """
         return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
 
     def _opened(self, text: str) -> str:
@@ -240,18 +240,18 @@ class Encoder:
 
     @property
     def strips_thinking(self) -> bool:
-        """Whether the chat template leaves out earlier thinking when another turn follows."""
+        """Whether the chat template drops earlier thinking when another turn follows."""
         return _TOOLS["strips_thinking"](self._template)
 
     @cached_property
     def _reads_order(self) -> bool:
-        """Whether the chat template shows an image where it stands between two texts."""
+        """Whether the chat template shows an image at its position between two texts."""
         parts = [{"type": "text", "text": "before"}, {"type": "image"}, {"type": "text", "text": "after"}]
         between = self._template([{"role": "user", "content": parts}]).partition("before")[2].partition("after")[0]
         return bool(between.strip())
 
     def _plain(self, value: Any) -> Any:
-        """Returns JSON whose texts hold no control tokens."""
+        """JSON whose texts hold no control tokens."""
         if isinstance(value, Mapping):
             return {self._plain(key): self._plain(inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
@@ -259,8 +259,7 @@ class Encoder:
         return _broken_up(value, self._reserved) if isinstance(value, str) else value
 
     def _safe(self, content: Any) -> Any:
-        """Returns the content whose text cannot open a turn or claim an image: control tokens written in data are
-        broken up."""
+        """Content whose text cannot open a turn or claim an image: control tokens in data are broken up."""
         return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c
                 for c in parts_of(content)]
 
@@ -285,12 +284,12 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _adds_special(self, text: str) -> bool:
-        """Returns whether the tokenizer is to add its first token; many templates have written it already."""
+        """Whether the tokenizer should add its first token; many templates have written it already."""
         first = self.processor.tokenizer.bos_token
         return not (first and text.startswith(first))
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
-        """Returns of how many media the text holds a place: by the processor's own count, else all or none."""
+        """Number of media with a placeholder in the text: by the processor's own count, else all or none."""
         offsets = batch.get("text_replacement_offsets")
         if isinstance(offsets, list) and offsets:
             return sum(put["type"] in ("image", "video") for put in offsets[0])
@@ -298,7 +297,7 @@ class Encoder:
         return len(loaded) if some else 0
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Returns visual tokens of each media in order, counted in the text that the processor put in its place."""
+        """Visual tokens of each media in order, counted in the processor's expansion of its placeholder."""
         offsets = batch.get("text_replacement_offsets") if loaded else None
         put = offsets[0] if isinstance(offsets, list) else []
         if len(put) != len(loaded):
@@ -309,8 +308,7 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """Returns the token that stands for one visual feature; some processors call the mark of a whole image by that
-        name."""
+        """The token of one visual feature; some processors use that name for a whole image's placeholder."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 
@@ -322,12 +320,12 @@ def _broken_up(text: str, tokens: Sequence[str]) -> str:
 
 
 def _mixed(content: Any) -> bool:
-    """Returns whether an image or a video stands after a text, or an image after a video."""
+    """Whether an image or a video follows a text, or an image follows a video."""
     ranks = {"image": 0, "video": 1}
     order = [ranks.get(c["type"], 2) for c in content if isinstance(c, dict)]
     return order != sorted(order)
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Returns every control token, those that have no role of their own included."""
+    """Every control token, including those without a named role."""
     return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}

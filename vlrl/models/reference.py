@@ -1,6 +1,8 @@
-"""Log-probabilities of answers under the reference policy, or under the policy: a pass without gradient, packed as for
-training, on every process. The reference is that of the KL term: the disabled adapter under LoRA, else a frozen copy of
-the model the run began with, or what algo.reference makes of it."""
+"""Passes without gradient over completions, packed as for training: log-probabilities under the reference or the
+policy.
+
+The reference is that of the KL term: the disabled adapter under LoRA, else a frozen copy of the initial model, or the
+moving reference of algo.reference."""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from vlrl.types import Completion, Prompt
 
 def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
                 read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
-    """Returns of each answer [T, *shape] float32, what `read` finds [N, *shape] of the tokens of a batch (with windows
-    of actions, 0 elsewhere); an empty answer is not computed. Called on every process at the same time."""
+    """[T, *shape] float32 of each completion, as `read` computes [N, *shape] for the tokens of a batch.
+
+    With windows of actions, 0 outside the actions; empty completions are skipped. Called on every rank at the same
+    time."""
     rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])
@@ -37,21 +41,21 @@ def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Com
 
 
 class Reference:
-    """Reads answers under a policy and its reference."""
+    """Evaluates completions under a policy and its reference."""
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
 
     def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
-        """Returns [answer][T] float32 of all tokens (with windows of actions, 0 elsewhere), under the reference
-        or the policy's `own` weights; an empty answer is not computed. Called on every process at the same time."""
+        """[completion][T] float32 of all tokens under the reference, or under the policy with `own`; see read_tokens.
+        """
         return [values[:, 0] for values in self.both(prompts, answers, temperature, (own,))]
 
     def both(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
              own: Sequence[bool] = (True, False)) -> list[np.ndarray]:
-        """Returns [answer][T, len(own)], each column as in `logprobs`: one loop over the same batches, which go through
-        the vision tower once where it is the same in both."""
+        """[completion][T, len(own)], each column as in `logprobs`: one loop over the batches, which encode media once
+        where the vision tower is the same in both."""
         def one_pass(batch: Batch, own_weights: bool) -> torch.Tensor:
             if own_weights:
                 return self.policy.logprobs(batch, temperature).logprobs

@@ -1,5 +1,4 @@
-"""What a save writes beside the weights, tried before a run takes its first step: what cannot be saved would be noticed
-after hours of work."""
+"""Files that a save writes beside the weights, tried before the first step: a failure would else show hours later."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def drop_unused_sampling(model: Any, name: str) -> None:
-    """Takes out of a model's generation config what says how to sample where it does not say to sample at all.
+    """Removes sampling settings from a generation config without do_sample.
 
-    transformers reads such a file, leaves these settings without effect, and refuses to save them."""
+    transformers ignores them when it reads such a file, and refuses to save them."""
     config = getattr(model, "generation_config", None)
     given = [one for one in _SAMPLED if getattr(config, one, None) is not None]
     if config is None or config.do_sample or not given:
@@ -37,8 +36,10 @@ def drop_unused_sampling(model: Any, name: str) -> None:
 
 
 def write_model(model: Any, processor: Any, folder: Path, **options: Any) -> None:
-    """Writes a model or adapter and its processor into a folder. Raises RunError that says which of them cannot be
-    saved; OSError, or what else of_the_disk knows, where the disk is at fault."""
+    """Writes a model or adapter and its processor into a folder.
+
+    Raises RunError naming the one that cannot be saved; OSError, or other errors of is_disk_error, for a disk failure.
+    """
     with _save_errors("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
     with _save_errors("its tokenizer and processor"):
@@ -60,7 +61,7 @@ def _save_errors(what: str) -> Iterator[None]:
 
 
 def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a folder below `place` (None: among temporary files), and removes it. Raises RunError."""
+    """Lets `write` fill a folder below `place` (None: a temporary one), and removes it. Raises RunError."""
     try:
         if place:
             place.mkdir(parents=True, exist_ok=True)

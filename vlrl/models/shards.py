@@ -1,6 +1,6 @@
-"""A model sharded over the processes of a run (train.sharding): when it is, and what the trainer asks of its shards.
+"""A model sharded over the ranks of a run (train.sharding): when it is, and the interface of its shards.
 
-What shards it, FSDP2 or DeepSpeed's ZeRO, lies in models/sharding and is imported where settings or launcher ask."""
+The implementations, FSDP2 and DeepSpeed's ZeRO, are in models/sharding and imported where settings or launcher ask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 
 SHARDED = ("fsdp2", "zero2", "zero3")
-"""Values of train.sharding."""
+"""Values of train.sharding that shard."""
 KINDS = Table({
     "fsdp2": "vlrl.models.sharding.fsdp:shard",
     "zero": "vlrl.models.sharding.zero:start",
@@ -81,25 +81,25 @@ class Shards(ABC):
 
 
 def engine_of(shards: Shards | None) -> Any:
-    """Returns the shards whose engine trains the model (an Engine); None without such."""
+    """The shards whose engine trains the model (a sharding.zero.Zero); None without one."""
     return shards if shards is not None and shards.steps else None
 
 
 def is_sharded(config: Config, *kinds: str) -> bool:
-    """Whether this process is one of several among which the model is to be sharded, in one of the ways `kinds`."""
+    """Whether the model is sharded, in one of the ways `kinds`, over several ranks."""
     return config.train.sharding in (kinds or SHARDED) and comm.world() > 1
 
 
 def backend(config: Config, device: str) -> str | None:
-    """What carries collectives, where it is not the usual one of the device: shards that rest in main memory (settled
-    settings, see `launched`) are summed and gathered there too, which NCCL does not do."""
+    """Backend of collectives, where it is not the device's default: shards in main memory (resolved settings, see
+    `settle_sharding`) are summed and gathered there too, which NCCL does not support."""
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
 def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
-    """Returns the config with train.sharding=auto settled by what `accelerate launch` asks for; see sharding.launch.
+    """The config with train.sharding=auto resolved by what `accelerate launch` asks for; see sharding.launch.
 
-    Raises ConfigError where the launcher asks for what is not done, or for other than the settings say."""
+    Raises ConfigError where the launcher asks for something unsupported or contradicts the settings."""
     train = config.train
     if train.sharding in SHARDED or train.cpu_offload or any(environ.get(name) for name in _LAUNCHERS):
         return _CHECKS["launched"](config, environ)
@@ -107,23 +107,23 @@ def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.envir
 
 
 def check_installed(config: Config) -> None:
-    """Raises ConfigError when a package that train.sharding asks for is not installed, or too old."""
+    """Raises ConfigError when a package that train.sharding needs is missing or too old."""
     if config.train.sharding in SHARDED:
         _CHECKS["installed"](config)
 
 
 def state(policy: Any, tree: Any) -> Any:
-    """As Shards.state; without shards, and so with one process, `tree` as it is."""
+    """As Shards.state; without shards `tree` unchanged."""
     return policy.shards.state(tree) if policy.shards else tree
 
 
 def weights(policy: Any) -> dict[str, torch.Tensor] | None:
-    """As Shards.weights; None without shards, when the model is whole anyway."""
+    """As Shards.weights; None without shards."""
     return policy.shards.weights(policy) if policy.shards else None
 
 
 def load_optimizer(policy: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """As Shards.load; also without shards."""
+    """Loads an optimizer's whole state, with or without shards."""
     if policy.shards:
         policy.shards.load(optimizer, state)
     else:

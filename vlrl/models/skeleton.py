@@ -12,11 +12,10 @@ from vlrl.models.loading import ADAPTERS, adapter_base, choose_trained, loading_
 
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
-    """Returns the model of the settings without weights, on the meta device, and its family; ConfigError when not
-    found.
+    """The model of the settings without weights, on the meta device, and its family; ConfigError when not found.
 
-    config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
-    for counting parameters and for positions."""
+    config: the model's transformers config; None = that of model.name. Trainable parameters are marked as in
+    `policy.load`."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     name = settings.name

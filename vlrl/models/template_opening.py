@@ -1,7 +1,7 @@
-"""What a chat template writes between the beginning of the model's turn and the model's own text, such as <think>.
+"""Text that a chat template writes between the start of the model's turn and the model's own text, such as <think>.
 
-It is found by comparing what the template makes of conversations, whatever its model: a prompt that it ends with the
-beginning of a turn, and one in which the model has answered."""
+Found by comparing rendered conversations, for any model: a prompt that ends with the start of a turn, and one in which
+the model has answered."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)
 
 
 def turn_beginning(template: Template) -> str:
-    """Returns what the template writes after a question of the user before any text of the model, such as the end of
-    that turn and the header of the next; "" where that cannot be known.
+    """Text that the template writes after a user's question before any text of the model, such as the end of that turn
+    and the header of the next; "" where unknown.
 
-    A block that it puts before an earlier answer, such as an empty <think></think>, is no part of it."""
+    A block that it writes before an earlier answer, such as an empty <think></think>, is not included."""
     shown = [texts for form in (lambda text: [text_part(text)], str) if (texts := _shown(template, form))]
     if not shown:
         return ""
@@ -31,8 +31,8 @@ def turn_beginning(template: Template) -> str:
 
 
 def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
-    """Returns a question as the template shows it, and with an answer that is the last turn or not; [] where it does
-    not show them."""
+    """A rendered question, and the same with an answer as the last turn and as an earlier one; [] where the texts are
+    not rendered."""
     asked, said, more = ({"role": role, "content": form(text)} for role, text in (
         ("user", _ASKED), ("assistant", _SAID), ("user", "x")))
     try:
@@ -43,10 +43,9 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 
 def opened_in(prompt: str, beginning: str, control: Collection[str]) -> str:
-    """Returns what a rendered `prompt` has behind the last `beginning` of a turn; "" for nothing but white space.
+    """Text of a rendered `prompt` after the last `beginning` of a turn; "" for white space alone.
 
-    Tokens of `control` and what stands before them are the template's own marks, no text that the model goes on from.
-    """
+    `control` tokens and text before them are the template's own marks, not text that the model continues."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

@@ -1,4 +1,4 @@
-"""How tools, their calls and their results are written where a chat template does not do it: as Qwen's templates do."""
+"""Tools, their calls and results written as Qwen's chat templates do, for templates without them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Returns the messages with the tools, and how they are called, in the text of the system."""
+    """The messages with the tools, and how to call them, in the system prompt."""
     instructions = _TOLD.format("\n".join(map(json.dumps, tools)))
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": [text_part(instructions)]}, *messages]
@@ -37,9 +37,9 @@ def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
 
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
-    """Returns the turns that show the results of calls: one of a tool each with `by_role`, else one of the user.
+    """The turns that show the results of calls: one of role tool each with `by_role`, else one of the user.
 
-    `in_place`: the template keeps media where they stand between texts; else all of them stand before."""
+    `in_place`: the template keeps media at their positions between texts; else they all come first."""
     if by_role:
         return [{"role": "tool", "content": [*_media(r), text_part(_quoted(r.text))]} for r in observation.results]
     begin, end = RESULT
@@ -58,7 +58,7 @@ def _media(result: Observation) -> list[Message]:
 
 
 def _quoted(text: str) -> str:
-    """Returns the text of a result that cannot end it, nor begin another."""
+    """The text of a result, made unable to close or open a result tag."""
     for tag in RESULT:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     return text
@@ -72,7 +72,7 @@ _ANSWERED = {"role": "assistant", "content": [text_part("y")]}
 
 
 def writes_calls(template: Template) -> bool:
-    """Returns whether a template shows tools, and writes their calls in the form that is read."""
+    """Whether a template shows tools, and writes their calls in the form that is parsed."""
     call = {"type": "function", "function": {"name": _NAME, "arguments": {"a": 1}}}
     tool = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}}}
     try:
@@ -84,7 +84,7 @@ def writes_calls(template: Template) -> bool:
 
 
 def keeps_results(template: Template) -> bool:
-    """Returns whether a template has turns of a tool, and shows images in them as in turns of the user."""
+    """Whether a template has turns of role tool, and shows images in them as in turns of the user."""
     def added(role: str) -> int:
         alone, pictured = ([*parts, text_part(_NAME)] for parts in ([], [{"type": "image"}]))
         texts = [template([_ASKED, _ANSWERED, {"role": role, "content": parts}]) for parts in (alone, pictured)]
@@ -97,7 +97,7 @@ def keeps_results(template: Template) -> bool:
 
 
 def strips_thinking(template: Template) -> bool:
-    """Returns whether a template leaves earlier thinking out when a turn of the user follows."""
+    """Whether a template drops earlier thinking when a turn of the user follows."""
     try:
         said = {"role": "assistant", "content": [text_part(f"<think>\n{_NAME}\n</think>\n\ny")]}
         return _NAME not in template([_ASKED, said, _ASKED])

@@ -1,4 +1,4 @@
-"""What of a model learns, in words: for the first lines of a run and for the dry run."""
+"""Trainable parameters described in words, for the first lines of a run and for the dry run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.models.families import Family
 
 
 def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
-    """Returns how many parameters of each part learn: "language 1,200 and merger 30"; of an adapter those it adds."""
+    """Trainable parameters of each part: "language 1,200 and merger 30"; with an adapter those it adds."""
     counts: dict[str, int] = {}
     for name, parameter in named:
         part = family.part_of(name)
@@ -19,8 +19,8 @@ def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
 
 
 def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
-    """Returns which tensors count as trained and never change, as the model takes an earlier layer of its vision tower
-    (LLaVA 1.5: the last but one); "" where there are none."""
+    """Notice about trainable tensors that never change, as the model uses an earlier layer of its vision tower (LLaVA
+    1.5: the last but one); "" without any."""
     chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
     layers = getattr(tower, "num_hidden_layers", None)
     if chosen is None or layers is None:

@@ -59,7 +59,7 @@ class ServedTeacher:
         return f"{_digest([self._base, self.temperature, self.banned])}-1"
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
-        """[T] float32 of each row (training.minibatch.Trained): the log-probabilities of its tokens, 0 where they are
+        """[T] float32 of each row (minibatch.TrainingRow): the log-probabilities of its tokens, 0 where they are
         not trained. All rows are requested at once; a collective call. TrainingError if the server is unavailable."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))

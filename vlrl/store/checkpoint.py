@@ -1,14 +1,14 @@
-"""Checkpoints: saved whole or not at all, read back bit for bit; safetensors and JSON, never pickle.
+"""Checkpoints: saved completely or not at all, read back bit for bit; safetensors and JSON, never pickle.
 
     checkpoints/step-000050/        the model or adapter and its processor, as the policy writes them, and
         trainer_state.json          the trainer's state, its tensors replaced by names ...
-        trainer_state.safetensors   ... that stand here
-        manifest.json               its step, the settings of its run, size and sha256 of every other file, and how
-                                    long they took to write
+        trainer_state.safetensors   ... of tensors here
+        manifest.json               its step, the settings of its run, size and sha256 of every other file, and the
+                                    seconds that writing took
     checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
 
-A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves every
-older one as it was. `folder` is the checkpoints folder everywhere. One process writes (rank 0), one save at a time."""
+A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves all older
+ones intact. `folder` is always the checkpoints folder. One process writes (rank 0), one save at a time."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from vlrl.store.trainer_state import STATE, State
 
 MANIFEST = "manifest.json"
 BEST = "best"
-"""`checkpoints/best` means the checkpoint of the best evaluation, wherever a checkpoint is named."""
+"""`checkpoints/best` names the checkpoint of the best evaluation, wherever a checkpoint is named."""
 _NAME = re.compile(r"step-(\d+)")
 
 
 class NewestCheckpoint(NamedTuple):
-    """The newest checkpoint that can be used, and what had to be passed over to find it."""
+    """The newest usable checkpoint, with warnings about newer ones that are not."""
 
     path: Path | None
     warnings: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
-        """Steps completed; 0 without a checkpoint."""
+        """Completed steps; 0 without a checkpoint."""
         return step_of(self.path) if self.path else 0
 
 
 def step_of(path: Path) -> int:
-    """Returns the number of completed steps in a checkpoint's name; raises RunError for another name."""
+    """Number of completed steps in a checkpoint's name; raises RunError for another name."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
     if not match:
         raise RunError(f"{path} is not a checkpoint: its name should be like step-000050")
@@ -60,10 +60,10 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
          settings: Mapping[str, Any] | None = None) -> Path:
     """Saves the checkpoint of `step` completed steps and removes all but the `keep` newest; returns its path.
 
-    `write(path)` puts the model's files into a folder. `state` may hold what trainer_state.py names, or is what
-    `trainer_state.freeze` made of that. `settings_of` gives the `settings` back. The checkpoint of `mark_best` is kept
-    besides. Checkpoints of later steps belong to a run that was started over and are removed. Raises RunError when the
-    disk is full or not writable; older checkpoints are then untouched."""
+    `write(path)` writes the model's files into a folder. `state` is a trainer's state (trainer_state.py), perhaps
+    frozen. `settings_of` returns the `settings`. The best checkpoint is kept in addition. Checkpoints of later steps
+    belong to a run that was started over and are removed. Raises RunError when the disk is full or not writable; older
+    checkpoints are then untouched."""
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     begun = time.monotonic()
     try:
@@ -86,7 +86,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
 
 
 def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> None:
-    """Waits until everything is on the disk, and writes the manifest. `begun` is in time.monotonic's seconds."""
+    """Syncs everything to the disk, and writes the manifest. `begun` is a value of time.monotonic."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
@@ -99,7 +99,8 @@ def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> N
 
 
 def _swap_in(temporary: Path, target: Path) -> None:
-    """Renames to the final name; one of the same step steps aside first, and counts until the new one is there."""
+    """Renames to the final name; an older one of the same step is renamed first, and counts until the new one is there.
+    """
     old = target.with_name(f".old-{target.name}")
     if target.exists():
         os.rename(target, old)
@@ -121,7 +122,7 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Clears what killed saves left; a checkpoint that had stepped aside for one that never came returns."""
+    """Removes leftovers of killed saves; restores a checkpoint that was renamed for one that never came."""
     for old in folder.glob(".old-step-*"):
         place = folder / old.name.removeprefix(".old-")
         if place.exists():
@@ -133,7 +134,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Renames first, so that a kill in the middle leaves no half checkpoint under a valid name."""
+    """Renames first, so that a kill in the middle leaves no partial checkpoint under a valid name."""
     if path.is_symlink():  # what it leads to is the user's
         path.unlink()
         return
@@ -156,7 +157,7 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 
 
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
-    """Makes the checkpoint of `step` steps the one of the best evaluation, whose line of eval.jsonl is `record`.
+    """Marks the checkpoint of `step` steps as the best one; `record` is its line of eval.jsonl.
 
     It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
@@ -165,13 +166,13 @@ def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> 
 
 
 def best_record(folder: Path) -> dict[str, Any]:
-    """Returns what `mark_best` wrote; {} without."""
+    """The record written by `mark_best`; {} without one."""
     best = read_json(folder / f"{BEST}.json") or {}
     return best if isinstance(best.get("step"), int) else {}
 
 
 def write_speed(folder: Path) -> tuple[int, float] | None:
-    """(bytes of the newest checkpoint, bytes per second at which it was written); None without any."""
+    """(bytes of the newest checkpoint, bytes per second of its save); None without any."""
     for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
@@ -186,10 +187,10 @@ def write_speed(folder: Path) -> tuple[int, float] | None:
 
 
 def find(path: Path) -> NewestCheckpoint:
-    """Returns the checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run
-    folder, or, for its `checkpoints/best`, that of the best evaluation.
+    """The checkpoint that `path` names: a folder of weights itself, the newest complete checkpoint of a run folder, or,
+    for its `checkpoints/best`, that of the best evaluation.
 
-    Raises RunError when there is none, or when one is damaged."""
+    Raises RunError when there is none, or when it is damaged."""
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
@@ -209,18 +210,17 @@ def find(path: Path) -> NewestCheckpoint:
 
 
 def model_folder(name: str) -> str:
-    """Returns the checkpoint that a model's `name` means where it is a run folder (the newest) or its
-    `checkpoints/best`; any other name as it is. Raises RunError when a run folder holds no whole checkpoint."""
+    """The checkpoint that a model's `name` means if it is a run folder (the newest) or its `checkpoints/best`; any
+    other name unchanged. Raises RunError when a run folder has no complete checkpoint."""
     run = os.path.isdir(os.path.join(name, "checkpoints"))
     best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
     return str(find(Path(name)).path) if run or best else name
 
 
 def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
-    """Returns the newest whole checkpoint, with a warning for each newer one that is damaged; its path is None without
-    any.
+    """The newest complete checkpoint, with a warning for each newer one that is damaged; its path is None without any.
 
-    Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk."""
+    Files are checked by size; with `full`, as before a resume, also by sha256. Changes nothing on the disk."""
     passed = []
     for path in all_checkpoints(folder):
         wrong = problems(path, full)
@@ -232,13 +232,12 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Returns every checkpoint whose files are there with their sizes, by step."""
+    """Every checkpoint whose files exist with their sizes, by step."""
     return [path for path in reversed(all_checkpoints(folder)) if not problems(path, full=False)]
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
-    """Returns what is wrong with a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] =
-    whole."""
+    """Defects of a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] = complete."""
     try:
         manifest = json.loads(read_small(path / MANIFEST))
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -259,14 +258,14 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Returns every checkpoint, whole or not, newest first, one that had stepped aside for a killed save included."""
+    """Every checkpoint, complete or not, newest first, including one renamed for a save that was killed."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """Returns the settings of the run that saved a checkpoint; {} where it does not say."""
+    """The settings of the run that saved a checkpoint; {} where they are not recorded."""
     settings = (read_json(path / MANIFEST) or {}).get("settings")
     return settings if isinstance(settings, dict) else {}
 
@@ -286,9 +285,9 @@ def _size(path: Path) -> int:
 
 
 def load_state(path: Path, check: bool = True) -> dict[str, Any]:
-    """Returns the `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
+    """The `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
 
-    `check` compares every file's sha256 first; it can be left out right after `latest(folder, full=True)`."""
+    `check` compares every file's sha256 first; not needed right after `latest(folder, full=True)`."""
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to go on from the one "

@@ -1,6 +1,6 @@
-"""Files that are whole or absent, and what is known about the machine. Imports no torch.
+"""Atomic file writes, bounded reads, and facts about the machine. Imports no torch.
 
-    with replacing(folder / "reward.png") as temporary:     # written aside, synced, renamed
+    with replacing(folder / "reward.png") as temporary:     # written to a temporary file, synced, renamed
         figure.savefig(temporary)
     append_line(folder / "metrics.jsonl", '{"step": 0}')    # on the disk when this returns
 
@@ -31,7 +31,7 @@ import psutil
 from vlrl.errors import RunError
 
 MOST_LINE = 1 << 20
-"""Bytes of a line that is read."""
+"""Largest line that is read, in bytes."""
 _HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
           (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
 _INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
@@ -43,7 +43,7 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a failure of the disk into a RunError that names the path and the way out."""
+    """Turns a disk error into a RunError that names the path and the way out."""
     try:
         yield
     except OSError as error:
@@ -58,14 +58,14 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Returns whether writing failed, not the code; safetensors and tokenizers raise exceptions of their own for it."""
+    """Whether the disk failed rather than the code; safetensors and tokenizers raise their own exceptions for it."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and else is removed.
+    """A temporary path beside `path` that replaces it when the block succeeds, and is removed otherwise.
 
     `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only."""
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
@@ -94,13 +94,13 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, sync: bool = True) -> None:
-    """Replaces the text of a file in one go; see `replacing`."""
+    """Replaces the text of a file atomically; see `replacing`."""
     with replacing(path, sync) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds one line, all of it or nothing; half a line that a killed process left stands alone."""
+    """Appends a line, all of it or nothing; a partial line of a killed process stays on its own line."""
     data = (line + "\n").encode()
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file for reading. Raises OSError for a pipe or a device (a link to /dev/zero), which may have no end."""
+    """Opens a file for reading. Raises OSError for a pipe or a device (a link to /dev/zero), which may be endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_special(descriptor, path)
@@ -133,8 +133,7 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Returns the content of a file of settings or of what a run says of itself. Raises OSError for one of more bytes,
-    and as `opened`."""
+    """Content of a settings or status file. Raises OSError above `most` bytes, and like `open_regular`."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -143,8 +142,8 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields (line with its end, its bytes in the file) from a place on. Of a line above MOST_LINE bytes only the end
-    is given, after a "#". Raises OSError as `opened`."""
+    """Yields (line with its line break, its bytes in the file) from an offset. Of a line above MOST_LINE bytes only the
+    end is given, after a "#". Raises OSError like `open_regular`."""
     with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
@@ -156,7 +155,7 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file; None when it is missing, no regular file or no whole object."""
+    """The object in a JSON file; None when it is missing, no regular file or not a complete object."""
     try:
         return dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -164,22 +163,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the hash of a file's bytes, which are read in blocks."""
+    """SHA-256 of a file, read in blocks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def suffix_of(head: bytes) -> str:
-    """Returns what a media file of this beginning is usually called; decoders do not rely on it."""
+    """Usual suffix of a media file with these first bytes; decoders do not rely on it."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
-    """Returns once the JSON file that another process wrote shows `content` here: network file systems take a while.
+    """Waits until the JSON file that another process wrote has this content here; network file systems take a while.
 
-    Raises RunError when it does not in time, as in a folder that hosts do not share."""
+    Raises RunError on a timeout, as in a folder that hosts do not share."""
     end = time.monotonic() + seconds
     while read_json(path) != content:
         if time.monotonic() > end:
@@ -189,8 +188,7 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """Returns the folder `name`, or where this user's caches lie; it need not exist. What is in it can be made
-    again."""
+    """The folder `name`, or this user's cache folder; it need not exist. Its content can be recreated."""
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -198,7 +196,7 @@ def cache_folder(name: str = "") -> Path:
 
 
 def move_aside(path: Path) -> None:
-    """Moves what an earlier run left in a folder into a folder beside it; nothing is deleted."""
+    """Moves the files of an earlier run into a folder beside; nothing is deleted."""
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:
         return
@@ -213,7 +211,6 @@ def move_aside(path: Path) -> None:
 
 
 def _version(name: str) -> str | None:
-    """Returns the version of an installed package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -221,7 +218,7 @@ def _version(name: str) -> str | None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Returns what is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
+    """Facts needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
@@ -236,7 +233,7 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """Returns what a command prints, or None when it is absent or fails."""
+    """Output of a command; None when it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

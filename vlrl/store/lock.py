@@ -3,10 +3,10 @@
     with lock(folder / "run.lock") as held:
         held.check()                                        # raises when another process has taken the folder
 
-The file names its owner. Making it is atomic on NFS too (O_EXCL), and so is taking a dead one away (rename). A process
-of this host can be looked up; any other shows that it lives by touching the file every BEAT_S seconds, and times are
-compared by the clock of the file system alone. Containers and hosts may share a name, so a process is looked up only
-where the boot of the kernel and the namespace of process ids are its own."""
+The file names its owner. Creating it is atomic on NFS too (O_EXCL), and so is removing a stale one (rename). A process
+of this host can be looked up; any other shows that it is alive by touching the file every BEAT_S seconds, and times are
+compared by the clock of the file system alone. Containers and hosts may share a name, so a process is only looked up
+with the same kernel boot id and process namespace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vlrl.store.files import disk_errors, read_json
 BEAT_S = 15.0
 """Seconds between signs of life."""
 SILENT_S = 180.0
-"""Seconds without one after which a lock may be taken: missed beats, and what NFS may show too late."""
+"""Seconds without one after which a lock may be taken: missed beats, plus delays of NFS."""
 _LOOK_S = 1.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ class Lock:
 
     @property
     def owned(self) -> bool:
-        """Whether it still is this process's."""
+        """Whether this process still holds it."""
         return read_json(self.path) == self.owner
 
     def check(self) -> None:
-        """Raises RunError when the folder has vanished or belongs to another process; nothing is to be written then."""
+        """Raises RunError when the folder has vanished or belongs to another process; then nothing may be written."""
         if self.owned:
             return
         other, folder = read_json(self.path), self.path.parent
@@ -63,7 +63,7 @@ class Lock:
 
 
 class NoLock(Lock):
-    """Of a folder that nobody asked to hold: it is always there."""
+    """The lock of a folder that is not locked: always held."""
 
     owned = True  # type: ignore[assignment]
 
@@ -73,11 +73,11 @@ class NoLock(Lock):
 
 @contextmanager
 def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
-    """Holds the folder of the lock file `path`, made if missing, for this process.
+    """Holds the folder of the lock file `path`, created if missing, for this process.
 
-    Raises RunError naming the owner while another process holds it. A lock left by a process of this host that is gone
-    is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
-    had this host's name (this host before it was started anew, another container), and with `steal` any host's."""
+    Raises RunError naming the owner while another process holds it. The lock of a dead process of this host is taken
+    over. So is one without a sign of life for SILENT_S seconds whose owner cannot be looked up: if it has this host's
+    name (before a reboot, or another container), and with `steal` on any host."""
     acquired = Lock(path, this_process())
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
 
 @contextmanager
 def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
-    """Calls again and again from another thread while the block runs."""
+    """Calls `call` every `every_s` seconds in another thread while the block runs."""
     ended = threading.Event()
 
     def tick() -> None:
@@ -109,8 +109,8 @@ def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def _release(acquired: Lock) -> None:
-    """A lock that cannot be removed, as on a disk that has become read-only, is taken over by the next run of this
-    host: what ended this one is to be seen."""
+    """A lock that cannot be removed, as on a disk that became read-only, is left for the next run of this host to take
+    over, so that the error that ended this run stays visible."""
     try:
         if acquired.owned:
             acquired.path.unlink()
@@ -157,7 +157,7 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
 
 
 def _remove_stale(path: Path, stale: Mapping[str, Any] | None) -> None:
-    """Removes a dead owner's lock, and none that another process has just made in its place."""
+    """Removes a dead owner's lock, but none that another process has just created."""
     aside = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with suppress(FileNotFoundError):  # somebody else was faster; open("x") decides
         os.rename(path, aside)
@@ -183,7 +183,7 @@ def _named(owner: Mapping[str, Any]) -> str:
 
 
 def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
-    """Watches a lock of another host until it was silent for SILENT_S seconds: whether its owner lives meanwhile."""
+    """Watches a lock of another host until SILENT_S seconds of silence; whether its owner gives a sign of life."""
     try:
         modified_ns = path.stat().st_mtime_ns
         while (silent := _silence(path)) is not None and silent < SILENT_S:
@@ -200,7 +200,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
 
 
 def _silence(path: Path) -> float | None:
-    """Returns seconds since the lock was touched, by the clock of its file system; None when that cannot be told."""
+    """Seconds since the lock was touched, by the clock of its file system; None when unknown."""
     probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
     try:
         probe.touch()
@@ -213,8 +213,8 @@ def _silence(path: Path) -> float | None:
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Returns whether the process that wrote a lock file still runs; None for one of another host or container, which
-    cannot be seen, and one of this host before it was started anew."""
+    """Whether the owner of a lock file is running; None for a process of another host or container, or from before a
+    reboot of this one."""
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
@@ -227,8 +227,7 @@ def this_process() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """Returns where a process id means the same process: this boot of the kernel and namespace of ids; "" where
-    unknown."""
+    """Kernel boot id and process namespace, within which process ids are comparable; "" where unknown."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -236,8 +235,7 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Returns when a live process of this host started, in a form that survives changes of the clock; None = there is
-    none."""
+    """Start time of a live process of this host, in a form that survives clock changes; None without such a process."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

@@ -1,4 +1,4 @@
-"""Images and videos of a run folder: each once, named by the hash of its content. Imports no torch."""
+"""Images and videos of a run folder, each stored once under the hash of its content. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class MediaFiles:
         self._stored: dict[str, str] = {}
 
     def write(self, media: LoadedMedia) -> str | None:
-        """Puts an image or video there once; returns its path inside the run folder, None with `store.media=none`.
+        """Stores an image or video once; returns its path inside the run folder, None with `store.media=none`.
 
-        A file is copied or linked as it is, and so are the bytes that a row holds of one; media without a file, or
-        whose file has changed since it was loaded, is written from its pixels, lossless: PNG, for a video animated
-        WebP."""
+        A file is copied or linked unchanged, and so are a file's bytes in a row; media without a file, or whose file
+        has changed since it was loaded, are written from their pixels without loss: PNG, for a video animated WebP."""
         if self.mode == "none":
             return None
         if media.sha256 not in self._stored:
@@ -49,7 +48,7 @@ class MediaFiles:
 
 
 def _take(source: Path, target: Path, sha256: str, link: bool) -> bool:
-    """Copies or links a media file; False when it is gone or no longer the file that was loaded."""
+    """Copies or links a media file; False when it is gone or has changed since it was loaded."""
     if not source.is_file():
         return False
     if link:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def utf8(text: str) -> str:
-    """Returns valid UTF-8: a lone surrogate becomes its \\uXXXX escape, which inside JSON is the same character."""
+    r"""Valid UTF-8: a lone surrogate becomes its \uXXXX escape, which inside JSON is the same character."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Files of rollouts: their columns, a row for each rollout, and reading them. Imports no torch."""
+"""Files of rollouts: their columns, one row per rollout, and reading them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ SCHEMA = pa.schema({
     "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS, "opened": pa.string(),
     "extra": pa.string(),
 })
-"""The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
-answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
-over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included.
-`variant` names the variant that an answer was drawn with, `kept` one that was kept from an earlier visit; an answer of
-one that is not trained on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the
-store.alternatives most probable tokens at the place of each token, in falling order. `metrics` is what Task.metrics
-says of an evaluated answer, `correct` what Task.correct says of any; null where that is not known. `turns` of a plain
-answer may be parts of it that a method gives credit of their own. `turn_advantages` has one for each of these and for
-each action of an episode; null where all have that of the rollout. `opened` is what the prompt's template has begun an
-answer with, each action of an episode too, such as <think>: it is scored with the `completion` and no part of it.
-`extra` is JSON of what one method keeps of the answer."""
+"""The columns of every rollout file. Lists are per token; parsed, target, sample and marks (of Task.overlay, for answer
+and target) are JSON; any value may be null.
+
+`advantage` of a rollout with per-token advantages is the mean over its trained tokens. `prompt` is the one that the
+completion was sampled with, including guidance of a second attempt. `variant` names the variant that it was sampled
+with; `kept` marks one kept from an earlier visit. A rollout of a variant that is not trained on has no advantage, and
+is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at each position, in
+decreasing order. `metrics` are Task.metrics of an evaluated answer, `correct` is Task.correct; null where unknown.
+`turns` of a plain completion may be parts of it with their own credit. `turn_advantages` has one value per such part or
+action of an episode; null where all have the rollout's. `opened` is the start of a completion (or of each action) that
+the prompt's template wrote, such as <think>: it is scored with the `completion` but not part of it. `extra` is JSON
+that one method keeps."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
-"""What the update may add to each token, and its type; those of the top k are [T, k]."""
+"""Per-token values that the update may add, and their types; those of the top k are [T, k]."""
 
 ROLLOUT_FILE = re.compile(r"step-(\d{1,15})-(?:(.+)-)?rank-\d+\.parquet|steps-(\d{1,15})-(\d{1,15})\.parquet")
-"""Name of a rollout file: its step and split, or the first and last step of a file that holds many."""
+"""Name of a rollout file: its step and split, or the first and last step of a file with many steps."""
 
 
 def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Sequence[np.ndarray | None]],
                   write_media: Callable[[LoadedMedia], str | None]) -> pa.Table:
-    """The rollouts of `groups` as a table of SCHEMA; answers that are not trained on come after all others.
+    """The rollouts of `groups` as a table of SCHEMA; those that are not trained on come last.
 
     `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
     `write_media` puts an image or video into the run folder and returns its path there."""
@@ -74,7 +75,7 @@ def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Se
 
 
 def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> dict[int, list[dict[str, Any]]]:
-    """Returns the media of each rollout by its index: those of the prompt, and those that an episode showed."""
+    """Rollout index -> its media: those of the prompt, and those that an episode showed."""
     def column(shown: Sequence[LoadedMedia], prompt: Prompt | None) -> list[dict[str, Any]]:
         found, sizes, counts = [], prompt.processed_sizes if prompt else (), prompt.visual_tokens if prompt else ()
         for i, one in enumerate(shown):
@@ -90,7 +91,7 @@ def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> di
 
 
 def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yields one row of SCHEMA per rollout, the per-token columns of the update left out."""
+    """One row of SCHEMA per rollout, without the per-token columns of the update."""
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
         "schema": SCHEMA_VERSION, "group_id": utf8(group.id), "sample_id": utf8(sample.id),
@@ -125,8 +126,8 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
 
 
 def _turn_advantages(rollout: Rollout) -> list[float] | None:
-    """Returns the mean advantage over the trained tokens of each action of an episode, or part of an answer that a
-    method keeps; None where all have one."""
+    """Mean advantage over the trained tokens of each action of an episode, or part of a completion that a method keeps;
+    None where all are the rollout's."""
     done = rollout.completion
     actions, mask = done.actions or _kept_turns(done), np.asarray(done.loss_mask, bool)
     if not actions or np.ndim(rollout.advantage) == 0:
@@ -137,12 +138,12 @@ def _turn_advantages(rollout: Rollout) -> list[float] | None:
 
 
 def _kept_turns(done: Completion) -> list[Turn]:
-    """Those that a method keeps of an answer without turns of its own."""
+    """Parts that a method keeps of a completion without turns of its own."""
     return [] if done.turns else [Turn(**turn) for turn in done.extra.get("turns", ())]
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    """Returns a turn as SCHEMA has it; state and what follows it stand on the action that they answer."""
+    """A turn in SCHEMA's form; state and the fields after it are on the action that they answer."""
     return {"start": turn.start, "end": turn.end, "role": turn.role, "media": list(turn.media),
             "text": utf8(turn.text) or None, "parts": None if turn.parts is None else _numbers(turn.parts),
             "state": None if turn.state is None else utf8(turn.state), "done": turn.done, "seconds": turn.seconds,
@@ -169,9 +170,9 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
 
 
 def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
-    """Returns the columns `fields` of one file, null where it has none, and only the rows of `step` when given.
+    """The columns `fields` of one file, null where missing, and only the rows of `step` when given.
 
-    Raises ValueError for a file of a newer schema, and what pyarrow raises for one that cannot be read."""
+    Raises ValueError for a file of a newer schema, and pyarrow's errors for one that cannot be read."""
     with pq.ParquetFile(file) as reader:
         names = {"schema", "step", *(f.name for f in fields)} & set(reader.schema_arrow.names)
         table = reader.read([n for n in reader.schema_arrow.names if n in names])
@@ -181,8 +182,7 @@ def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = Non
 
 
 def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
-    """Returns the columns `fields` of a table of rollouts, null where it has none. Raises ValueError for a newer
-    schema."""
+    """The columns `fields` of a table of rollouts, null where missing. Raises ValueError for a newer schema."""
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:
@@ -192,5 +192,5 @@ def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
 
 
 def split_name(split: str | None) -> str:
-    """A split as it stands in the name of a file."""
+    """A split as used in file names."""
     return re.sub(r"[^\w.]+", "_", split or "")

@@ -1,17 +1,17 @@
-"""The run folder: written while training, read at any time, also in mid-run. Imports no torch.
+"""The run folder: written while training, readable at any time. Imports no torch.
 
     config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  alerts.jsonl  reward.png
-    data_sources.json                                 commits of data sets of the Hub, where it reads some
+    data_sources.json                                 commits of Hub data sets, if it uses any
     prompts.parquet                                   each prompt drawn so far, see curriculum/visited.py
     tokenizer.json                                    reads the token ids of the rollouts (tokenizers.Tokenizer)
-    rollouts/step-000012-rank-00000.parquet           one row a rollout, see rollout_rows.py
+    rollouts/step-000012-rank-00000.parquet           one row per rollout, see rollout_rows.py
     eval-rollouts/step-000050-heldout-rank-00000.parquet
     media/<sha256>.<ext>                              each image or video once, see media_files.py
-    stored/                                           rollouts that a method was given
+    stored/                                           rollouts given to a method
     checkpoints/step-000050/                          see checkpoint.py
 
-`step` counts from 0 in metrics and rollouts; evaluations and checkpoints carry the number of steps completed.
-Every file but the two .jsonl is written under a temporary name and renamed, so no reader ever sees half of one."""
+`step` counts from 0 in metrics and rollouts; evaluations and checkpoints carry the number of completed steps. Every
+file but the two .jsonl is written under a temporary name and renamed, so no reader ever sees half of one."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from vlrl.store.rollout_rows import ROLLOUT_FILE, SCHEMA, read_rollouts, rollout
 from vlrl.types import Group, LoadedMedia
 
 PINS = "data_sources.json"
-"""Name of a data set of the Hub as the config has it -> commit."""
+"""File: name of a Hub data set in the config -> commit."""
 
 
 class RunFolder:
     """One run's files. Reading needs nothing else; a training run calls `create` first, inside `lock`.
 
-    `media` is the setting `store.media`. Readers append to `notes` what they had to skip."""
+    `media` is the setting `store.media`. Read methods append to `notes` what they skipped."""
 
     def __init__(self, path: str | Path, media: str = "copy"):
         self.path = Path(path)
@@ -58,20 +58,20 @@ class RunFolder:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, config: str, seed: int) -> None:
-        """Writes config.yaml (the resolved config as text) and env.json; what else is in the folder stays."""
+        """Writes config.yaml (the resolved config as text) and env.json; other files stay."""
         write_text(self.path / "config.yaml", config)
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
     def write_tokenizer(self, text: str) -> None:
-        """tokenizer.json, by which token ids can be read without the model; left alone when it is the same."""
+        """Writes tokenizer.json, by which token ids can be read without the model, if it has changed."""
         path = self.path / "tokenizer.json"
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
 
     @contextmanager
     def lock(self, steal: bool = False) -> Iterator[Lock]:
-        """Holds the folder for this process, see lock.lock; RunError while another one does, and from methods that
-        write once the folder has vanished or was taken over."""
+        """Holds the folder for this process, see lock.lock. RunError while another one does, and from write methods
+        once the folder has vanished or was taken over."""
         try:
             with lock(self.path / "run.lock", steal) as self._lock:
                 yield self._lock
@@ -79,17 +79,17 @@ class RunFolder:
             self._lock = NoLock()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, on disk when this returns; NaN and infinities become null."""
+        """Appends a line to metrics.jsonl, on disk when this returns; NaN and infinities become null."""
         self._lock.check()
         append_line(self.path / "metrics.jsonl", json_text(record))
 
     def append_eval(self, record: Mapping[str, Any]) -> None:
-        """One line of eval.jsonl: one evaluation of one split."""
+        """Appends a line to eval.jsonl: one evaluation of one split."""
         self._lock.check()
         append_line(self.path / "eval.jsonl", json_text(record))
 
     def append_timeline(self, step: int, spans: Sequence[tuple[str, float, float]]) -> None:
-        """Lines of timeline.jsonl: the phases of a step, with their start and end in seconds since 1970."""
+        """Appends lines to timeline.jsonl: a step's phases, with start and end in seconds since 1970."""
         if spans:
             append_line(self.path / "timeline.jsonl", "\n".join(
                 json_text({"step": step, "phase": name, "start": start, "end": end}) for name, start, end in spans))
@@ -97,16 +97,16 @@ class RunFolder:
     def heartbeat(self, record: Mapping[str, Any]) -> None:
         """Replaces heartbeat.json; adds time (seconds since 1970), pid and host.
 
-        Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Only in own folders.
-        """
+        Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Only in a folder that
+        is held."""
         beat = {**record, "time": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
         if self._lock.owned:
             write_text(self.path / "heartbeat.json", json_text(beat), sync=False)
 
     def truncate(self, step: int, *, evaluated: bool = True) -> None:
-        """Removes what a run wrote after its checkpoint of `step` completed steps, and half-written temporaries.
+        """Removes what a run wrote after its checkpoint of `step` completed steps, and temporary files.
 
-        Keeps metrics and rollouts of steps < `step`, and evaluations up to `step`; that of `step` itself goes too
+        Keeps metrics and rollouts of steps < `step`, and evaluations up to `step`; that of `step` itself is removed too
         when it will be repeated (`evaluated=False`). `truncate(0, evaluated=False)` empties a run to start over."""
         last = step if evaluated else step - 1
         for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl", "rejected.jsonl"):
@@ -126,11 +126,11 @@ class RunFolder:
     def write_rollouts(self, step: int, rank: int, groups: Sequence[Group],
                        per_token: Mapping[str, Sequence[np.ndarray | None]] | None = None,
                        split: str | None = None) -> Path:
-        """Writes the rollouts of `groups`, and their media, as one parquet file of SCHEMA; returns its path.
+        """Writes the rollouts of `groups`, and their media, as one parquet file; returns its path.
 
-        `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
-        With `split` it is an evaluation after `step` completed steps and goes to eval-rollouts. Answers of variants
-        that are not trained on come after all others."""
+        `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups. With
+        `split` it is an evaluation after `step` completed steps and goes to eval-rollouts. Rollouts of variants that
+        are not trained on come last."""
         self._lock.check()
         name = f"step-{step:06d}-{split_name(split) + '-' if split else ''}rank-{rank:05d}.parquet"
         path = self.path / ("eval-rollouts" if split else "rollouts") / name
@@ -140,7 +140,7 @@ class RunFolder:
         return path
 
     def write_media(self, media: LoadedMedia) -> str | None:
-        """Puts an image or video into media/ once, see media_files.py; returns its path inside the run folder."""
+        """Stores an image or video in media/ once, see media_files.py; returns its path inside the run folder."""
         return self._media.write(media)
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -151,15 +151,15 @@ class RunFolder:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the lines of metrics.jsonl; a half-written last one is left out."""
+        """Lines of metrics.jsonl without a partial last one."""
         return self._lines("metrics.jsonl")
 
     def evals(self) -> list[dict[str, Any]]:
-        """Returns the lines of eval.jsonl; a half-written last one is left out."""
+        """Lines of eval.jsonl without a partial last one."""
         return self._lines("eval.jsonl")
 
     def last_heartbeat(self) -> dict[str, Any]:
-        """heartbeat.json, or {} when there is none."""
+        """heartbeat.json; {} when there is none."""
         return read_json(self.path / "heartbeat.json") or {}
 
     def rollouts(self, step: int | None = None, *, split: str | None = None,
@@ -193,7 +193,7 @@ class RunFolder:
         return records
 
     def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
-        """(file, the steps it covers, split of an evaluation) in "rollouts" or "eval-rollouts", in order."""
+        """(file, steps it covers, split of an evaluation) in "rollouts" or "eval-rollouts", in order."""
         for file in sorted((self.path / folder).glob("*.parquet")):
             if (match := ROLLOUT_FILE.fullmatch(file.name)) and not file.is_file():
                 self.notes.append(f"skipped {file}: it is no regular file")
@@ -202,7 +202,7 @@ class RunFolder:
 
 
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns those lines of eval.jsonl that measure on the same as the last one of their split: what they measure on
-    may have changed between a stop and a resume, which the first line after it says in `changed`."""
+    """The lines of eval.jsonl comparable with the last one of their split: since its data last `changed` on a resume.
+    """
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

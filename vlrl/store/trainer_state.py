@@ -1,5 +1,5 @@
-"""The state of a trainer as JSON and tensors: nested dictionaries, lists, tuples, tensors, arrays, numbers, strings,
-bytes, None. No torch until a tensor is met."""
+"""A trainer's state as JSON and tensors: nested dictionaries, lists, tuples, tensors, arrays, numbers, strings, bytes,
+None. No torch until a tensor is met."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class State(NamedTuple):
-    """A trainer's state as it goes to the disk: what is no tensor as JSON, and the tensors by the names in it."""
+    """A trainer's state as it is written: JSON for everything but tensors, and the tensors by the names in it."""
 
     tree: Any
     tensors: dict[str, Any]
 
 
 def freeze(state: Mapping[str, Any]) -> State:
-    """Returns a copy of a trainer's state in the memory of the host, which later steps leave as it is."""
+    """A copy of a trainer's state in host memory, unaffected by later steps."""
     tree, tensors = view(state)
     return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
 
 
 def view(state: Mapping[str, Any]) -> State:
-    """Returns a trainer's state without a copy of its tensors, to be saved before they change."""
+    """A trainer's state without copying its tensors, to be saved before they change."""
     tensors: dict[str, Any] = {}
     return State(_encode(state, tensors, "state"), tensors)
 
 
 def merge(*states: State) -> State:
-    """Returns the state of several parts; a dictionary that several have is joined too."""
+    """The state of several parts; a dictionary that several of them have is merged too."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():
@@ -43,7 +43,7 @@ def merge(*states: State) -> State:
 
 
 def write(path: Path, state: Mapping[str, Any] | State) -> None:
-    """Puts a state, or what `view` or `freeze` made of one, into the folder of a checkpoint."""
+    """Writes a state, perhaps the result of `view` or `freeze`, into a checkpoint's folder."""
     from safetensors.torch import save_file
 
     tree, leaves = state if isinstance(state, State) else view(state)
@@ -59,8 +59,8 @@ def write(path: Path, state: Mapping[str, Any] | State) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns what `write` put there, tensors on the CPU. Raises OSError, ValueError or KeyError where it cannot be
-    read."""
+    """The state that `write` wrote, tensors on the CPU. Raises OSError, ValueError or KeyError where it cannot be read.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -74,7 +74,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """JSON for `value`; what JSON lacks becomes {"$kind": content}, and tensors move to `tensors` by their place."""
+    """JSON for `value`; types that JSON lacks become {"$kind": content}, and tensors move to `tensors` under their
+    path."""
     import torch
 
     if value is None or isinstance(value, (str, bool, int, float)):
@@ -102,7 +103,7 @@ def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
 
 
 def decode(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Returns what a `State` of this tree and these tensors was made of."""
+    """The value that a `State` with this tree and these tensors stands for."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -4,8 +4,8 @@
         writer.submit(lambda: folder.write_rollouts(...))
         writer.flush()                                      # it is on disk, or its error is raised
 
-What is submitted is written in order. Nothing is lost with the process but what a resumed run makes again: a
-checkpoint is made after a flush."""
+Writes run in order. If the process dies only work is lost that a resumed run repeats: a checkpoint is made after a
+flush."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class BackgroundWriter:
-    """One thread that writes, and at most `most` things that are not yet written: `submit` waits for room."""
+    """One writer thread with at most `most` pending writes: `submit` waits for room."""
 
     def __init__(self, most: int = 1):
         self.most = most
@@ -24,12 +24,12 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, "writer")
 
     def submit(self, write: Callable[[], Any]) -> None:
-        """Writes later. Raises the error of an earlier write, which makes this one void."""
+        """Queues a write. Raises the error of an earlier write, which drops this one."""
         self._settle(self.most - 1)
         self._waiting.append(self._thread.submit(write))
 
     def flush(self) -> None:
-        """Returns when everything is written; raises the first error among it."""
+        """Waits until everything is written; raises the first error."""
         self._settle(0)
 
     def close(self) -> None:
@@ -46,6 +46,6 @@ class BackgroundWriter:
         self.close()
 
     def _settle(self, left: int) -> None:
-        """Waits until at most `left` writes are not done."""
+        """Waits until at most `left` writes are pending."""
         while self._waiting and (len(self._waiting) > left or self._waiting[0].done()):
             self._waiting.popleft().result()

@@ -1,4 +1,4 @@
-"""Config -> the parts of a run. Everything that is chosen by name or read from disk is chosen or read here."""
+"""Config -> the parts of a run. Everything chosen by name or read from disk is chosen or read here."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
 
 OFFERED = LOGPROBS
-"""The services that every run has; `services.*` gives others."""
+"""Services that every run has; `services.*` adds others."""
 
 
 @dataclass
 class Parts:
-    """What the loop works with."""
+    """The objects that the loop works with."""
 
     config: Config
     task: Task
@@ -72,13 +72,13 @@ class Parts:
     clock: Clock
     scorer: SubprocessScorer | None = None
     warnings: Sequence[str] = ()
-    """What the checks of the first samples found that does not stop a run; on the main process."""
+    """Findings of the checks of the first samples that do not stop a run; on the main process."""
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """Returns the accelerator: device and trackers. Starts the process group under torchrun or accelerate.
+    """The accelerator, with device and trackers. Starts the process group under torchrun or accelerate.
 
-    NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call."""
+    NCCL kills its process without a message to the others, so its timeout is longer than that of the rank monitor."""
     check_trackers(config)
     check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -100,8 +100,7 @@ def check_trackers(config: Config) -> None:
 
 
 def check_launcher(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError when WORLD_SIZE says that there are several processes and other variables of a launcher are
-    missing."""
+    """Raises ConfigError when WORLD_SIZE names several processes and other variables of a launcher are missing."""
     size = environ.get("WORLD_SIZE", "1")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if size not in ("", "1") and missing:
@@ -113,9 +112,9 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
              progress: Progress = no_progress) -> Parts:
-    """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
+    """Builds every part of a run; `checkpoint` is the folder whose weights replace those of model.name.
 
-    `algorithm` is made of the config where none is given. `progress` shows how far the measuring before a step is."""
+    `algorithm` is made from the config if None. `progress` reports the progress of anything slow within a step."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -152,15 +151,15 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
 
 @dataclass(frozen=True, eq=False)
 class _RunData:
-    """What a run learns from; nothing is loaded for it."""
+    """The training data of a run; no media are loaded yet."""
 
     task: Task
     samples: Sequence[Sample]
     offered: Sequence[str]
-    """The services that the task may ask."""
+    """Services that the task may call."""
     prompts: curriculum.Prompts
     sampler: Any
-    """On the main process, which alone has it."""
+    """On the main process alone."""
 
     def served(self) -> Task:
         """The task with the services as they are now. Raises ConfigError where one is missing."""
@@ -168,7 +167,7 @@ class _RunData:
 
 
 def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
-    """The algorithm, once it is known that the settings go with each other and with what is installed."""
+    """The algorithm, after checking that the settings fit each other and the installed packages."""
     check_engine(config)
     shards.check_installed(config)
     algorithm = algorithm or Algorithm(config)
@@ -179,14 +178,14 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
 
 
 def _silence_transformers() -> None:
-    """What transformers says comes once, from the main process."""
+    """Leaves messages of transformers to the main process."""
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
 
 def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
-    """The task, its samples and what draws them. Raises ConfigError where the run cannot learn from them."""
+    """The task, its samples and their sampler. Raises ConfigError where the run cannot learn from them."""
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:
@@ -211,7 +210,7 @@ def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
 
 def _make_helpers(config: Config, data: _RunData, generates: bool, opened: contextlib.ExitStack
                   ) -> tuple[Any, Any, Any]:
-    """What works beside the model, each None where the run has none: scorer, environments and services."""
+    """Scorer, environments and services, each None where the run has none; closed by `opened`."""
     makers = ((make_scorer, generates), (make_environments, True), (make_services, generates))
     made = []
     for make, wanted in makers:
@@ -222,14 +221,14 @@ def _make_helpers(config: Config, data: _RunData, generates: bool, opened: conte
 
 
 def _warnings(config: Config, data: _RunData, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
-    """What the checks of the first samples and the services find, on the main process; they may raise."""
+    """Findings of the checks of the first samples and the services, on the main process. They may also raise."""
     found = comm.on_main(lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates,
                                                   goes_on=checkpoint is not None), "checking data and task")
     return [*(found or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
 
 
 def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
-    """A reference where the objective needs one, free to move where it does; `likelihoods` may have one already."""
+    """Keeps a reference policy where the objective needs one, and lets it move where the config says so."""
     reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
@@ -239,7 +238,7 @@ def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelih
 
 def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, apart: bool, clock: Clock,
             opened: contextlib.ExitStack) -> Engine:
-    """The engine that answers, with the environments around it, and the model sharded."""
+    """The engine, with the environments around it; shards the model."""
     copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
     if not copies:
         shard(model, encode, config)
@@ -265,37 +264,37 @@ _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
 })
-"""What a task with environments needs: the processes in which they live, and the engine under which they answer."""
+"""For a task with environments: the processes that host them, and the engine that plays episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
-"""What a sampler may have the policy measure of prompts -> (policy, config, task, prefetch) -> what measures it."""
+"""Measurements of prompts by the policy for a sampler: (policy, config, task, prefetch) -> Measure."""
 
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
-    """Returns what measures prompts for the sampler; on every process, as only the main one has the sampler."""
+    """The measurements that the sampler needs. Called on every rank, as only the main one has the sampler."""
     name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
-    """What scores in a process of its own, as `ready` gives the task; None without limits.score_s, or where a system
-    cannot fork safely."""
+    """Scores in a process of its own; None without limits.score_s, or where the system cannot fork safely. `ready`
+    returns the task with its services."""
     if not config.limits.score_s or sys.platform != "linux":
         return None
     return SubprocessScorer(_task_maker(config, task, ready), config.limits.score_s)
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """What runs the environments of a task, as `ready` gives it; None where it has none."""
+    """The host of a task's environments; None where it has none. `ready` returns the task with its services."""
     return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The services that the settings give and a task needs; None where there are none."""
+    """The services of the settings that the task needs; None without any."""
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 
 def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
-    """The task in another process, by the model's convention of coordinates."""
+    """Makes the task in another process, with the model's convention of coordinates."""
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
         return ready()
@@ -312,21 +311,21 @@ def shard(model: Policy, encode: Encoder, config: Config) -> None:
 
 
 def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
-    """Returns the optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
+    """The optimizer of a policy; with ZeRO it also shards the policy."""
     optimizer = make_optimizer(model, config)
     return shards.KINDS["zero"](model, optimizer, config) if shards.is_sharded(config, "zero2", "zero3") else optimizer
 
 
 class _Idle(Task):
-    """What a process computes while others have more to do; see packing.with_idle."""
+    """A prompt for ranks that have fewer micro-batches than others; see packing.with_idle."""
 
     prompt = "."
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
 
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Any:
-    """Returns what reads answers for services of log-probabilities, for a task that needs one; with that of the
-    reference the policy keeps one."""
+    """Log-probabilities of answers as a service for the task; None where the task needs none. Keeps the reference
+    policy if that service is used."""
     if not {*LOGPROBS} & {*task.needs}:
         return None
     likelihoods = _SERVICES["logprobs"](Reference(model, config), encode, task)
@@ -336,7 +335,7 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global generators; what matters for a resume has streams of its own, named by seed and step."""
+    """Seeds the global generators. Anything that a resume must repeat uses a stream seeded by name and step."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The engine of a run or a tool, and the folder in which it may keep files."""
+"""The engine of a run or a tool, and its scratch folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ENGINES = Table({
     "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
     "copied": "vlrl.engine.copied_engine:CopiedEngine",
 })
-"""engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself, or a copy of it."""
+"""engine.name -> (policy, config, folder, episodes) -> the engine; hf uses the training model itself, or a copy."""
 
 
 def check_engine(config: Config) -> None:
-    """Raises ConfigError when the package of the engine is not installed (a server's is installed where it runs), and
-    when one engine in the training process would have to be spread over several of them."""
+    """Raises ConfigError when the engine's package is not installed here (a server has its own), or when one in-process
+    engine would span several training processes."""
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
@@ -44,10 +44,10 @@ def check_engine(config: Config) -> None:
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
                 episodes: bool = False) -> Engine:
-    """The engine of `engine.name`, to be closed by whoever asks for it.
+    """The engine of `engine.name`; the caller closes it.
 
-    `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
-    the policy learns, so it has weights of its own. `episodes`: its prompts grow by turns."""
+    `folder` belongs to this process and is emptied by engines that write files. `apart`: it generates while the policy
+    is trained, with its own copy of the weights. `episodes`: prompts grow turn by turn."""
     settings = config.engine
     if settings.name == "hf":
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
@@ -62,7 +62,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
 
 
 def engine_folder(config: Config) -> Path:
-    """Returns where the engine of this process may keep files: in the run folder, or below engine.scratch."""
+    """This process's scratch folder: in the run folder, or below engine.scratch."""
     run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
     if config.engine.scratch:
         return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank
@@ -70,7 +70,7 @@ def engine_folder(config: Config) -> Path:
 
 
 def remove_engine_folder(config: Config) -> None:
-    """Removes this process's folder, and the one around it when it was the last."""
+    """Removes this process's scratch folder, and its parent if that is empty."""
     folder = engine_folder(config)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):

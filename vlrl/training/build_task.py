@@ -1,7 +1,7 @@
 """A config's task without its model: for scoring, playing and checking. No torch, no network, no media file.
 
-Only how the model writes boxes is asked of the model, and only by a task that converts one: its family's convention is
-read from the `config.json` in its folder or in the local hub cache."""
+Only the box convention depends on the model, and only for a task that converts boxes: it is read from the `config.json`
+of the model's folder or of the local hub cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vlrl.task.row_files import RowFiles
 _BESIDE = Table({"environment": "vlrl.environments.external:attach",
                  "parts": "vlrl.services.extra_parts:with_extra_parts",
                  "pinned": "vlrl.data.sources.hub:pinned", "tasks": "vlrl.task.mixture:Mixture"})
-"""What `environment.name`, `task.parts`, data sets of the Hub and `tasks` add to a task."""
+"""What `environment.name`, `task.parts`, Hub data sets and `tasks` add to a task."""
 
 
 @prints_aside()
 def make_task(config: Config) -> Task:
-    """Returns the configured task, or the mixture of `tasks`. With task.coordinates=auto its coordinates ask the
-    model's family when they are used."""
+    """The configured task, or the mixture of `tasks`. With task.coordinates=auto the model's family is looked up when
+    coordinates are first converted."""
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         _attach(task, config.environment)
@@ -52,7 +52,7 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
-    """Returns the settings with the commits of data sets of the Hub that the run, if there is one, began with."""
+    """The settings with the commits of Hub data sets that the run, if there is one, started with."""
     named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
     return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 
@@ -69,7 +69,7 @@ def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> 
 
 
 def settle_coordinates(task: Task, config: Config, convention: str) -> None:
-    """Has a config's task, or each of its tasks, write boxes as the model's family does, where it is left at auto."""
+    """Sets the model family's box convention on each task with task.coordinates=auto."""
     for settings, one in zip(config.each_task, task.members, strict=False):
         if settings.coordinates == "auto":
             one.coordinates = coordinates.make(convention)

@@ -1,8 +1,8 @@
-"""Checkpoints written beside the training: a copy in host memory first, then a thread that writes it.
+"""Checkpoints written in the background: first a copy in host memory, then a thread that writes it.
 
     saver = Saver(folder.checkpoints, config.save)
-    saver.begin(step, policy, state)      # returns once the copy is made; waits for the save before it
-    saver.check()                         # raises the error of a save that failed
+    saver.begin(step, policy, state)      # returns once the copy is made; waits for the previous save
+    saver.check()                         # raises the error of a failed save
     saver.wait()                          # everything is on disk
 
 Used on rank 0 alone. `begin_at_once` may be called by a signal handler."""
@@ -33,31 +33,31 @@ _ROOM = 1.25
 
 
 class Saver:
-    """The checkpoints of one run, in its checkpoints folder; `run` are the settings that each of them keeps."""
+    """Saves the checkpoints of one run; `run` are the settings stored in each of them."""
 
     def __init__(self, folder: Path, settings: SaveSettings, run: Mapping[str, Any] | None = None):
         self.folder, self.settings, self._run = folder, settings, run
         self.saved = 0
-        """Step of the newest checkpoint that is known to be whole."""
+        """Step of the newest complete checkpoint."""
         self.last: int | None = None
-        """Step of the newest save, which may still be being written."""
+        """Step of the newest save, which may still be running."""
         self.failed: BaseException | None = None
-        """What the last save that failed raised."""
+        """Error of the last failed save."""
         self._waiting: deque[Future[None]] = deque()
         self._jobs: SimpleQueue[tuple[Future[None], Callable[[], object]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def has(self, step: int) -> bool:
-        """Returns whether the checkpoint of a step is there, or being written."""
+        """Whether the checkpoint of a step exists or is being written."""
         if self.last == step and self._waiting:
             return True
         return not checkpoint.problems(self.folder / f"step-{step:06d}", full=False)
 
     def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves; with save.background returns as soon as everything is copied. Raises what an earlier save raised.
+        """Saves; with save.background returns as soon as everything is copied. Raises the error of an earlier save.
 
-        weights: those of shards.weights, of a model that is not whole here."""
+        weights: those of shards.weights, for a sharded model."""
         self.wait()
         self.last = step
         if not (self.settings.background and fits_in_memory(policy, state)):
@@ -67,10 +67,10 @@ class Saver:
 
     def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
-        """Copies and begins to save what a signal finds: `state` as it is, the rest as it was `frozen` before.
+        """Starts a save in a signal handler: `state` as it is now, the rest `frozen` earlier.
 
-        Written if `ready` says so then. False, and nothing begun, where memory is short, a save is under way or
-        save.background is off."""
+        It is written only if `ready` returns True then. Returns False and does nothing where memory is short, a save is
+        running or save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
@@ -80,36 +80,36 @@ class Saver:
 
     def save_last(self, step: int, policy: Policy, state: trainer_state.State,
                   weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves weights and state as they are, without a copy: nothing may learn until this returns. Raises what the
-        save raises. The watchdog sees that it goes on."""
+        """Saves weights and state without a copy, so nothing may be trained until it returns. Raises the save's error.
+        Gives signs of life to the watchdog."""
         self.last = step
         self._submit(partial(self._save, step, partial(policy.save, weights=weights), state))
         self._live()
         self.wait()
 
     def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
-        """Marks a checkpoint as that of the best evaluation once it is written."""
+        """Marks a checkpoint as the best one once it is written."""
         self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
 
     def check(self) -> None:
-        """Raises the error of a save that failed; waits for none."""
+        """Raises the error of a failed save, without waiting."""
         while self._waiting and self._waiting[0].done():
             self._waiting.popleft().result()
 
     def wait(self) -> None:
-        """Returns when everything is written; raises the first error among it."""
+        """Waits until everything is written; raises the first error."""
         while self._waiting:
             concurrent.futures.wait([self._waiting[0]])
             self._waiting.popleft().result()
 
     def settle(self) -> None:
-        """Returns when everything is written or has failed; what failed is forgotten."""
+        """Waits until every save has ended, and forgets errors."""
         self._live()
         self._waiting.clear()
 
     @property
     def busy(self) -> bool:
-        """Whether something is still being written."""
+        """Whether a save is running."""
         return any(not future.done() for future in self._waiting)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Saver:
                 self._thread = None
 
     def start(self) -> None:
-        """Starts the thread; a signal handler must not."""
+        """Starts the thread; not from a signal handler."""
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
 
@@ -165,7 +165,7 @@ class Saver:
 
 
 def size_of(policy: Policy, state: Mapping[str, Any]) -> int:
-    """Bytes of the weights that learn and of the tensors in a trainer's state."""
+    """Bytes of the trainable weights and of the tensors in a trainer's state."""
     return sum(p.nbytes for _, p in policy.trainable()) + _bytes(state)
 
 
@@ -177,14 +177,14 @@ def _bytes(value: Any) -> int:
 
 
 def fits_in_memory(policy: Policy, state: Mapping[str, Any]) -> bool:
-    """Returns whether a copy of the weights and the state fits into the memory that is free on this host."""
+    """Whether a copy of weights and state fits into the free memory of this host; not for sharded models."""
     if policy.shards:
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
 
 
 def estimate(folder: Path, size: int) -> str:
-    """`1.2 GB, about 9 s`: what a save takes by the speed of the newest checkpoint; the size alone before the first."""
+    """`1.2 GB, about 9 s`: size and time of a save at the write speed of the newest checkpoint; else the size alone."""
     pace = checkpoint.write_speed(folder)
     known = max(size, pace[0]) if pace else size
     text = f"{known / 1e9:.2f} GB" if known > 1e8 else f"{known / 1e6:.1f} MB"

@@ -1,12 +1,12 @@
-"""A run at rest: while weights and optimizer are those of the completed steps, their checkpoint can be made.
+"""A checkpoint of the completed steps when a run ends by an error before the optimizer has changed the weights.
 
-    rest = Rest(parts, path, lock, saver, done)
-    rest.completed(done)        # a step has ended, its line of metrics.jsonl is written
-    rest.keep()                 # before the next one draws: a copy of what drawing changes
+    emergency = EmergencyCheckpoint(parts, path, lock, saver, done)
+    emergency.completed(done)   # a step has ended, its line of metrics.jsonl is written
+    emergency.keep()            # before sampling the next step: copies the state that sampling changes
     ...                         # generation, scoring, evaluation, the update up to its first optimizer step
-    rest.end(error)             # the run ends by an error: what is completed is saved, and the error says so
+    emergency.end(error)        # the run ends by an error: saves the completed steps and adds a note to the error
 
-The first optimizer step of an update ends the rest, and `completed` begins the next one."""
+From the first optimizer step of an update until `completed` no such checkpoint can be made."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from vlrl.training.build import Parts
 
 _AHEAD_S = 600.0
-"""Seconds that answers drawn ahead may still take when a run ends by an error."""
+"""Seconds to wait for completions generated ahead when a run ends by an error."""
 _ROLLOUTS_S = 60.0
-"""Seconds that other processes have to write the rollouts of the last completed step."""
+"""Seconds for other ranks to write the rollouts of the last completed step."""
 
 
 class NotSaved(Exception):
-    """Why the completed steps cannot be saved."""
+    """The reason why the completed steps cannot be saved."""
 
 
 class EmergencyCheckpoint:
-    """What is needed to save the completed steps of a run at any moment. The main process saves; the others tell with
-    it what they hold of sharded weights."""
+    """Saves the completed steps at any moment while weights and optimizer are still theirs. The main process saves; the
+    other ranks contribute their shards."""
 
     def __init__(self, parts: Parts, path: Path, lock: Lock, saver: Saver, done: int):
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
@@ -49,12 +49,12 @@ class EmergencyCheckpoint:
         parts.optimizer.register_step_pre_hook(self._leave)
 
     def completed(self, done: int) -> None:
-        """So many steps are completed, and the state of all parts is theirs."""
+        """Called when `done` steps are completed and all state belongs to them."""
         self._frozen, self._ahead = None, None
         self.done, self.parts.policy.updating = done, False
 
     def keep(self) -> None:
-        """Copies what drawing the answers of the next step will change; on the main process."""
+        """Copies the state that sampling the next step will change; on the main process."""
         parts = self.parts
         source, self._ahead = parts.source.at_rest()
         algorithm = parts.algorithm.state_dict(parts.policy)
@@ -63,14 +63,14 @@ class EmergencyCheckpoint:
                                           "algorithm": algorithm})
 
     def begin(self) -> bool:
-        """Begins to save beside the training, for a signal handler; False, and nothing begun, where it cannot."""
+        """Starts a background save from a signal handler; returns False where that is impossible."""
         if self.problem() or self._frozen is None or self._ahead or self.saver.has(self.done):
             return False
         return self.saver.begin_at_once(self.done, self.parts.policy, self._live(), self._frozen,
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
-        """Saves the completed steps, unless their checkpoint is there, and notes with the error what was saved."""
+        """Saves the completed steps, unless they are saved already, and adds the outcome to the error."""
         if not self.done or error is self.saver.failed:
             return
         try:
@@ -92,8 +92,7 @@ class EmergencyCheckpoint:
                            f"same command {where}.")
 
     def problem(self) -> str:
-        """Returns why weights and optimizer are not those of the completed steps, or not to be had; "" when they
-        are."""
+        """Why weights and optimizer are not those of the completed steps; "" when they are."""
         if self.parts.policy.updating:
             return "the update of the next one had begun to change the weights"
         if self.parts.policy.swapped:
@@ -101,7 +100,8 @@ class EmergencyCheckpoint:
         return ""
 
     def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Weights, where each process holds a part of them, and optimizer, whole; if all processes ended alike."""
+        """Gathered weights and optimizer state of a sharded model, if all ranks ended at the same point; (None, {}) for
+        another model."""
         policy = self.parts.policy
         if not policy.shards:
             return None, {}
@@ -134,14 +134,14 @@ class EmergencyCheckpoint:
         return target
 
     def _live(self) -> dict[str, Any]:
-        """Returns what only the update changes."""
+        """State that only the update changes."""
         parts = self.parts
         reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
         moving = {"algorithm": {"reference": reference}} if reference else {}
         return {"optimizer": parts.optimizer.state_dict(), **moving}
 
     def _written(self, seconds: float) -> bool:
-        """Waits until the rollouts of the last completed step are on disk, of every process."""
+        """Waits until every rank has written the rollouts of the last completed step."""
         ranks = range(comm.world() if self.config.store.rollouts else 0)
         paths = [self.path / "rollouts" / f"step-{self.done - 1:06d}-rank-{rank:05d}.parquet" for rank in ranks]
         end = time.monotonic() + seconds
@@ -150,5 +150,5 @@ class EmergencyCheckpoint:
         return there
 
     def _leave(self, *_: Any) -> None:
-        """The weights are about to change."""
+        """Optimizer hook: the weights are about to change."""
         self.parts.policy.updating = True

@@ -1,4 +1,4 @@
-"""The loss on given answers to held-out samples: metric `loss` of a supervised run's evaluations."""
+"""The loss on given answers of held-out samples: metric `loss` of a supervised run's evaluations."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from vlrl.training.minibatch import make_minibatch, split
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
-"""Answers read together, over all processes."""
+"""Answers per pass, over all ranks."""
 
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
-    """Returns `loss` with its 95 % interval: the mean over the samples of a split of -log p of a token of the given
-    answer, a mean over its tokens. {} where no sample has an answer. Called on every process."""
+    """`loss` with its 95 % interval: the mean over samples of the mean -log p per token of the given answer.
+
+    {} where no sample has an answer. Called on every rank."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     known: dict[str, float] = {}
     with torch.no_grad(), parts.policy.evaluating():
@@ -43,8 +44,7 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
 
 
 def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
-    """Returns the given answers to numbered samples; samples without one, or whose prompt cannot be used, are left
-    out."""
+    """Groups of the given answers; samples without an answer or with an unusable prompt are skipped."""
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:
@@ -59,7 +59,7 @@ def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step:
 
 
 def _losses(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
-    """Returns the loss of each group's answer, by the group's id."""
+    """Group id -> loss of its answer."""
     (numbered,) = split(groups, 1)
     part = make_minibatch(parts.policy, numbered, parts.config)
     sums, counts = np.zeros(len(groups)), np.zeros(len(groups))

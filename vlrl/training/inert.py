@@ -1,8 +1,8 @@
-"""Settings that cannot change anything in a run, found from the resolved settings alone: `find(config, task)`.
+"""Settings that have no effect in a run, found from the resolved settings alone: `find(config, task)`.
 
-Each function says so of itself (algo/effect.py), and so does each section (Settings.inert); here they are asked, and
-compared where one reads what another changes. A policy term that is in use is named where its ratio is 1; everything
-else only where it was chosen, that is where it is not the default. Of functions that a user brings nothing is known."""
+Functions (algo/effect.py) and sections (Settings.inert) report their own; here the reports are collected, and settings
+that cancel each other are compared. The policy term is reported where its ratio is always 1; anything else only where
+it differs from the default. Nothing is known of functions that a user brings."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vlrl.task.combine import weight_at
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "advantage": ADVANTAGES, "loss": LOSSES, "weights": WEIGHTS, "kl_weights": WEIGHTS, "shaping": SHAPINGS,
     "batch": BATCHES}
-"""Setting of algo -> its functions, which may say when they act, and whether they read which answers are right."""
+"""Setting of algo -> its table of functions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What the rules look at."""
+    """The config and task that the rules inspect."""
 
     config: Config
     task: Task | None = None
@@ -49,8 +49,7 @@ class Run:
 
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:
-    """The settings that have no effect, each once; none for supervised fine-tuning. Without a task nothing is said of
-    reward parts, nor of what a task's rewards may need.
+    """Settings without effect, each once; none for supervised fine-tuning. Without a task, reward parts are skipped.
 
     Raises ConfigError where the settings make no algorithm."""
     if config.algo.loss.name in SUPERVISED:
@@ -64,12 +63,12 @@ def find(config: Config, task: Task | None = None) -> list[Inert]:
 
 
 def policy_term(run: Run) -> Iterator[Inert]:
-    """What acts through p / p(old) alone where that is 1, and bounds of it that nothing reaches."""
+    """A policy term whose ratio p / p(old) is always 1, and bounds that the ratio never reaches."""
     yield from (one for use in run.uses("loss") for one in ratio.inert(use))
 
 
 def unread_credit(run: Run) -> Iterator[Inert]:
-    """What changes advantages alone where nothing reads these, and what changes rewards alone likewise."""
+    """Advantages, shapings and reward KL that nothing uses."""
     algo, (loss,), (advantage,), (batch,) = run.config.algo, *map(run.uses, ("loss", "advantage", "batch"))
     in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
     own = any(":" in f.name for f in (algo.correction, algo.aggregation, algo.entropy, *(algo.kl,) * in_loss))
@@ -88,7 +87,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
 
 
 def functions(run: Run) -> Iterator[Inert]:
-    """Functions that say why they change nothing."""
+    """Functions that report having no effect."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use("algo.entropy", run.config.algo.entropy, ENTROPIES),
@@ -98,7 +97,7 @@ def functions(run: Run) -> Iterator[Inert]:
 
 
 def sections(run: Run) -> Iterator[Inert]:
-    """What sections say of their settings, those of methods too."""
+    """Settings that their own section reports, those of methods included."""
     config = run.config
     plain = [value for name in type(config).model_fields if isinstance(value := getattr(config, name), Settings)]
     for settings in (*plain, *(settings for _, settings in active(config))):
@@ -106,7 +105,7 @@ def sections(run: Run) -> Iterator[Inert]:
 
 
 def reference(run: Run) -> Iterator[Inert]:
-    """A KL to a reference that is the policy whenever it counts, and a moving reference that nothing reads."""
+    """A KL whose reference equals the policy wherever it counts, and a moving reference that nothing uses."""
     algo, config, named = run.config.algo, run.config, run.config.algo.reference
     same = (named.name == "reset" and named.options.get("every", 100) == 1) or (
         named.name == "ema" and named.options.get("every", 10) == 1 and named.options.get("decay") == 0)
@@ -124,8 +123,7 @@ def reference(run: Run) -> Iterator[Inert]:
 
 
 def correction(run: Run) -> Iterator[Inert]:
-    """A correction where sampler and trainer are the same weights and the same code, and bounds that no weight is
-    beyond."""
+    """An off-policy correction although sampler and trainer agree exactly, and bounds that no weight exceeds."""
     named = run.config.algo.correction
     if named.name == "none" or ":" in named.name:
         return
@@ -140,7 +138,7 @@ def correction(run: Run) -> Iterator[Inert]:
 
 
 def replaced(run: Run) -> Iterator[Inert]:
-    """Shapings of a reward that a later one does not look at."""
+    """Shapings whose result a later shaping discards."""
     last = ""
     for use in reversed(run.uses("shaping")):
         if use.own:
@@ -152,7 +150,7 @@ def replaced(run: Run) -> Iterator[Inert]:
 
 
 def reward_parts(run: Run) -> Iterator[Inert]:
-    """Reward parts that the reward does not count in any step, and nothing else reads."""
+    """Reward parts with weight 0 in every step that nothing else uses."""
     judged = _reads_outcome(run)
     named_parts = {use.values.get("part") for name in ("advantage", "batch", "shaping") for use in run.uses(name)}
     for i, one in enumerate(run.task.members if run.task else ()):
@@ -178,7 +176,7 @@ def services(run: Run) -> Iterator[Inert]:
 
 
 def _reads_outcome(run: Run) -> bool:
-    """Whether anything that acts on the training may read which answers are right."""
+    """Whether anything that affects training may depend on which answers are correct."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use(*one) for _, settings in active(run.config) for one in settings.functions]

@@ -18,10 +18,10 @@ from vlrl.training.update import update
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource,
           make_session: type[Session] = Session) -> Session:
-    """Runs `config.steps` steps, going on from a checkpoint by default; returns the finished (or stopped) session.
+    """Runs `config.steps` steps, resuming from a checkpoint by default; returns the finished or stopped session.
 
-    The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
-    between: every random draw has a stream named by the seed and what it is for."""
+    The same seed gives the same weights, bit for bit on a CPU, also when the run was killed and resumed: every random
+    draw has a stream named by the seed and its purpose."""
     config = settle_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)

@@ -1,9 +1,8 @@
-"""The rollouts of one optimizer step as micro-batches, the passes without gradient over them, and what the objective
-sees of them.
+"""The rollouts of one optimizer step as micro-batches, their passes without gradient, and the objective's inputs.
 
-What is not needed is not computed: with one optimizer step per batch of rollouts the old log-probabilities are the
-current ones, so there is no old-logprob pass; without a reference there is no reference pass; and only functions that
-look at a whole optimizer step cost a pass before it."""
+Nothing unused is computed: with one optimizer step per batch of rollouts the old log-probabilities are the current
+ones, so there is no old-logprob pass; without a reference there is no reference pass; and only functions that need the
+whole optimizer step cost a pass before it."""
 
 from __future__ import annotations
 
@@ -54,6 +53,7 @@ class TrainingRow:
 
     @property
     def name(self) -> str:
+        """For messages."""
         return f"group {self.group.id} (sample {self.group.sample.id!r})"
 
     @property
@@ -84,7 +84,7 @@ class TrainingRow:
 
 @dataclass(eq=False)
 class MicroBatch:
-    """What goes through the model together, and what the passes without gradient find of its N answer tokens."""
+    """Pieces that pass through the model together, with N completion tokens."""
 
     pieces: Sequence[Piece]
     batch: Batch
@@ -97,24 +97,24 @@ class MicroBatch:
 
     @property
     def order(self) -> list[int]:
-        """The rows, in the order of their tokens."""
+        """Row indices in the order of their tokens."""
         return [r for piece in self.pieces for r in piece.rollouts]
 
 
 @dataclass(eq=False)
 class Minibatch:
-    """The rollouts of one optimizer step on this process, packed. R rollouts."""
+    """The R rollouts of one optimizer step on this rank, packed into micro-batches."""
 
     rollouts: Sequence[TrainingRow]
-    """Their rows; those of a rollout stand side by side, and never in different micro-batches."""
+    """The rows; those of a rollout are adjacent, and in the same micro-batch."""
     batches: list[MicroBatch]
     pack: Callable[[Sequence[Piece]], Batch]
     total_tokens: float
     total_sequences: float
     known: Mapping[str, float] = field(default_factory=dict)
-    """Trained tokens of which Rollout.per_token holds something, by the names that the head reads, likewise."""
+    """Name of a per-token value that the head needs -> number of trained tokens that have it, over all ranks."""
     prepared: Prepared = field(default_factory=dict)
-    """What the objective made of the whole step: numbers, or values of all tokens, rollout after rollout."""
+    """What the objective prepared for the whole step: scalars, or values of all tokens in rollout order."""
 
     @property
     def firsts(self) -> list[TrainingRow]:
@@ -122,7 +122,7 @@ class Minibatch:
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Cuts micro-batch `b` in two, with what is known of its tokens; returns the tokens of the larger half."""
+        """Splits micro-batch `b` in two, with the values of its tokens; returns the tokens of the larger half."""
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)
@@ -134,7 +134,7 @@ class Minibatch:
         return max(micro.batch.tokens for micro in fresh)
 
     def prepared_of(self, micro: MicroBatch) -> Prepared:
-        """Returns what was prepared: of values of tokens those of the micro-batch, and the numbers."""
+        """The prepared values of a micro-batch's tokens, and the scalars."""
         if not self.prepared:
             return {}
         ends = np.cumsum([len(t.mask) for t in self.rollouts])
@@ -145,11 +145,11 @@ class Minibatch:
 
 
 NumberedRollout = tuple[int, Group, Rollout]
-"""A rollout with its group and its place among all rollouts of the update."""
+"""(index among all rollouts of the update, group, rollout)"""
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
-    """Returns the rollouts of each optimizer step; it may have none on a process with few groups."""
+    """The rollouts of each optimizer step; a rank with few groups may have none in some."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
@@ -157,8 +157,8 @@ def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
 
 def make_minibatch(policy: Policy, part: Sequence[NumberedRollout], config: Config, texts: bool = False,
                    together: bool = False) -> Minibatch:
-    """Packs the rollouts of one optimizer step; with `together` those of a group stay in one micro-batch. Called on
-    every process."""
+    """Packs the rollouts of one optimizer step; `together` keeps those of a group in one micro-batch. Called on every
+    rank."""
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     rollouts = [TrainingRow(i, unit, places[g.id], g, r, row, own,
@@ -183,11 +183,11 @@ def _number(value: Any) -> float:
 
 def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, several: bool,
                    more: Mapping[str, Statistic] | None = None) -> int:
-    """Fills in old and reference log-probabilities where the objective needs them: one loop over the batches, which
-    go to the device once and, where the vision tower is the same in both passes, through it once.
+    """Computes old and reference log-probabilities where the objective needs them.
 
-    `several`: the batch of rollouts has several optimizer steps, so the old weights are not the current ones. `more`:
-    statistics at the old weights besides those of the objective. Returns how many micro-batches were halved."""
+    One loop over the micro-batches; media whose vision tower is the same in both passes are encoded once. `several`:
+    there are several optimizer steps, so the old weights are not the current ones. `more`: further statistics at the
+    old weights. Returns how many micro-batches were halved for lack of memory."""
     old = several and not _take_old(part)
     reference, temperature = "reference" in algorithm.objective.requires, algorithm.temperature
     if not (old or reference):
@@ -209,8 +209,7 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def _take_old(part: Minibatch) -> bool:
-    """Fills in old log-probabilities that a method's pass has found; returns whether it did, on all processes
-    alike."""
+    """Takes old log-probabilities that a method's pass has computed; False, on all ranks alike, without them."""
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
@@ -221,10 +220,10 @@ def _take_old(part: Minibatch) -> bool:
 
 
 def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
-    """Returns what functions make of the whole optimizer step at the current weights.
+    """Runs the objective's functions of the whole optimizer step, at the current weights.
 
-    Called on every process; costs nothing where no function looks at more than its micro-batch, and no pass where none
-    of them looks at the current weights. Returns how many micro-batches were halved."""
+    Called on every rank. Costs nothing where no function needs more than its micro-batch, and no pass where none needs
+    the current weights. Returns how many micro-batches were halved for lack of memory."""
     if not algorithm.objective.prepares:
         return 0
     stats: list[TokenStats] = []
@@ -261,7 +260,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """Returns what the objective sees of one micro-batch."""
+    """The objective's inputs of one micro-batch."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)
@@ -308,12 +307,12 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
 
 
 def _is_variant(name: str, row: TrainingRow) -> bool:
-    """Whether it is an answer of a variant that was sampled under another prompt."""
+    """Whether the row was sampled as this variant, under another prompt."""
     return row.rollout.variant == name and row.rollout.train_prompt is not None
 
 
 def _places(row: TrainingRow) -> np.ndarray:
-    """Returns [T] the place of each token's action in its episode, -1 between actions; 0 of a plain answer."""
+    """[T] index of each token's action in its episode, -1 between actions; 0 throughout a plain completion."""
     actions = row.rollout.completion.actions
     places = np.full(len(row.rollout.completion.tokens), -1 if actions else 0)
     for place, action in enumerate(actions):
@@ -322,6 +321,6 @@ def _places(row: TrainingRow) -> np.ndarray:
 
 
 def _identity(rollout: Rollout) -> int:
-    """Returns a number of 63 bits that is the same wherever the rollout is trained."""
+    """A 63-bit number that identifies the rollout, the same on every rank."""
     name = f"{rollout.group_id}/{rollout.index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1

@@ -1,7 +1,7 @@
-"""Where a run goes on: its newest checkpoint, why none can be taken, and what else of its folder is gone.
+"""Where a run resumes: its newest checkpoint, why none can be used, and what else its folder lacks.
 
-"None is there" and "there never was one" are two things: a folder is begun anew only where its heartbeat says that no
-step of it was saved. On the main process."""
+A missing checkpoint differs from a checkpoint that never existed: a folder is started over only where its heartbeat
+says that no step was saved. On the main process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WAY = "choose another run.dir, or start over with resume=never (the old run is 
 
 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
-    """Returns the checkpoint to go on from, with what is to be said of it and of the folder; changes nothing.
+    """The checkpoint to resume from, with warnings about it and the folder; changes nothing.
 
-    Raises RunError where it is of a run with other settings, and where completed steps have none."""
+    Raises RunError where the folder belongs to a run with other settings, or completed steps have no checkpoint."""
     latest = checkpoint.latest(folder.checkpoints, full=True)
     if latest.path is not None:
         before = refuse_other_settings(folder, settings)
@@ -41,7 +41,7 @@ def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
 
 
 def _completed(folder: RunFolder) -> int:
-    """Returns how many steps were completed, by whatever of them is left."""
+    """Number of completed steps, judging by any file that is left."""
     steps = [line.get("step", 0) + 1 for line in folder.metrics()]
     steps += [line.get("step", 0) for line in folder.evals()]
     steps += [covered.stop for _, covered, _ in folder.rollout_files("rollouts")]
@@ -56,8 +56,7 @@ def _never_saved(folder: RunFolder) -> bool:
 
 
 def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
-    """Raises RunError where the checkpoints of a folder are of a run with other settings, else returns those of the
-    folder."""
+    """The settings of the folder; raises RunError where its checkpoints belong to other settings."""
     path = folder.path / "config.yaml"
     try:
         before = config.validate(yaml.safe_load(files.read_small(path)) or {})
@@ -72,7 +71,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
 
 
 def refuse_other_run(path: Path, settings: Config) -> None:
-    """Raises RunError where a checkpoint itself says that it is of other settings than the folder in which it lies."""
+    """Raises RunError where a checkpoint was saved with other settings than those of its folder."""
     before, now = checkpoint.settings_of(path), config.lasting(settings)
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]
@@ -85,7 +84,7 @@ def refuse_other_run(path: Path, settings: Config) -> None:
 
 
 def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
-    """Yields what the folder lacks of the `step` completed steps of its checkpoint."""
+    """Warnings about files missing for the `step` completed steps of the checkpoint."""
     stays = "Stop and bring it back, or the run goes on without."
     if missing := sorted({*range(step)} - {line.get("step") for line in folder.metrics()}):
         yield f"metrics.jsonl has no line of {_steps(missing)}, which the checkpoint holds. {stays}"

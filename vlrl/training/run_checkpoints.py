@@ -1,4 +1,4 @@
-"""The checkpoints of a run: its state taken from one, and saved when it is due or the best so far."""
+"""The checkpoints of a run: restoring its state, and saving it when due or best so far."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from vlrl.types import Sample
 
 
 class RunCheckpoints:
-    """Restores and saves what the parts of a run hold. Called on every process at the same time.
+    """Restores and saves the state of a run's parts. Called on every rank at the same time.
 
-    `flush` waits for the rollouts of the steps before, so that a checkpoint never has more steps than the run folder.
-    """
+    `flush` waits for the rollouts of earlier steps, so a checkpoint never has more steps than the run folder."""
 
     def __init__(self, parts: Parts, folder: RunFolder, saver: Saver, flush: Callable[[], None],
                  say: Callable[[str], None]):
@@ -31,7 +30,7 @@ class RunCheckpoints:
         self._changed_files: set[str] = set()
 
     def restore(self, path: Path, done: int) -> None:
-        """Takes the state of `done` completed steps."""
+        """Loads the state of `done` completed steps."""
         parts, state = self.parts, checkpoint.load_state(path, check=False)
         shards.load_optimizer(parts.policy, parts.optimizer, state["optimizer"])
         parts.source.load_state_dict(state["source"])
@@ -42,8 +41,8 @@ class RunCheckpoints:
             self._warn_of_new_weights(done - 1)
 
     def try_saving(self) -> None:
-        """Writes what a save writes, but for weights and optimizer, and removes it. Raises RunError for what cannot be
-        saved, before any step is taken."""
+        """Writes everything but weights and optimizer and removes it again. Raises RunError for state that cannot be
+        saved, before the first step."""
         parts = self.parts
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}
@@ -59,7 +58,7 @@ class RunCheckpoints:
                            "own: let its state_dict return what a checkpoint holds") from error
 
     def save(self, done: int) -> None:
-        """Saves the `done` completed steps, unless a whole checkpoint is there already; what came before is on disk."""
+        """Saves the `done` completed steps, unless a complete checkpoint exists; waits for earlier writes."""
         self.flush()
         parts, source = self.parts, self.parts.source
         with parts.clock("store"):
@@ -78,7 +77,7 @@ class RunCheckpoints:
             comm.on_main(lambda: self.saver.begin(done, parts.policy, state, weights), f"saving step-{done:06d}")
 
     def save_best(self, done: int) -> None:
-        """Saves and marks the checkpoint of `done` steps when its evaluation is the best so far."""
+        """Saves and marks the checkpoint of `done` steps if its evaluation is the best so far."""
         metric, measured = self.parts.config.save.best, self.parts.config.eval
         if not (metric and measured.samples and measured.splits):
             return
@@ -89,7 +88,8 @@ class RunCheckpoints:
                 self.saver.mark_best(done, {"metric": metric, "value": best[metric], "split": best["split"]})
 
     def _warn_of_new_weights(self, step: int) -> None:
-        """Warns when the task's file gives its parts other weights than a step had: no setting shows that."""
+        """Warns when the task's code now gives its parts other weights than in an earlier step; no setting shows that.
+        """
         last = self.folder.rollouts(step, columns=["task", "weights"]).to_pylist()
         changed: list[str] = []
         for row in {row["task"]: row for row in last}.values():
@@ -101,7 +101,7 @@ class RunCheckpoints:
                      "start over: resume=never, or another run.dir")
 
     def _warn_of_changed_files(self) -> None:
-        """Says once of each file that it is no longer what was read."""
+        """Warns, once per file, that a data file has changed since it was read."""
         for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
             self._changed_files.add(name)
             self.say(f"warning: {name} was written to, moved or removed since the run began, which goes on with the "

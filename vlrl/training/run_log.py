@@ -1,4 +1,4 @@
-"""What a run says of its steps: metrics.jsonl, rejected.jsonl, progress, alerts and trackers."""
+"""What a run reports of its steps: metrics.jsonl, rejected.jsonl, progress, alerts and trackers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _SHOWN = 20
 
 
 class RunLog:
-    """Writes and shows what the steps and evaluations of a run measure. Made on every process, with its trackers;
-    `append`, `show` and `check_evaluations` are for the main process alone."""
+    """Writes and shows the metrics of steps and evaluations. Made on every rank, with its trackers; `append`, `show`
+    and `check_evaluations` are for the main process alone."""
 
     def __init__(self, parts: Parts, folder: RunFolder, accelerator: Accelerator, progress: Progress, start: int):
         self.parts, self.config, self.folder = parts, parts.config, folder
@@ -48,7 +48,7 @@ class RunLog:
                               _paid_parts(parts.task)) if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
-        """Writes the metrics of a step, and why prompts were left out; prints the first reasons."""
+        """Writes the metrics of a step and the reasons of rejected prompts; prints the first reasons."""
         for reason in self.parts.source.rejected.take():
             self._append_rejected(int(line["step"]), reason)
             self._rejections += 1
@@ -57,7 +57,7 @@ class RunLog:
         self.folder.append_metrics(line)
 
     def show(self, line: Mapping[str, float], spans: Sequence[Any], groups: Sequence[Group]) -> dict[str, float]:
-        """Shows a step in the progress, and returns its alerts as metrics for trackers."""
+        """Shows a step in the progress; returns its alerts as metrics for trackers."""
         step = int(line["step"])
         alerts = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
@@ -71,24 +71,25 @@ class RunLog:
         return alerts
 
     def check_evaluations(self, done: int) -> None:
-        """Alerts when the last evaluation is a fall, of the reward where save.best is a metric that is to fall."""
+        """Alerts when the last evaluation has dropped: in save.best, or in the reward where save.best is better when
+        lower."""
         best = self.config.save.best or "reward/mean"
         evals = comparable(self.folder.evals())
         self.track(self.alerts.evaluated(evals, best if trackers.direction(best) > 0 else "reward/mean"), done)
 
     def track_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Hands an evaluation to the trackers."""
+        """Sends an evaluation to the trackers."""
         self.track({f"eval/{record['split']}/{k}": v for k, v in record.items()
                     if k not in ("split", "measured", "changed")}, record["step"])
 
     def track(self, values: Mapping[str, Any], step: int) -> None:
-        """Hands values to the trackers."""
+        """Sends values to the trackers."""
         if values and self.config.log.trackers:
             self.accelerator.log(dict(values), step=step)
 
     def track_groups(self, groups: Sequence[Group], step: int, split: str = "") -> None:
-        """Hands pictures, answers and histograms of groups of this process to the trackers, where log.pictures asks for
-        them; with `split` those of an evaluation."""
+        """Sends images, completions and histograms of this rank's groups to the trackers, if log.pictures is set;
+        `split` names that of an evaluation."""
         most, every = self.config.log.pictures, self.config.log.pictures_every
         if not most or not groups or not comm.is_main() or (not split and step % every):
             return
@@ -99,13 +100,12 @@ class RunLog:
 
     @property
     def alerts(self) -> Alerts:
-        """Those of the main process."""
+        """The alerts of the main process."""
         assert self._alerts
         return self._alerts
 
     def close(self) -> None:
-        """Ends the trackers, and gives the webhook of alerts a moment. The process group stays, for what is closed
-        later."""
+        """Ends the trackers and flushes the alert webhook; the process group stays for what is closed later."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
         if self._alerts:
@@ -115,20 +115,20 @@ class RunLog:
         files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))
 
     def _append_left_out(self) -> None:
-        """Rows that were left out when the data was read, in rejected.jsonl too."""
+        """Writes rows that were left out when the data was read to rejected.jsonl."""
         for own in parts_of(self.parts.source.samples):
             for bad in getattr(own, "quarantined", ()):
                 self._append_rejected(0, f"{bad.where}: {bad.reason}")
 
     def _write_tokenizer(self) -> None:
-        """For showing token ids as text."""
+        """Stored so that token ids can be shown as text."""
         text = tokenizer_file(self.parts.policy.processor.tokenizer) if self.config.store.rollouts else None
         if text is not None:
             self.folder.write_tokenizer(text)
 
 
 def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
-    """Returns the line of metrics.jsonl of a step, and the spans of its phases; begins to measure the next one."""
+    """A step's line of metrics.jsonl and the time spans of its phases; restarts the clock."""
     times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
     work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
     cached = {} if features is None else features.metrics()
@@ -137,6 +137,6 @@ def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[di
 
 
 def _paid_parts(task: Task) -> list[str]:
-    """The reward parts that can be above 0 and are paid then."""
+    """Reward parts with a positive weight whose best value is above 0."""
     return sorted({part for one in task.members for part, weight in one.weights_at(0).items()
                    if weight > 0 and one.best_parts.get(part, 1.0) > 0})

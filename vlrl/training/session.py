@@ -1,4 +1,4 @@
-"""What surrounds the loop: the run folder and its lock, resume, evaluation, signals, the end."""
+"""The surroundings of the loop: run folder and lock, resume, evaluation, signals, the end of a run."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from vlrl.training.update import PerToken
 from vlrl.types import Group
 
 _LONG_S = 10.0
-"""A step that takes longer may be interrupted: what came before it can then be saved while it goes on."""
+"""During a step that takes longer, an interrupt saves the completed steps immediately."""
 
 _NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
-"""What the presets of a run need and its config does not give."""
+"""What the presets of a run need and its config lacks."""
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
-"""algo.loss -> what an evaluation measures in place of rewards: (parts, split, completed steps) -> record, groups."""
+"""algo.loss -> an evaluation without rewards: (parts, split, completed steps) -> record, groups."""
 _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
 class Session:
-    """One run in one folder, from where it stood to its end. A context manager around the loop.
+    """One run in one folder, a context manager around the loop.
 
-    After `with`: `folder` is the run folder with `start` completed steps; `checkpoint` is the folder to take weights
-    from, or None. Raises RunError when the folder is in use or holds a run of other settings."""
+    After `with`: `folder` is the run folder with `start` completed steps; `checkpoint` is the folder to load weights
+    from, or None. Raises RunError when the folder is in use or belongs to a run with other settings."""
 
     def __init__(self, settings: Config, accelerator: Accelerator):
         self.config, self.accelerator = settings, accelerator
@@ -69,7 +69,7 @@ class Session:
         self._saver = Saver(self.folder.checkpoints, settings.save, config.lasting(settings))
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
         self._emergency: EmergencyCheckpoint | None = None
-        """From the first step on."""
+        """None before the first step."""
         self._ending = False
         self._lock: Lock = NoLock()
         self._state, self._step_s = "running", 0.0
@@ -92,7 +92,7 @@ class Session:
         return self
 
     def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
-        """Locks the folder and decides where to go on, on rank 0; also returns what its files say that all must see."""
+        """Locks the folder and finds the checkpoint, on rank 0; also returns the files that every rank must see."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -106,7 +106,7 @@ class Session:
             return latest.path, latest.warnings, shared
 
     def _pin_sources(self, goes_on: bool) -> None:
-        """Writes which commits the data sets of the Hub stand for, where rows come from some."""
+        """Writes the commits of Hub data sets, if rows come from any."""
         if named := with_split([self.config.data, *(entry.data for entry in self.config.tasks)]):
             _HUB["pin"](named, self.folder.path, files.cache_folder(self.config.data.cache), goes_on)
         else:
@@ -121,7 +121,7 @@ class Session:
             raise
 
     def resume(self, parts: Parts) -> Parts:
-        """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
+        """Loads the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts, say = parts, self.progress.print
         for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source,
                      parts.source.generator.services):
@@ -158,7 +158,7 @@ class Session:
         return parts
 
     def finish(self) -> None:
-        """Saves and evaluates the last step, if that was not done."""
+        """Saves and evaluates the last step, if that is still due."""
         self._checkpoints.save(self.done)
         if self.done < self.config.steps:
             comm.on_main(self._saver.wait)
@@ -206,19 +206,19 @@ class Session:
             self._evaluate()
 
     def evaluation_due(self, done: int) -> bool:
-        """Returns whether `evaluate_if_due` evaluates."""
+        """Whether `evaluate_if_due` evaluates."""
         every = self.config.eval.every
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the step's rollouts in the background; those after the trained ones have no per-token values."""
+        """Writes the step's rollouts in the background; untrained ones, at the end, have no per-token values."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
             self._writer.submit(partial(self.folder.write_rollouts, step, comm.rank(), groups, padded))
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        """One line of metrics.jsonl; progress, heartbeat and trackers."""
+        """Writes one line of metrics.jsonl; updates progress, heartbeat and trackers."""
         line, spans = step_line(step, metrics, self.parts)
         self._step_s = line["time/total_s"]
         if comm.is_main():
@@ -233,14 +233,14 @@ class Session:
             self._log.track_groups(groups, step)
 
     def save_if_due(self, done: int) -> None:
-        """Saves every save.every steps. Raises what a save in the background raised."""
+        """Saves every save.every steps. Raises the error of a background save."""
         self._signals.completed()
         comm.on_main(self._saver.check)
         if self.config.save.every and done % self.config.save.every == 0:
             self._checkpoints.save(self.done)
 
     def interrupted(self) -> bool:
-        """Returns whether Ctrl-C was pressed on any process; the step it fell into is completed."""
+        """Whether any rank received a stop signal; the current step is completed."""
         stopped = any(comm.gather(self._stop.is_set()))
         if self._emergency and comm.is_main():
             self._emergency.keep()
@@ -248,7 +248,7 @@ class Session:
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
-        """Writes the rollouts of a step that could not be trained on, and says where."""
+        """Writes the rollouts of a step whose training fails, and names the file in the error."""
         try:
             yield
         except TrainingError as error:
@@ -262,7 +262,7 @@ class Session:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Waits until the rollouts of the steps before are on the disk. Called on every process."""
+        """Waits until the rollouts of earlier steps are on disk. Called on every rank."""
         with self.parts.clock("store"):
             comm.together(self._writer.flush)
 
@@ -323,7 +323,7 @@ class Session:
             write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
-        """The first signal. Between two lines of anything: no lock may be taken here."""
+        """The first stop signal, at any point of the main thread: no lock may be taken here."""
         self._stop.set()
         if not comm.is_main() or not hasattr(self, "parts"):
             return

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
+"""Supervised fine-tuning with the data, encoder, packing, update, evaluation and checkpoints of RL.
 
 `vlrl sft CONFIG [key=value ...]` trains on given answers (rollout/demonstrations.py) with cross-entropy on the answer
 alone, or with algo.loss=bradley_terry a reward model on pairs of them (methods/preferences). The config is that of an
-RL run, whose sampling settings, group filters and engine are not used: only evaluations generate, with the training
-model, and those of a reward model do not."""
+RL run; sampling settings, group filters and engine are ignored. Only evaluations generate, with the training model;
+those of a reward model do not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vlrl.types import Group
 
 
 class SupervisedSource(GroupSource):
-    """Groups of one given answer each, instead of generated ones."""
+    """Groups of one given answer each instead of generated ones."""
 
     generates = False
 
@@ -39,7 +39,7 @@ class SupervisedSource(GroupSource):
 
 
 _SOURCES = Table({PAIRS: "vlrl.methods.preferences.source:PairSource"})
-"""algo.loss -> what its groups are made of, in place of given answers."""
+"""algo.loss -> source of groups that replaces given answers."""
 
 
 def train(config: Config) -> Session:
@@ -48,8 +48,8 @@ def train(config: Config) -> Session:
 
 
 def supervised_config(config: Config) -> Config:
-    """Returns the settings of a supervised run: those of an RL run, with cross-entropy as its objective, or with the
-    loss of pairs where algo.loss names it."""
+    """The settings of a supervised run: those of the RL run with a cross-entropy objective, or the pairwise loss that
+    algo.loss names."""
     pairs = config.algo.loss.name == PAIRS
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
                         loss=config.algo.loss if pairs else Named(name="supervised"))

@@ -1,4 +1,4 @@
-"""Scored groups -> new weights: micro-batches, accumulation, clipping, the optimizer step."""
+"""Scored groups -> new weights: micro-batches, gradient accumulation, clipping, the optimizer step."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ per rollout, in group order."""
 
 _log = logging.getLogger(__name__)
 _NAMED = 8
-"""Groups that a message names."""
+"""Most groups that a message names."""
 _LEAST_SCALE = 1.0
-"""Loss scale at which an overflow ends the run: below it float16 is no better than without scaling."""
+"""Loss scale at which an overflow ends the run: below it, float16 is no better than without scaling."""
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
            algorithm: Algorithm | None = None,
            own_groups: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
-    """Trains on credited groups and returns step metrics and per-token arrays.
+    """Trains on credited groups; returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one it
-    is made of the config, and what it learns from step to step is lost. `own_groups` are this process's groups of each
-    method, by section. An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose
-    gradients overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite
-    when more than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch for which memory does
-    not suffice is halved: metric `memory/halved`."""
+    is made from the config, and its state between steps is lost. `own_groups`: section of a method -> its groups on
+    this rank. An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose gradients
+    overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite when more
+    than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch that does not fit into memory is
+    halved: metric `memory/halved`."""
     policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, comm.rank()]).generate_state(1)[0])
@@ -89,9 +89,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over what learns; one group per part of the model and per weight decay (matrices only), a head's last.
+    """AdamW over the trainable parameters: one group per model part and weight decay (matrices only), a head last.
 
-    The fused kernel would make its state in a step that a loss scaler skips, so it is used without one."""
+    The fused kernel would create its state in a step that a loss scaler skips, so it is only used without one."""
     groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
@@ -106,7 +106,7 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
-    """Returns the learning rate of a step (0-based) of `steps`: warm-up from 0, then constant, linear or cosine."""
+    """Learning rate of a step (from 0) out of `steps`: warmup from 0, then constant, linear or cosine."""
     warm = math.ceil(settings.warmup * steps)
     if step < warm:
         return settings.lr * (step + 1) / (warm + 1)
@@ -116,14 +116,16 @@ def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
 
 
 class NonFinite(TrainingError):
-    """Loss or gradient is NaN or infinite; the weights were not touched."""
+    """Loss or gradient is NaN or infinite; the weights were not changed."""
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
-    """Forward and backward of every micro-batch, those of methods after the others; gradients add up. Short of memory
-    it halves one and begins again. While a head learns alone, a pass that is not apart teaches nothing; in a step of
-    demonstrations alone the objective is measured, and teaches nothing."""
+    """Forward and backward of every micro-batch, then the methods' passes; gradients accumulate.
+
+    When a micro-batch runs out of memory it is halved and everything starts again. While only the head is trained,
+    passes that are not separate are skipped; in a step of demonstrations alone the objective is measured without a
+    gradient."""
     draws, head = _random_state(policy.device), policy.head
     alone, share = head is not None and head.alone(step), algorithm.share(step)
 
@@ -168,8 +170,8 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
-    """Forward and backward of a pass whose gradient is added as it comes to what is there, which `anew` makes again
-    where a micro-batch is halved; returns how many were."""
+    """A method's pass whose gradient is accumulated onto the objective's; `anew` recomputes that when a micro-batch is
+    halved. Returns how many were halved."""
     def again() -> None:
         one.begin()
         anew()
@@ -181,7 +183,7 @@ def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of the generators that dropout draws from."""
+    """State of the generators that dropout uses."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
@@ -193,9 +195,9 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
-    """Sums gradients over processes where they are not, clips, steps; returns whether what was measured counts.
+    """Sums gradients over ranks if needed, clips and steps; returns whether the step's measurements count.
 
-    After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing."""
+    After an overflow in float16 only the loss scale changes, and after NaN or infinity nothing."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
@@ -223,8 +225,7 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
-    """Sums gradients over processes and clips those of the policy and those of a head to `limit`; returns the norms
-    that they had."""
+    """Sums gradients over ranks and clips those of the policy and of a head to `limit`; returns both norms before."""
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])
@@ -238,7 +239,7 @@ def _weights(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 def _head(policy: Policy) -> list[torch.nn.Parameter]:
-    """Of the head; it is whole on every process."""
+    """Parameters of the head, which is complete on every rank."""
     return list(policy.head.parameters()) if policy.head else []
 
 
@@ -248,7 +249,7 @@ def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:
-    """Counts an optimizer step that is not taken and says what was in it; raises NonFinite above the limit."""
+    """Counts a skipped optimizer step and reports its groups; raises NonFinite above the limit."""
     suspects = sorted(meter.suspects) or [r for r, t in enumerate(part.rollouts) if t.mask.any()]
     suspected = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
     # the micro-batches whose loss it was; else all that gave the gradient
@@ -267,7 +268,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
-    """Returns why a step must not be taken; "" when it may, or when a lower loss scale may mend it."""
+    """Why a step must not be taken; "" when it may, or when a lower loss scale may help."""
     outcome, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
@@ -285,33 +286,34 @@ def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> 
 
 
 class _Meter:
-    """Sums over trained tokens, and per-token arrays for the store."""
+    """Sums over trained tokens, and per-token arrays for the run folder."""
 
     def __init__(self, rollouts: int, k: int):
         self.sums: dict[str, float] = {}
-        """Of optimizer steps that count."""
+        """Over the optimizer steps that count."""
         self.fresh: dict[str, float] = {}
-        """Of the optimizer step at work."""
+        """Of the current optimizer step."""
         self.suspects: set[int] = set()
-        """Its rollouts in micro-batches of this process whose loss is not finite."""
+        """Rows of this rank's micro-batches with a non-finite loss, in the current optimizer step."""
         self.entropy = 0.0
-        """Summed over this process's trained tokens of the optimizer step."""
+        """Summed over this rank's trained tokens of the optimizer step."""
         self.widest = self.fresh_widest = 0.0
-        """Largest difference between sampler and trainer of a token's log-probability."""
+        """Largest difference between the sampler's and the trainer's log-probability of a token."""
         self.norms: list[float] = []
-        """Gradient norms of the optimizer steps taken, before clipping."""
+        """Gradient norms before clipping, of the optimizer steps taken."""
         self.head_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
-        """Optimizer steps left out; those of them for NaN or infinity."""
+        """Optimizer steps left out, and those of them with NaN or infinity."""
         self.halved = 0
-        """Micro-batches cut in two for lack of memory."""
+        """Micro-batches halved for lack of memory."""
         self.also = alternatives(k)
-        """Statistics for the store, at the weights that sampled: of the old pass, or else of the first one."""
+        """Statistics for the run folder at the sampling weights: from the old-logprob pass, else from the first pass.
+        """
         names = ("trainer_logprobs", "entropies", "ratio", "clipped", *self.also)
         self.per_token: PerToken = {name: [None] * rollouts for name in names}
 
     def begin(self) -> None:
-        """An optimizer step begins, perhaps not for the first time."""
+        """An optimizer step begins, or starts again."""
         self.fresh, self.suspects, self.entropy, self.fresh_widest = {}, set(), 0.0, 0.0
 
     def keep(self) -> None:
@@ -322,7 +324,7 @@ class _Meter:
 
     def add(self, part: Minibatch, micro: MicroBatch, loss: torch.Tensor, learned: torch.Tensor, metrics: Metrics,
             x: LossInputs) -> None:
-        """Takes one micro-batch; `learned` is the loss with that of a head."""
+        """Adds one micro-batch; `learned` is the loss including that of a head."""
         assert x.entropy is not None and x.sampler_logprobs is not None
         on_first_pass, rollouts = self.passes == 0, [part.rollouts[r] for r in micro.order]
         said = {k: metrics[k] for k in ("ratio", "clipped") if k in metrics}
@@ -353,7 +355,7 @@ class _Meter:
                 self.per_token[key][t.number] = t.into_rollout(self.per_token[key][t.number], piece.numpy())
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
-        """Step metrics over all processes."""
+        """Step metrics over all ranks."""
         everyone, widest, halved = zip(*comm.gather((self.sums, self.widest, self.halved)), strict=True)
         total = {k: sum(s.get(k, 0.0) for s in everyone) for k in sorted({k for s in everyone for k in s})}
         tokens = max(total.pop("tokens", 0.0), 1.0)

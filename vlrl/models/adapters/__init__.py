@@ -1,1 +1,1 @@
-"""LoRA adapters and frozen weights in 4 bits; models/loading.py imports them where settings or model ask."""
+"""LoRA adapters and frozen weights in 4 bits; models/loading.py imports them where settings or model need them."""

@@ -16,9 +16,8 @@ _PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": 
 
 
 def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
-    """Returns names of the linear layers that model.lora.target means: of parts of the model, or by module names (their
-    ends, or regular expressions of whole names); lm_head is never one. Raises ConfigError for a name that means none.
-    """
+    """Names of the linear layers that model.lora.target selects, without lm_head: by parts of the model, module names
+    (their endings) or regular expressions of full names. Raises ConfigError where a name selects none."""
     layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     if isinstance(target, str) and target in _PARTS:
         chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}
@@ -31,7 +30,7 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
 
 
 def _named(layers: Sequence[str], word: str) -> set[str]:
-    """Returns the layers whose name is, or ends in, `word`; or that it matches as a regular expression."""
+    """The layers whose name is or ends in `word`, or else matches it as a regular expression."""
     found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
     try:
         found = found or {n for n in layers if re.fullmatch(word, n)}

@@ -1,8 +1,8 @@
-"""Frozen weights in 4 bits under a LoRA adapter (QLoRA), with bitsandbytes.
+"""Frozen weights in 4 bits under a LoRA adapter (QLoRA, arXiv 2305.14314), with bitsandbytes.
 
-The linear layers that an adapter is added to are kept as NF4 and computed in the compute type. An adapter learned over
-rounded weights belongs to them, so its folder says how they were rounded (`quantization.json`), and merging adds it to
-the same values."""
+The adapted linear layers are stored as NF4 and computed in the compute type. An adapter trained on quantized weights
+only fits these, so its folder records the quantization (`quantization.json`), and merging adds it to the same values.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from vlrl.models.adapters.layers import adapted_layers
 from vlrl.models.families import family_in
 
 FILE = "quantization.json"
-"""Beside an adapter, when its base model was quantized."""
+"""Stored beside an adapter whose base model was quantized."""
 
 _DTYPES = Literal["float32", "bfloat16", "float16"]
 
 
 class Quantization(BaseModel):
-    """How the frozen linear layers of a model are kept."""
+    """How the frozen linear layers of a model are stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     quantize: Literal["nf4"] = "nf4"
     target: str | tuple[str, ...]
     dtype: _DTYPES
-    """Compute type; also that of the weights before they were rounded."""
+    """Compute type; also that of the weights before quantization."""
 
     @classmethod
     def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization:
-        """Returns what the settings ask for."""
+        """The quantization that the settings ask for."""
         name = next(n for n in get_args(_DTYPES) if getattr(torch, n) == dtype)
         return cls(target=settings.target, dtype=name)
 
     @classmethod
     def read(cls, adapter: str) -> Quantization | None:
-        """That of a saved adapter (folder or hub name), None where its base was not quantized. Raises ConfigError."""
+        """That of a saved adapter (folder or Hub name); None where its base was not quantized. Raises ConfigError."""
         from transformers.utils.hub import cached_file
 
         path = cached_file(adapter, FILE, _raise_exceptions_for_missing_entries=False,
@@ -62,9 +62,9 @@ class Quantization(BaseModel):
         return getattr(torch, self.dtype)
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Keywords of from_pretrained that load the model at `source` in this form on a device.
+        """Keywords of from_pretrained that load the model at `source` quantized on a device.
 
-        Raises ConfigError when bitsandbytes is missing or cannot run on the device."""
+        Raises ConfigError when bitsandbytes is missing or does not support the device."""
         _check(device)
         from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
@@ -79,7 +79,7 @@ class Quantization(BaseModel):
 
 
 def dequantized(model: Any, dtype: torch.dtype) -> Any:
-    """Returns the model with plain linear layers that hold the rounded values."""
+    """The model with plain linear layers that hold the quantized values."""
     model = model.dequantize(dtype).to(dtype)
     model.is_loaded_in_4bit = False
     return model

@@ -1,1 +1,1 @@
-"""What shards the model over processes; models/shards.py imports it where train.sharding or the launcher asks."""
+"""Sharding of the model over ranks; models/shards.py imports it where train.sharding or the launcher asks for it."""

@@ -1,9 +1,9 @@
-"""FSDP2 as a setting (train.sharding): weights, gradients and optimizer state sharded over the processes.
+"""FSDP2 as a setting (train.sharding): weights, gradients and optimizer state sharded over the ranks.
 
-Sharded, a pass is a call of all processes: each layer is gathered for it and dropped after. Processes generate
-different numbers of tokens, so for that the whole model is gathered once (`Shards.gather`), and what a process then
-computes concerns no other, until `Shards.scatter` at the next update. Checkpoints hold what a run without sharding
-writes: tensors are gathered one at a time, and only the main process keeps them."""
+A pass of a sharded model involves all ranks: each layer is gathered for it and freed after. Ranks generate different
+numbers of tokens, so the whole model is gathered once before generation (`Shards.gather`) and each rank then works
+alone until `Shards.scatter` at the next update. Checkpoints hold what a run without sharding writes: tensors are
+gathered one at a time, and only the main process keeps them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vlrl.types import Prompt
 
 
 class FSDPShards(Shards):
-    """The sharded models of a policy: its own first, then its reference, if that is another (shards.Shards)."""
+    """The sharded models of a policy: its own first, then its reference, if it has one."""
 
     def __init__(self, roots: list[Any]):
         self.roots, self.gathered = roots, False
@@ -62,7 +62,7 @@ class FSDPShards(Shards):
 
 
 def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
-    """Returns what belongs to this process's shard of a parameter; what is not as large as that, as it is."""
+    """This rank's part of a tensor shaped like the parameter; other values unchanged."""
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     own = torch.zeros_like(parameter.detach())
@@ -71,12 +71,12 @@ def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
 
 
 def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
-    """Shards the policy and its reference in place: each decoder layer by itself, all the rest (vision tower,
-    embeddings, output layer) with the root, over all processes. Make the optimizer after this.
+    """Shards the policy and its reference in place: each decoder layer by itself, everything else (vision tower,
+    embeddings, output layer) with the root, over all ranks. Make the optimizer after this.
 
-    `idle` fills micro-batches where a process has fewer than another or none with media (packing.with_idle): a prompt
-    of one small image where the data may have images, else of a few words. Gradients are summed over processes, as
-    losses are shares of the whole step's."""
+    `idle` fills micro-batches where a rank has fewer than another or none with media (packing.with_idle): a prompt of
+    one small image where the data may have images, else of a few words. Gradients are summed over ranks, as losses are
+    shares of the whole step's."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "
@@ -105,7 +105,7 @@ def _sharded(model: Any, policy: Policy, settings: TrainSettings) -> Any:
 
 
 def decoder_layers(base: Any) -> list[torch.nn.Module]:
-    """Returns the layers of a model's language part."""
+    """The decoder layers of a model's language part."""
     return list(base.get_decoder().layers)
 
 

@@ -1,4 +1,4 @@
-"""What train.sharding and `accelerate launch` ask for: which shards there are to be, and what does not go with them."""
+"""Sharding as train.sharding and `accelerate launch` ask for it, and the settings that do not go with it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from vlrl.config.sections import WITHOUT_HEAD, active, head_of
 from vlrl.errors import ConfigError
 
 _STAGES = {"2": "zero2", "3": "zero3"}
-"""Of DeepSpeed's ZeRO, as the launcher names them."""
+"""ZeRO stage of the launcher -> train.sharding."""
 _LEAST = "0.19.8"
-"""Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
+"""First version of DeepSpeed that lets the loop choose how many micro-batches make a step."""
 
 
 def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
-    """Returns the config with train.sharding=auto settled: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`,
-    zero2 or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none. Raises ConfigError where the launcher asks
-    for what is not done, or for other than the settings say.
+    """The config with train.sharding=auto resolved: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`, zero2
+    or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none.
 
-    What the launcher set is then taken back, as transformers would load no weights on other processes for it."""
+    Raises ConfigError where the launcher asks for something unsupported or contradicts the settings. The launcher's
+    variables are then unset, as transformers would load no weights on other ranks because of them."""
     def on(name: str) -> bool:
         return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
 
@@ -57,7 +57,7 @@ def check(config: Config) -> None:
 
 
 def _check_fsdp(config: Config, version: str, on: Any) -> None:
-    """Raises ConfigError where the launcher's FSDP is not that of the settings."""
+    """Raises ConfigError where the launcher's FSDP contradicts the settings."""
     if version != "2":
         raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl shards by FSDP2 alone. Launch "
                           "with --fsdp_version 2, or without --use_fsdp and with train.sharding=fsdp2")
@@ -69,8 +69,7 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
 
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
-    """Returns what the launcher's DeepSpeed is as train.sharding. Raises ConfigError where it is not that of the
-    settings."""
+    """The launcher's DeepSpeed stage as train.sharding. Raises ConfigError where it contradicts the settings."""
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
     sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
@@ -121,7 +120,7 @@ def _check_model(config: Config, kind: str) -> None:
 
 
 def check_installed(config: Config) -> None:
-    """Raises ConfigError when DeepSpeed is asked for and is not installed, or too old."""
+    """Raises ConfigError when DeepSpeed is needed and missing or too old."""
     name = config.train.sharding
     if not name.startswith("zero"):
         return

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""DeepSpeed's ZeRO as a setting (train.sharding=zero2, zero3), imported only when that is asked for.
+"""DeepSpeed's ZeRO as a setting (train.sharding=zero2, zero3), imported only when it is used.
 
-zero2 shares out gradients and AdamW's averages over the processes, zero3 the weights too. DeepSpeed adds up gradients
-with each micro-batch, clips them and steps; losses, learning rates and checkpoints are those of other runs: tensors are
-gathered one at a time, and only the main process keeps them."""
+zero2 shards gradients and AdamW's moments over the ranks, zero3 the weights too. DeepSpeed sums gradients with each
+micro-batch, clips them and steps; losses, learning rates and checkpoints are those of other runs: tensors are gathered
+one at a time, and only the main process keeps them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from vlrl.models.shards import Shards
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 2**26
-"""Numbers of gradients that are summed at once."""
+"""Gradient values that are summed at once."""
 
 
 class _PassModule(torch.nn.Module):
-    """The model for DeepSpeed, which wants all that a pass computes to happen within one call."""
+    """The model for DeepSpeed, which needs a whole pass to happen within one call."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -42,7 +42,7 @@ class _PassModule(torch.nn.Module):
 
 
 class Zero(Shards):
-    """A policy's model and optimizer in the engine of DeepSpeed (shards.Engine)."""
+    """A policy's model and optimizer in the engine of DeepSpeed."""
 
     steps = True
 
@@ -62,7 +62,7 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds the gradients of all processes to those before. A loss that is not finite makes them NaN."""
+        """Accumulates the summed gradients of all ranks. A loss that is not finite makes them NaN."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed takes means
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
@@ -95,8 +95,7 @@ class Zero(Shards):
         optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
-        """Returns where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened
-        weight); None without a part."""
+        """(flat tensor, slice in it, slice in the flattened weight) of this rank's part of a weight; None without."""
         inner = self.engine.optimizer
         if self.stage == 3:
             group, start, size = inner.grad_position[inner.get_param_id(parameter)]
@@ -111,21 +110,21 @@ class Zero(Shards):
         return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
 
     def flats(self) -> list[torch.Tensor]:
-        """Returns the parts of all trainable parameters that this process keeps, as AdamW sees them."""
+        """This rank's parts of all trainable parameters, as AdamW sees them."""
         inner = self.engine.optimizer
         return list(inner.fp32_partitioned_groups_flat if self.stage == 3 else inner.single_partition_of_fp32_groups)
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedMoment:
-    """One of AdamW's averages of one weight, of which each process has a part."""
+    """One of AdamW's moments of one weight, sharded over the ranks."""
 
     optimizer: ZeroOptimizer
     parameter: Any
     name: str
 
     def whole(self) -> torch.Tensor | None:
-        """Returns the average in main memory, on the main process; None elsewhere. A call of all processes."""
+        """The gathered moment in main memory, on the main process; None elsewhere. Called on all ranks."""
         shape = _shape(self.parameter)
         total = torch.zeros(shape.numel(), device=self.parameter.device)
         if part := self.optimizer.zero.fragment(self.parameter):
@@ -136,7 +135,7 @@ class ShardedMoment:
 
 
 class ZeroOptimizer:
-    """What the loop asks of an optimizer, of the AdamW in DeepSpeed's engine. It steps by `Zero.step`."""
+    """The optimizer interface that the loop needs, for the AdamW in DeepSpeed's engine; `Zero.step` steps it."""
 
     def __init__(self, zero: Zero, inner: torch.optim.Optimizer, groups: list[list[Any]]):
         self.zero, self.inner, self.groups = zero, inner, groups
@@ -146,14 +145,14 @@ class ZeroOptimizer:
         return self.inner.param_groups
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
-        """As an optimizer's own; called before each step of the AdamW inside."""
+        """The hook is called before each step of the inner AdamW."""
         return self.inner.register_step_pre_hook(hook)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: `Zero.step` forgets the gradient."""
+        """A no-op: `Zero.step` clears the gradient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of an AdamW over the whole weights, with an `Average` for each tensor (see Zero.leaf)."""
+        """That of an AdamW over the whole weights, with a ShardedMoment for each tensor (see Zero.leaf)."""
         numbers = iter(range(sum(map(len, self.groups))))
         groups = [{**{k: v for k, v in inner_group.items() if k != "params"}, "params": [next(numbers) for _ in own]}
                   for inner_group, own in zip(self.inner.param_groups, self.groups, strict=True)]
@@ -164,7 +163,7 @@ class ZeroOptimizer:
                           for i, p in enumerate(parameters)}, "param_groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the whole state of an AdamW over the same weights."""
+        """Loads the whole state of an AdamW over the same weights."""
         for inner_group, given in zip(self.inner.param_groups, state["param_groups"], strict=True):
             inner_group.update({k: copy.deepcopy(v) for k, v in given.items() if k != "params"})
         if not state["state"]:
@@ -185,9 +184,9 @@ def _shape(parameter: Any) -> torch.Size:
 
 
 def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
-    """Shares the policy out over all processes and returns its optimizer from then on, a ZeroOptimizer.
+    """Shards the policy over all ranks and returns its new optimizer, a ZeroOptimizer.
 
-    A frozen reference beside the policy stays whole on each process."""
+    A frozen reference beside the policy stays complete on each rank."""
     if policy.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -216,8 +215,8 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
 
 
 def _keep(optimizer: Any, layer: Any) -> None:
-    """Keeps the output layer whole on each process: it is called once for each chunk of tokens, and processes have
-    different numbers of chunks."""
+    """Keeps the output layer complete on each rank: it is called once per chunk of tokens, and ranks have different
+    numbers of chunks."""
     for parameter in layer.parameters() if layer is not None else ():
         if not parameter.ds_persist:
             parameter.ds_persist = True
