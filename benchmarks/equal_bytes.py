@@ -210,7 +210,7 @@ def resumed(name: str, kept: Path) -> Record:
         before = manifest.stat().st_mtime_ns
         seconds = start(RUNS[name], folder)
         if manifest.stat().st_mtime_ns != before:
-            raise RuntimeError("it began again in place of going on from the checkpoint")
+            raise RuntimeError("it began again in place of resuming from the checkpoint")
         return {"seconds": seconds, **record(RUNS[name], folder)}
 
 

@@ -1,4 +1,4 @@
-"""Errors a user can cause and mend.
+"""Errors that a user can cause and fix.
 
     VlrlError                   printed as one message, without a traceback
     ├── ConfigError             a setting: its name, its value and the way out
@@ -6,15 +6,14 @@
     ├── TaskError               a task's code breaks the Task contract
     ├── RunError                the run folder: in use, of another config, unreadable checkpoint, disk full
     ├── TrainingError           the run itself went wrong: NaN loss, too many scoring errors
-    └── RankError               another process of the run is gone, hangs, or cannot be reached
-"""
+    └── RankError               another process of the run is gone, hangs, or cannot be reached"""
 
 import difflib
 from collections.abc import Iterable
 
 
 class VlrlError(Exception):
-    """Base of every error that is the user's to mend; the command line prints its message and exits with 1."""
+    """Base of every error that the user can fix; the command line prints its message and exits with 1."""
 
 
 class ConfigError(VlrlError, ValueError):
@@ -38,11 +37,11 @@ class TrainingError(VlrlError, RuntimeError):
 
 
 class NotFiniteError(TrainingError):
-    """The model's logits are NaN or infinite, so no token can be picked."""
+    """The model's logits are NaN or infinite, so no token can be sampled."""
 
 
 class RankError(VlrlError, RuntimeError):
-    """A process waited in vain for others of its run."""
+    """A process waited too long for others of its run."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

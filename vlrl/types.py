@@ -1,9 +1,9 @@
-"""The vocabulary: what travels from a data row to a weight update.
+"""The core types, from a data row to a weight update.
 
     Sample -> Prompt -> Completion -> Rollout (+ reward, + advantage) -> Group -> packing.Batch
 
-Everything is frozen; a later stage adds what it knows with `dataclasses.replace`. Shapes stand in the field docs: P
-prompt tokens, T tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs are Any."""
+Everything is frozen; a later stage adds fields with `dataclasses.replace`. Shapes are in the field docs: P prompt
+tokens, T tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs are Any."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Parts = dict[str, float | None]
 
 @dataclass(frozen=True)
 class StepValues:
-    """What a reward part is worth at each step of an answer; float() gives the mean."""
+    """Value of a reward part at each step of an answer; float() is the mean."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
-    """Where each step ends, in characters of the answer's text; rising."""
+    """End of each step, in characters of the answer's text; rising."""
 
     def __float__(self) -> float:
         return float(np.mean(self.values)) if self.values else 0.0
@@ -52,13 +52,13 @@ class Sample:
     prompt: str = ""
     """The prompt template of this visit, when the task offers several; empty = the task's first."""
     task: str = ""
-    """The label of its task in a mixture (`tasks:`); empty outside of one."""
+    """Label of its task in a mixture (`tasks:`); empty without a mixture."""
     opening: Observation | None = None
-    """Of an episode, what its environment showed at the reset; it follows the task's own messages."""
+    """Of an episode, the environment's observation at the reset; it follows the task's own messages."""
     environment_seed: int | None = None
     """Seed of that reset, the same for all episodes of a group."""
     reset_error: str | None = None
-    """Why its environment could not be reset, beginning with "reset: "; its episodes never begin, and are not paid."""
+    """Why its environment could not be reset, beginning with "reset: "; its episodes have no actions and no reward."""
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -68,7 +68,7 @@ class Sample:
 
     @property
     def difficulty(self) -> float | None:
-        """In [0, 1], 1 = hardest; None when the row does not say."""
+        """In [0, 1], 1 = hardest; None where the row has none."""
         return self.row.get("difficulty")
 
     @property
@@ -77,14 +77,14 @@ class Sample:
 
     @property
     def weight(self) -> float:
-        """Multiplies the row's loss."""
+        """Factor of the row's loss."""
         weight = self.row.get("weight")
         return 1.0 if weight is None else float(weight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Variant:
-    """Further answers to a sample's question, drawn with other media: shuffled frames, a noisy image.
+    """Further completions of a sample's question with other media: shuffled frames, a noisy image.
 
     Example: `Variant(name="shuffled", media=(replace(sample.media[0], edits=(("shuffle", 17),)),), n=4)`."""
 
@@ -92,21 +92,22 @@ class Variant:
     media: tuple[Media, ...]
     """As many as the sample has, of the same kinds and sizes."""
     n: int
-    """Answers; taken from rollout.group_size when trained, else drawn beside the group."""
+    """Number of completions; part of rollout.group_size when trained on, else sampled in addition."""
     trained: bool = False
-    """True: they join the group, under the unchanged prompt; False: only scored, in `services.variants[name]`."""
+    """Whether they join the group and are trained on under the unchanged prompt; else they are only scored, and passed
+    to `Task.score_group` as `services.variants[name]`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InsertedObservation:
-    """Where an observation with media stands among tokens, start..stop, and what it adds to their media."""
+    """An observation with media at tokens start..stop, and the size of its media."""
 
     start: int
     stop: int
     rows: Mapping[str, int]
-    """Rows of each of the tensors of `Prompt.mm`."""
+    """Number of rows in each tensor of `Prompt.mm`."""
     visuals: int
-    """How many of `Prompt.visuals`."""
+    """Number of `Prompt.visuals`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,26 +120,27 @@ class Prompt:
     ids: np.ndarray
     """[P] int64, media placeholders expanded to one id per visual token."""
     raw_ids: np.ndarray
-    """Unexpanded ids, for an engine that runs its own processor beside `media`."""
+    """Unexpanded ids, for an engine that runs its own processor on `media`."""
     positions: np.ndarray
     """[R, P] int64 rotary positions by the model's own rope index; R = 3 with M-RoPE, else 1."""
     mm: Mapping[str, Any] = field(default_factory=dict)
-    """Tensors named as the model's forward names them; concatenated on dimension 0 over the prompts of a batch."""
+    """Media tensors by their keyword of the model's forward; concatenated on dimension 0 over the prompts of a batch.
+    """
     aligned: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """[P] arrays that go beside the ids by name, such as token types."""
+    """[P] arrays aligned with the ids by name, such as token types."""
     aligned_answer: Mapping[str, int] = field(default_factory=dict)
-    """Their values on the tokens of an answer, by name; 0 where none is given."""
+    """Their values on completion tokens, by name; default 0."""
     media: tuple[LoadedMedia, ...] = ()
     processed_sizes: tuple[tuple[int, int], ...] = ()
     """Width and height of each image or video frame after the processor, in pixels; empty where it makes tiles."""
     visual_tokens: tuple[int, ...] = ()
-    """Visual tokens of each media; empty where the processor does not tell."""
+    """Visual tokens of each media; empty where unknown."""
     visuals: tuple[Any, ...] = ()
     """The same media as units of the feature cache (models/vision_cache.py); empty without one."""
     opened: str = ""
-    """The end of its text, where the chat template has begun the answer, such as "<think>"."""
+    """The end of its text that starts the completion, written by the chat template, such as "<think>"."""
     inserted: tuple[InsertedObservation, ...] = ()
-    """Observations with media that were joined to it, in order."""
+    """Observations with media that were appended to it, in order."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -149,7 +151,7 @@ class Prompt:
         return int(self.positions.max()) + 1 if self.positions.size else 0
 
     def followed_by(self, tokens: np.ndarray) -> Prompt:
-        """Returns the prompt with the first [T] tokens of an answer to it behind."""
+        """The prompt followed by the first [T] tokens of a completion."""
         places = np.arange(self.next_position, self.next_position + len(tokens))
         beside = {name: np.concatenate([ids, np.full(len(tokens), self.aligned_answer.get(name, 0), ids.dtype)])
                   for name, ids in self.aligned.items()}
@@ -169,56 +171,57 @@ class Turn:
     """Hashes of media added by this turn."""
     text: str = ""
     opened: str = ""
-    """Of an action, what its prompt had begun it with, such as "<think>"; not in `text`."""
+    """For an action, text that its prompt started it with, such as "<think>"; not in `text`."""
     parts: Mapping[str, float] | None = None
-    """On an action, as all that follows: what the environment made of it; None where it has not answered."""
+    """For an action, like all fields below: the environment's response; None before it has responded."""
     state: str | None = None
     done: bool | None = None
     seconds: float | None = None
     error: str | None = None
     info: Mapping[str, Any] | None = None
     prompt_ids: tuple[int, ...] | None = None
-    """Ids that it was sampled under, where `episode.history` leaves some of the episode out."""
+    """Ids of the prompt that it was sampled with, where `episode.history` drops earlier turns."""
 
     @property
     def calls(self) -> list[Mapping[str, Any]] | None:
-        """Name, arguments and error of each call of a tool, as its environment notes them; None without any."""
+        """Name, arguments and error of each tool call, as recorded by its environment; None without any."""
         noted = (self.info or {}).get("calls")
         return noted if isinstance(noted, list) and all(isinstance(call, Mapping) for call in noted) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """One episode's tokens after the prompt. A plain answer is one turn, or one for each step it was written in."""
+    """One episode's tokens after the prompt. A plain completion is one turn, or one per piece of a partial rollout."""
 
     tokens: np.ndarray
-    """[T] int64, the end token included when the model wrote one."""
+    """[T] int64, including the end token if the model wrote one."""
     logprobs: np.ndarray
-    """[T] float32 under the sampler, at the sampled temperature with the banned ids removed; of forced tokens too."""
+    """[T] float32 under the sampler, at the sampling temperature without banned ids; of forced tokens too."""
     loss_mask: np.ndarray
-    """[T] bool; False on tokens that were not sampled (observations, a forced end of thinking) or, in a group that is
-    trained on, were written in earlier steps."""
+    """[T] bool; False on tokens that were not sampled (observations, a forced end of thinking) or, in a trained group,
+    were sampled in earlier steps."""
     text: str
-    """The decoded tokens without the end token; a stop string is part of it."""
+    """The decoded tokens without the end token; includes a stop string."""
     finish_reason: Literal["stop", "length", "turns", "tokens", "media"]
-    """stop: an end token or a stop string was written; length: max_new_tokens were reached. Of an episode, stop: its
+    """stop: an end token or a stop string was written; length: max_new_tokens were reached. For an episode, stop: its
     environment ended it; else the limit of `episode.*` that did."""
     turns: tuple[Turn, ...] = ()
     episode_id: str = ""
     shown: Prompt | None = None
-    """The tokens as the model sees them after the prompt, where observations are among them: positions in the episode,
-    and the media of all observations in order."""
+    """The tokens as the model sees them after the prompt, if there are observations: positions in the episode, and the
+    media of all observations in order."""
     error: str | None = None
-    """Why its environment could not go on; such an episode is not scored."""
+    """Why its environment failed; such an episode is not scored."""
     observed_media: tuple[LoadedMedia, ...] = ()
-    """Media of all its observations in order, those after its last action included."""
+    """Media of all its observations in order, including those after its last action."""
     windows: tuple[Prompt, ...] = ()
-    """With `episode.history=last:k`: of each action what follows the prompt as the model saw it in that turn, the
-    action itself at the end; `shown` is None then."""
+    """With `episode.history=last:k`: for each action the tokens after the prompt that the model saw in that turn, the
+    action at the end; `shown` is None then."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """JSON by name that only the method which wrote it reads; `turns` ({start, end, info}) are stored as its turns."""
+    """JSON that one method keeps under its name, and only that method reads. `turns` in it, {start, end, info} each,
+    are stored as the turns of a completion without turns."""
     policy_step: int | None = None
-    """Steps completed by the weights that wrote it, if it was kept from an earlier step; None = written now."""
+    """Completed steps of the weights that sampled it, if it was kept from an earlier visit; None = the current."""
 
     @property
     def truncated(self) -> bool:
@@ -231,7 +234,7 @@ class Completion:
 
     @property
     def actions(self) -> tuple[Turn, ...]:
-        """The actions of an episode; () for a plain answer, whose turns are the steps it was written in."""
+        """The actions of an episode; () for a plain completion, whose turns are pieces of a partial rollout."""
         return tuple(t for t in self.turns if t.role == "assistant") if self.episode_id else ()
 
     @property
@@ -240,7 +243,7 @@ class Completion:
         return [*map(len, self.windows)] or [len(self.tokens)]
 
     def behind(self, prompt: Prompt, other: Prompt) -> Completion:
-        """Returns what was written behind one prompt with its positions behind another one."""
+        """The completion of one prompt with its positions shifted to follow another one."""
         by = other.next_position - prompt.next_position
         shown, *windows = (p and replace(p, positions=p.positions + by) for p in (self.shown, *self.windows))
         return replace(self, shown=shown, windows=tuple(windows))
@@ -248,67 +251,67 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a task scores: the text of an answer and the parts of it that tags mark.
+    """What a task scores: the text of an answer and the parts marked by tags.
 
     Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags all is final.
     """
 
     text: str
-    """What the prompt opened, and the completion; see rewards.text.scored_text."""
+    """The text that the prompt opened, plus the completion."""
     reasoning: str = ""
     final: str = ""
     n_tokens: int = 0
     truncated: bool = False
     step: int = 0
     variant: str = ""
-    """Name of the Variant that it was drawn with; empty for the sample as it is."""
+    """Name of the Variant that it was sampled with; empty for the unchanged sample."""
     turns: tuple[PastAction, ...] = ()
     """All actions of an episode; `text` is the last one."""
     opened: str = ""
-    """The beginning of `text` that stood in the prompt, such as "<think>"."""
+    """The beginning of `text` that was in the prompt, such as "<think>"."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rollout:
-    """One scored answer of a group."""
+    """One scored completion of a group."""
 
     group_id: str
     index: int
-    """Place inside the group, 0..G-1."""
+    """Index in the group, 0..G-1."""
     completion: Completion
     policy_step: int
-    """Steps completed by the weights that sampled it."""
+    """Completed steps of the weights that sampled it."""
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
-    """None = unscorable: left out of the group's statistics, advantage 0."""
+    """None = cannot be scored: left out of the group's statistics, advantage 0."""
     steps: tuple[tuple[int, float], ...] = ()
-    """Of the first of its parts that is given by steps: where each ends, in characters of the completion; its value."""
+    """(end in characters of the completion, value) of each step, for the first reward part given by steps."""
     correct: bool | None = None
-    """What Task.correct says of it; None where that is not known."""
+    """Task.correct; None where unknown."""
     parsed: Any = None
     """JSON-able form of the answer, for the viewer."""
     marks: list[Any] | None = None
-    """What Task.overlay draws of it and of the target; None when that failed."""
+    """Task.overlay of the answer and of the target; None when it failed."""
     error: str | None = None
     """Why it could not be scored."""
     advantage: float | np.ndarray = 0.0
     """A scalar, or [T]."""
     per_token: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """[T] arrays by name: what one method keeps of the tokens until the update, which that method alone reads."""
+    """[T] arrays by name that one method keeps until the update, and only that method reads."""
     old_logprobs: np.ndarray | None = None
-    """[T] of the trainer before the update, where a method's pass has found them."""
+    """[T] of the trainer before the update, if a method's pass has computed them."""
     train_prompt: Prompt | None = None
-    """Trained under this prompt instead of the sampled one."""
+    """Prompt for training, if it differs from the sampled one."""
     sampled_prompt: str = ""
-    """Text of the prompt that it was drawn with, where that is another than the group's in its words."""
+    """Text of the prompt that it was sampled with, if it differs from the group's."""
     variant: str = ""
-    """Name of the Variant that it was drawn with; empty for the sample as it is."""
+    """Name of the Variant that it was sampled with; empty for the unchanged sample."""
     trained: bool = True
     """False = left out of the update, by algo.batch; in `Group.aside`, True = a method learns from it."""
     moved: bool = False
-    """Whether a method has put it into the group, or out of it, once its answers were counted."""
+    """Whether a method has moved it into or out of the group after its rewards were counted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of an evaluation, what Task.metrics says of it."""
+    """In an evaluation, Task.metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -322,10 +325,10 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     weights: Mapping[str, float] = field(default_factory=dict)
-    """The reward weights in force when it was scored."""
+    """The reward weights when it was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Rollouts outside the group's statistics, numbered after it: untrained variants, a greedy one, a method's."""
+    """Rollouts numbered after the group and outside its statistics: untrained variants, a greedy one, methods' own."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -333,15 +336,15 @@ class Group:
 
     @property
     def plain(self) -> list[Rollout]:
-        """The answers that were drawn as the group, whatever a method has made of it since."""
+        """The rollouts that were sampled as the group, before a method moved any."""
         return [*(r for r in self.rollouts if not r.moved), *(r for r in self.aside if r.moved)]
 
     @property
     def beside(self) -> list[Rollout]:
-        """The answers aside that a method learns from."""
+        """The rollouts in `aside` that a method learns from."""
         return [r for r in self.aside if r.trained]
 
     @property
     def zero_variance(self) -> bool:
-        """Every scorable answer got exactly the same reward, so the group carries no preference."""
+        """Every rollout with a reward has the same one, so the group carries no preference."""
         return len({r for r in self.rewards if r is not None}) < 2

@@ -232,7 +232,7 @@ def test_a_run_with_all_of_it_resumes_exactly(tiny_models, tmp_path):
     assert done.returncode == 0, done.stderr
     kill_after(config, broken, 5, *words)
     done = run(config, broken, *words)
-    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert weights(whole, 7) == weights(broken, 7)
     assert metrics(whole) == metrics(broken) and {"kl", "reward/shaped"} <= metrics(whole)[0].keys()
     assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())

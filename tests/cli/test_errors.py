@@ -55,7 +55,7 @@ def task_file(folder: Path, body: str) -> str:
     ("algo.advantage=grop", "algo.advantage='grop' is not known.*Did you mean 'grpo'"),
     ("algo.loss=my.module:loss", "algo.loss='my.module:loss'.*No module named"),
     ("curriculum.name=unifrom", "Did you mean 'uniform'"),
-    ("resume=must", "resume=must, but .* holds no whole checkpoint"),
+    ("resume=must", "resume=must, but .* has no complete checkpoint"),
     ("rollout.minibatches=9", "rollout.prompts_per_step=4: a mini-batch would be empty; lower the one"),
     ("log.trackers=[trackio]", "trackio.*pip install trackio"),
 ])

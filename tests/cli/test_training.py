@@ -110,7 +110,7 @@ def test_dry_run_without_the_model_shows_what_needs_none(lora, tmp_path, capsys)
 
 @pytest.mark.parametrize("word, says", [
     ("algo.loss=ppo", "algo.loss='ppo' is not known"),
-    ("resume=must", "holds no whole checkpoint"),
+    ("resume=must", "has no complete checkpoint"),
     ("limits.prompt_tokens=5", "longer than limits.prompt_tokens=5"),
     ("eval.splits=[other]", "no samples in split 'other'"),
     ("curriculum.name=unifrom", "Did you mean 'uniform'"),

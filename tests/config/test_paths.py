@@ -81,7 +81,7 @@ def test_a_neighbour_hides_no_other_module(project):
 def test_a_run_folder_as_model_is_its_newest_checkpoint(project):
     checkpoints = project / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    with pytest.raises(RunError, match="holds no whole checkpoint"):
+    with pytest.raises(RunError, match="has no complete checkpoint"):
         load(project, "task: qa\nmodel: {name: run}")
     for step in (1, 12):
         checkpoint.save(checkpoints, step, lambda folder: (folder / "w").write_text("x"), {}, 9)

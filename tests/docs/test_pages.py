@@ -351,8 +351,8 @@ def test_messages_of_a_second_start_provoked(run):
             train(config.load(QUICK, [*SMALL, f"run.dir={folder}", *settings]))
         assert pattern(message).search(str(error.value)), error.value
 
-    says("… holds a run with other settings, so its checkpoint cannot go on:", "train.lr=1")
-    says("resume=must, but … holds no whole checkpoint.", "resume=must", folder=run.parent / "other")
+    says("… holds a run with other settings, so its checkpoint cannot be resumed:", "train.lr=1")
+    says("resume=must, but … has no complete checkpoint.", "resume=must", folder=run.parent / "other")
     with RunFolder(run).lock():
         says("run folder … is in use by process … on … since …")
 

@@ -55,7 +55,7 @@ def test_kill_and_resume_is_exact(plain, tmp_path, case):
         assert kill_after(config, broken, 7, *words) == -signal.SIGKILL
     again = run(config, broken, *words)
     assert again.returncode == 0, again.stderr
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     assert_same(whole, broken)
     ages = {(r["step"], r["step"] - r["policy_step"]) for r in rollouts(whole)}
     if case == "three, refilled":
@@ -73,7 +73,7 @@ def test_ctrl_c_saves_what_is_drawn_ahead(plain, tmp_path):
     assert kill_after(config, tmp_path / "broken", 3, *words, how=signal.SIGINT) == 130
     assert RunFolder(tmp_path / "broken").last_heartbeat()["state"] == "interrupted"
     done = run(config, tmp_path / "broken", *words)
-    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert_same(whole, tmp_path / "broken")
 
 
@@ -117,7 +117,7 @@ def test_two_processes_draw_what_one_does(tiny_models, tmp_path, staleness=2):
             shutil.copytree(tmp_path / "two", tmp_path / "parts")
             for later in ("step-000004", "step-000005"):
                 shutil.rmtree(tmp_path / "parts" / "checkpoints" / later)
-    assert "going on from" in done.stdout and weights(tmp_path / "two", 5) == weights(tmp_path / "parts", 5)
+    assert "resuming from" in done.stdout and weights(tmp_path / "two", 5) == weights(tmp_path / "parts", 5)
 
     def told(name, steps):
         return sorted((r["step"], r["group_id"], r["sample_id"], r["index"], r["completion"], r["policy_step"])

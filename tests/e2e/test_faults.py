@@ -131,7 +131,7 @@ def same(folder, whole):
 def goes_on(config, folder, whole, *words):
     """The same command without the fault ends as the undisturbed run did."""
     again = run(config, folder, *words)
-    assert again.returncode == 0 and "going on from" in again.stdout, again.stderr
+    assert again.returncode == 0 and "resuming from" in again.stdout, again.stderr
     same(folder, whole)
 
 

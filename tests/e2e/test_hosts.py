@@ -54,7 +54,7 @@ def test_a_cut_cable_ends_both_hosts_with_a_message_and_the_run_goes_on(pair):
             assert time.monotonic() < end
             time.sleep(0.1)
     done = run(pair.config, folder, *FEW, processes=2)  # on whichever hosts: the folder is shared
-    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert_same_run(folder, pair.whole)
 
 

@@ -50,7 +50,7 @@ def sharded(config, request):
 
 def goes_on(config, folder, whole, *words):
     again = start(config, folder, *words)
-    assert again.returncode == 0 and "going on from" in again.stdout, again.stderr
+    assert again.returncode == 0 and "resuming from" in again.stdout, again.stderr
     assert weights(folder, STEPS) == weights(whole, STEPS)
     assert metrics(folder) == metrics(whole)
     assert RunFolder(folder).rollouts().equals(RunFolder(whole).rollouts())

@@ -71,7 +71,7 @@ def test_after_a_resume_the_prompts_are_those_that_would_have_come(undisturbed, 
     whole = undisturbed(kind) / "whole"
     broken = shutil.copytree(whole.parent / "broken", tmp_path / "broken")
     done = run(whole.parent / "own.yaml", broken, *SMALL, *KINDS[kind], processes=processes)
-    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert drawn(broken) == drawn(whole)
     assert all(len(step) == 2 for step in drawn(whole))
     if kind == "stream":  # within one pass over the rows none comes twice

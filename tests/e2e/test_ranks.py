@@ -78,5 +78,5 @@ def test_a_run_whose_ranks_are_killed_and_stopped_goes_on_exactly(pair):
     for text, missing in zip(said, (store, rank_1), strict=True):
         assert re.search(missing, text.read_text(), re.MULTILINE), text.read_text()
     done = run(pair.config, folder, *FEW, processes=2)
-    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert_same_run(folder, pair.whole)

@@ -21,7 +21,7 @@ def test_kill_and_resume_is_exact(tiny_models, tmp_path):
     assert kill_after(config, broken, 8, *words) == -signal.SIGKILL  # once more, from the resumed run
     again = run(config, broken, *words)
     assert again.returncode == 0, again.stderr
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     assert weights(whole, 12) == weights(broken, 12)
     assert [m["step"] for m in metrics(broken)] == list(range(12))
     assert metrics(whole) == metrics(broken)
@@ -50,7 +50,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_models, tmp_path):
     saved = [p.name for p in (folder / "checkpoints").glob("step-*")]
     assert len(saved) == 1 and RunFolder(folder).last_heartbeat()["state"] == "interrupted"
     done = run(config, folder, "steps=6", "save.every=0", "train.schedule=cosine")
-    assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert [m["step"] for m in metrics(folder)] == list(range(6))
     over = run(config, folder, "steps=6", "save.every=0")
     assert over.returncode == 0 and len(metrics(folder)) == 6  # nothing is left to do
@@ -69,7 +69,7 @@ def test_resume_on_another_number_of_processes(tiny_models, tmp_path, before, af
     for folder, processes in ((same, before), (other, after)):
         shutil.copytree(first, folder)
         done = run(config, folder, *words, "steps=4", "save.keep=9", processes=processes)
-        assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
+        assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
     assert weights(first, 3) == weights(other, 3)
     drawn = [{(r["group_id"], r["sample_id"], r["index"]): r["token_ids"] for r in RunFolder(f).rollouts(3).to_pylist()}
              for f in (same, other)]

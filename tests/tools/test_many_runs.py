@@ -338,7 +338,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
         assert time.monotonic() < end, "its run goes on"
         time.sleep(0.05)
     assert main([*given, "-o", str(tmp_path / "broken"), "--json"]) == 0
-    assert "going on from" in (tmp_path / "broken" / "tuning" / "0001-0.log").read_text()
+    assert "resuming from" in (tmp_path / "broken" / "tuning" / "0001-0.log").read_text()
     one, other = json.loads(whole), json.loads(capsys.readouterr().out)
     assert {**one, "folder": ""} == {**other, "folder": ""} and one["runs"] == 4
 

@@ -202,7 +202,7 @@ def test_after_the_first_optimizer_step_the_message_says_what_is_lost(scene, tmp
         ends.append((error, tmp_path / f"{i}"))
     (intact, folder), (begun, other) = sorted(ends, key=lambda end: not files(end[1]))
     saved(intact, folder)
-    lost(begun, other, "the update of the next one had begun to change the weights. The same command begins with the "
+    lost(begun, other, "the next update had already changed the weights. The same command begins with the "
                        "first step again.")
     fault("")
     for path in (folder, other):

@@ -94,13 +94,13 @@ def test_half_an_update_is_not_saved(scene):
     scene.rest.keep()
     scene.learn()
     (note,) = scene.end()
-    assert note.startswith("2 of the 2 completed steps are lost, since the update of the next one had begun")
+    assert note.startswith("2 of the 2 completed steps are lost, since the next update had already")
     assert not scene.rest.begin() and scene.steps() == []
 
 
 def test_weights_that_are_others_for_the_time_being_are_not_saved(scene):
     scene.rest.parts.policy.swapped = True
-    assert "could not be restored" in scene.end()[0] and scene.steps() == []
+    assert "could not be swapped back" in scene.end()[0] and scene.steps() == []
 
 
 def test_a_folder_that_was_taken_over_gets_no_checkpoint(scene, monkeypatch):

@@ -74,7 +74,7 @@ def only_metrics(folder):
 def test_completed_steps_without_a_checkpoint_are_not_started_over(made, damage, words):
     damage(made)
     before = tree(made)
-    with pytest.raises(RunError, match=r"no whole checkpoint.*Nothing was changed.*resume=never"):
+    with pytest.raises(RunError, match=r"no complete checkpoint.*Nothing was changed.*resume=never"):
         resume.find_checkpoint(made, settings(made.path, *words))
     assert tree(made) == before
 
@@ -95,7 +95,7 @@ def test_an_empty_folder_is_a_new_run(tmp_path):
     RunFolder(tmp_path).heartbeat({"step": 0, "state": "running"})  # of a start that ended before its first step
     RunFolder(tmp_path).append_eval({"step": 0, "split": "heldout"})
     assert resume.find_checkpoint(RunFolder(tmp_path), settings(tmp_path)) == (None, ())
-    with pytest.raises(RunError, match=r"holds no whole checkpoint\. Start with resume=auto"):
+    with pytest.raises(RunError, match=r"has no complete checkpoint\. Start with resume=auto"):
         resume.find_checkpoint(RunFolder(tmp_path), settings(tmp_path, "resume=must"))
 
 

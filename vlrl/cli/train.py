@@ -138,6 +138,6 @@ def _run(config: Config, supervised: bool = False) -> None:
         run_to_end(config, supervised)
     except KeyboardInterrupt as stop:
         if not stop.args:  # else the run has said how it was stopped
-            notes = getattr(stop, "__notes__", ["The same command goes on from the last checkpoint."])
+            notes = getattr(stop, "__notes__", ["The same command resumes from the last checkpoint."])
             print("stopped.", *notes, file=sys.stderr)
         raise typer.Exit(130) from None

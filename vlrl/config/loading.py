@@ -185,7 +185,7 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
     if before != now:
         raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its "
                        f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
-                       "here (the old run is kept beside).")
+                       "here (the old run is kept in a folder beside it).")
 
 
 def describe() -> list[tuple[str, str, Any, str]]:

@@ -240,8 +240,8 @@ def describe_missing(rank: int, count: int, before: Sequence[Record | None], aft
             waiting.append(f"rank {other}")
     if missing:
         return _listed(missing)
-    return (f"{_listed(waiting)}; they got here or further, so what ranks send each other is lost: see that each host "
-            "uses the right network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and no firewall is between")
+    return (f"{_listed(waiting)}; they got here or further, so messages between ranks are lost: check that each host "
+            "uses the right network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and no firewall blocks it")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -231,7 +231,7 @@ def _check_depth(config: Any, text: Any) -> None:
             count = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
             if isinstance(count, int) and count > _MOST_LAYERS:
                 raise ConfigError(f"model.name: its config.json says {where}{name}={count}, and no model has more than "
-                                  f"{_MOST_LAYERS:,} layers. Copy config.json anew from the original model")
+                                  f"{_MOST_LAYERS:,} layers. Copy config.json again from the original model")
 
 
 def family_in(model: Any) -> Family:
@@ -264,5 +264,5 @@ def unknown_family_notice(family: Family) -> str:
     """Notice for the user of a model of unknown type; else ""."""
     if family.known:
         return ""
-    return (f"model type '{family.model_type}' is in no table of vlrl: rows are padded (no prefix sharing) and boxes "
-            f"are asked for as {family.coordinates} (task.coordinates); the loss is the same")
+    return (f"model type '{family.model_type}' is unknown to vlrl: rows are padded (no prefix sharing) and boxes "
+            f"are requested as {family.coordinates} (task.coordinates); the loss is the same")

@@ -23,7 +23,7 @@ def not_finite(model: Any) -> str:
 def check_finite(model: Any, what: str) -> None:
     """Raises ConfigError naming `what` and the first tensor with non-finite values."""
     if bad := not_finite(model):
-        raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights anew, or take an earlier checkpoint.")
+        raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights again, or use an earlier checkpoint.")
 
 
 @torch.no_grad()

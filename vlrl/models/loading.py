@@ -149,7 +149,7 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
     wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(report["mismatched_keys"])]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
+        raise ConfigError(f"{what} lacks weights of its config: {', '.join(wrong[:3])}{more}. They would be "
                           "random; give a folder that holds the whole model.")
     check_finite(model, what)
     drop_unused_sampling(model, name)

@@ -33,8 +33,8 @@ def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) ->
                               "their area; leave the setting out.")
     if {settings.min_pixels, settings.max_pixels} != {None}:
         if limit_images is None:
-            raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {type(images).__name__} is told the "
-                              "size of an image. Leave the setting out and set the size in preprocessor_config.json of "
+            raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {type(images).__name__} gets the "
+                              "image size. Leave the setting out and set the size in preprocessor_config.json of "
                               "the model's folder.")
         limit_images(images, settings)
         if videos is not None and limit_frames is None and "longest_edge" in dict(videos.size):

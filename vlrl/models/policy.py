@@ -361,7 +361,7 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
 def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
     """The hidden states; raises ConfigError where they are logits."""
     if head.layer is None:
-        raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer cannot be told, and the "
+        raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer are unknown, and the "
                           f"head that {' or '.join(HEADS)} learns reads them: leave it out (set "
                           f"{', or '.join(WITHOUT_HEAD.values())})")
     return hidden

@@ -149,7 +149,7 @@ class Encoder:
         shown = self._shown(batch, ids, loaded)
         if shown != len(loaded):
             raise DataError(f"sample '{name}': the chat template of {self.config.model.name} shows {shown} of its "
-                            f"{len(loaded)} pictures and clips, and an answer to the others would be guessed. Copy the "
+                            f"{len(loaded)} images and clips, so the model would not see the others. Copy the "
                             "chat_template.jinja of the original model into its folder")
         tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
         beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}

@@ -57,7 +57,7 @@ def _save_errors(what: str) -> Iterator[None]:
             raise
         lines = " ".join(str(error).split())[:600]
         raise RunError(f"model.name: {what} cannot be saved: {type(error).__name__}: {lines}. Correct that file of the "
-                       "model's folder, or copy it anew from the original model") from error
+                       "model's folder, or copy it again from the original model") from error
 
 
 def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:

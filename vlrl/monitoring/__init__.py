@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on: metrics, progress, alerts, trackers, the watchdog, signals."""
+"""Reports of a running run: metrics, progress, alerts, trackers, the watchdog, signals."""
 
 LEAST_WIDTH = 20
-"""Columns of the narrowest terminal that tables and panels are drawn for."""
+"""Columns of the narrowest terminal that tables and panels support."""

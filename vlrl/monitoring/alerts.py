@@ -1,8 +1,8 @@
-"""Alerts: a run that goes wrong while it goes on is told of, in print, in alerts.jsonl, at trackers and by webhook.
+"""Alerts about a run that goes wrong: printed, written to alerts.jsonl, sent to trackers and a webhook.
 
-A rule looks at the metrics of the last steps. It is told when it begins to hold, and again only after it has ceased
-to. A resumed run goes over the steps before without telling of them again, so alerts.jsonl has each alert once.
-`heldout_drop` looks at the lines of eval.jsonl instead."""
+A rule inspects the metrics of the last steps. It alerts when it starts to apply, and again only after it has stopped
+applying. A resumed run replays the earlier steps without alerting again, so alerts.jsonl has each alert once.
+`heldout_drop` inspects the lines of eval.jsonl instead."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WEBHOOK = Table({"open": "vlrl.monitoring.webhook:open_webhook"})
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule that has begun to hold."""
+    """A rule that has started to apply."""
 
     alert: str
-    """Its setting below alerts."""
+    """Its setting in `alerts`."""
     step: int
     value: float
     limit: float
@@ -43,19 +43,18 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values of the last alerts.window steps by metric, NaN where a step has none; of reward/mean and reward/std those of
-the last steps that have a reward. BEST holds the best mean reward of as many steps so far, once there were as many,
-HIGHEST the largest entropy so far."""
+"""Values of the last alerts.window steps by metric, NaN where a step has none; reward/mean and reward/std are those of
+the last steps with rewards. BEST: highest mean reward over a window so far; HIGHEST: largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5
-"""Steps that zero_variance_above looks at."""
+"""Steps that zero_variance_above inspects."""
 Breach = tuple[float, float, str]
 """(value, limit, message)"""
 Rule = Callable[[Columns, AlertSettings], Breach | None]
 
 
 class Alerts:
-    """Watches the metrics of a run; `paid` are the reward parts that can be above 0. On the main process alone."""
+    """Watches the metrics of a run; `paid` are the reward parts that can be positive. On the main process alone."""
 
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
                  before: Iterable[Mapping[str, Any]] = (), paid: Sequence[str] = ()):
@@ -70,11 +69,11 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Takes the metrics of a step, tells what has begun to hold, and returns it as metrics for trackers."""
+        """Takes the metrics of a step and alerts; returns the new alerts as metrics for trackers."""
         return self._tell(self._begun(line))
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-        """Tells when the last line of eval.jsonl is a fall of `metric` that the one of its split before was not."""
+        """Alerts when the last line of eval.jsonl is a drop of `metric` and the one before it on that split was not."""
         last, share = evals[-1], self.settings.heldout_drop
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
@@ -92,7 +91,7 @@ class Alerts:
         return {f"alerts/{alert.alert}": alert.value for alert in alerts}
 
     def close(self) -> None:
-        """Gives the webhook a moment for what is not sent yet."""
+        """Gives the webhook a moment to send what is pending."""
         if self._hook:
             self._hook.close()
 
@@ -118,15 +117,15 @@ class Alerts:
             self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
 
     def _breaches(self) -> dict[str, Breach]:
-        """Returns what holds after the steps so far, by rule."""
+        """The rules that apply after the steps so far."""
         checked = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
                    if getattr(self.settings, name) is not None}
         return {name: breach for name, breach in checked.items() if breach}
 
 
 def resolved_alerts(config: Config) -> AlertSettings:
-    """Returns `alerts.*` with what auto stands for; for supervised training without the rules on rewards, entropies and
-    samplers: its answers are given."""
+    """`alerts.*` with auto values resolved; for supervised training without the rules on rewards, entropy and samplers,
+    as its answers are given."""
     settings = config.alerts
     kinds = {"mismatch_above": "kl", "mismatch_gap_above": "gap"}
     limits = {name: expected_mismatch(config, kind) for name, kind in kinds.items()
@@ -151,9 +150,9 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
-    """Returns the fall of the last of these lines of eval.jsonl, all of one split, below the best one before it.
+    """Drop of the last of these lines of eval.jsonl, all of one split, below the best one before it.
 
-    It must be larger than `share` of the best value, and the 95 % intervals of the two, where they have one, apart."""
+    It must exceed `share` of the best value, and the 95 % intervals of the two, if given, must not overlap."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
@@ -162,7 +161,7 @@ def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) 
     if value >= limit or (high is not None and low is not None and high >= low):
         return None
     return value, limit, (f"{metric} of {last['split']} is {value:.3g}, after {best[metric]:.3g} at step "
-                          f"{best['step']}: what is learned does not hold beyond the training samples")
+                          f"{best['step']}: it does not generalize beyond the training samples")
 
 
 def _constant_rewards(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -171,7 +170,7 @@ def _constant_rewards(columns: Columns, settings: AlertSettings) -> Breach | Non
     if len(means) < count or any(spreads) or len({*means}) > 1:
         return None
     return means[0], means[0], (f"all rewards of {count} steps are {means[0]:g}, so nothing is learned from them; see "
-                                "rollouts/ for whether the task reads the answers as the prompt asks for them")
+                                "rollouts/ for whether the task parses answers in the format that the prompt asks for")
 
 
 def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -185,8 +184,8 @@ def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Breach | 
 def _entropy_drop(columns: Columns, settings: AlertSettings) -> Breach | None:
     highest, value = _last(columns, HIGHEST), _last(columns, "entropy")
     limit = highest * (1 - (settings.entropy_drop or 0.0))
-    return (value, limit, f"the entropy is {value:.3g} per token, after {highest:.3g} at its highest: answers are "
-            "becoming all alike") if value < limit else None
+    return (value, limit, f"the entropy is {value:.3g} per token, after {highest:.3g} at its highest: completions are "
+            "becoming identical") if value < limit else None
 
 
 def _reward_drop(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -242,13 +241,13 @@ def _unpaid_part(columns: Columns, settings: AlertSettings) -> Breach | None:
     unpaid = [name.removeprefix("reward/") for name, values in recent.items()
               if name not in (*_READ, BEST) and len(values) == count and not any(values)]
     return (0.0, 0.0, f"the reward part {' and '.join(unpaid)} is 0 in all answers of {count} steps: see in rollouts/ "
-            "whether the task reads the answers as the prompt asks for them") if unpaid else None
+            "whether the task parses answers in the format that the prompt asks for") if unpaid else None
 
 
 RULES: Mapping[str, Rule] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "entropy_drop": _entropy_drop, "skipped_above": _skipped_above, "unpaid_part": _unpaid_part,
     **{name: _above(metric, name, text) for name, (metric, text) in _LAST_VALUE.items()}}
-"""By the name of their setting; null turns one off."""
+"""Setting -> rule; null turns one off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")

@@ -1,4 +1,4 @@
-"""Numbers of a step, over all processes, and the clock that says where its time went."""
+"""Metrics of a step over all ranks, and the clock that measures its phases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Rollout
 
 _watch: Callable[[str], Any] | None = None
-"""What makes the context of a phase while a step is being profiled."""
+"""Context manager around every phase while a step is profiled."""
 _life = (0, "start")
 
 
@@ -27,13 +27,13 @@ def sign_of_life(name: str = "start") -> None:
 
 
 def last_sign_of_life() -> tuple[int, str]:
-    """Returns the number and name of the last sign of life."""
+    """Number and name of the last sign of life."""
     return _life
 
 
 def phase(name: str) -> Any:
-    """`with phase("decode"): ...` marks a part of a step for the profiler (tools/machine/profiler.py) and the watchdog;
-    costs next to nothing without one."""
+    """`with phase("decode"): ...` marks a phase of a step for the profiler (tools/machine/profiler.py) and the
+    watchdog; costs next to nothing without them."""
     sign_of_life(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 
@@ -50,12 +50,12 @@ def watching(watch: Callable[[str], Any]) -> Iterator[None]:
 
 
 class Clock:
-    """Seconds per phase of a step. `with clock("rollout"): ...`; a phase inside another counts for itself alone."""
+    """Seconds per phase of a step. `with clock("rollout"): ...`; a nested phase is not counted in the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
-        """(phase, start, end) since `take_spans`, in seconds since 1970; a phase inside another is in both."""
+        """(phase, start, end) since `take_spans`, in seconds since 1970; a nested phase is in both."""
         self._epoch = time.time() - time.perf_counter()
         self._inner = [0.0]
         self._started = time.perf_counter()
@@ -75,21 +75,21 @@ class Clock:
             self.span(name, start, start + spent)
 
     def span(self, name: str, start: float, end: float) -> None:
-        """Notes when something took place, by time.perf_counter."""
+        """Records a time span given by time.perf_counter."""
         self.spans.append((name, self._epoch + start, self._epoch + end))
 
     def take_spans(self) -> list[tuple[str, float, float]]:
-        """Returns the spans since the last call."""
+        """The spans since the last call."""
         out, self.spans = self.spans, []
         return out
 
     def add_parallel(self, name: str, seconds: float) -> None:
-        """Counts seconds of another thread as a phase, and not in the phase that they ran beside."""
+        """Counts seconds of another thread as a phase, and subtracts them from the phase that runs meanwhile."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """Returns `time/<phase>_s` and `time/total_s` since the last call; starts afresh."""
+        """`time/<phase>_s` and `time/total_s` since the last call; restarts the clock."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}
@@ -99,11 +99,10 @@ class Clock:
 
 
 def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Returns rewards, parts, lengths and shares over every group of every process; `labels` are those of a mixture's
-    tasks.
+    """Rewards, parts, lengths and shares over every group of every rank; `labels` are those of a mixture's tasks.
 
-    Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
-    `<label>/share`, that of the groups."""
+    Each task that was drawn also gets `<label>/reward/...` and `<label>/groups/zero_variance_frac`, and every one
+    `<label>/share` of the groups."""
     rows = [row for part in comm.gather([_group_values(g) for g in groups]) for row in part]
     if not rows:
         return {}
@@ -151,7 +150,7 @@ def _group_values(group: Group) -> dict:
 
 
 def _unreadable(rollouts: Sequence[bool]) -> dict[str, float]:
-    """How many rollouts the task itself gave no score, without an error; and their share."""
+    """Number and share of rollouts without a score from the task, and without an error."""
     return {"unreadable": float(sum(rollouts)), "unreadable_frac": _mean(rollouts)}
 
 
@@ -181,7 +180,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def peak_gib() -> float:
-    """Returns the peak memory so far in GiB: of the CUDA device when there is one, else of this process."""
+    """Peak memory so far in GiB: of the CUDA device if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024

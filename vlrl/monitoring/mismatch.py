@@ -1,7 +1,7 @@
-"""How far sampler and trainer may disagree about the same tokens: by dtype and engine, as an alert and as a stop.
+"""Expected mismatch between sampler and trainer on the same tokens, by dtype and engine, for an alert and a stop.
 
 `mismatch/kl` is the mean over tokens of exp(g) - g - 1, g = trainer log-probability - sampler log-probability, and
-`mismatch/gap_max` the largest |g|. Rounding alone stays below these limits; other weights, pictures, positions or
+`mismatch/gap_max` the largest |g|. Rounding stays below these limits; different weights, images, positions or
 temperatures do not."""
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from vlrl.errors import TrainingError
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}
 """The same sums in another order."""
 _ROUNDED = {"kl": 0.02, "gap": 5.0}
-"""16 bits or 4-bit weights: a mean |g| of .02 is usual, a mixture of experts has more."""
+"""16 bits or 4-bit weights: a mean |g| of .02 is usual, more in a mixture of experts."""
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:
-    """The largest `mismatch/kl` ("kl") or `mismatch/gap_max` ("gap") that rounding explains; None where the two differ
-    on purpose: answers of older or other weights, dropout, log-probabilities among a part of the tokens."""
+    """The largest `mismatch/kl` ("kl") or `mismatch/gap_max` ("gap") from rounding; None where the two differ on
+    purpose: rollouts of older or other weights, dropout, log-probabilities over a subset of the tokens."""
     on_purpose = (samples_with_other_weights(config), uses_dropout(config), config.engine.renormalises)
     return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
 
 
 def computes_in_float32(config: Config) -> bool:
-    """Whether both do."""
+    """Whether both sampler and trainer do."""
     own, engine = config.model.dtype, config.engine.dtype
     exact = own == "float32" or (own == "auto" and not torch.cuda.is_available())
     merged = config.engine.name != "hf" and config.model.lora.quantize != "none"
@@ -37,7 +37,7 @@ def computes_in_float32(config: Config) -> bool:
 
 
 def samples_with_other_weights(config: Config) -> bool:
-    """Whether answers, or parts of them, may be of weights that are not those at the start of the update."""
+    """Whether rollouts, or parts of them, may come from other weights than the update starts with."""
     return bool(config.asynchronous.max_staleness or config.rollout.step_tokens
                 or any(settings.other_weights for _, settings in active(config)))
 
@@ -48,22 +48,22 @@ def uses_dropout(config: Config) -> bool:
 
 
 def same_logprobs_without_dropout(config: Config) -> bool:
-    """Whether the engine's log-probabilities are those of the trainer without dropout at the start of the update, up to
-    the rounding of float32."""
+    """Whether the engine's log-probabilities equal those of the trainer without dropout at the start of the update, up
+    to float32 rounding."""
     return computes_in_float32(config) and config.engine.name == "hf" and not samples_with_other_weights(config)
 
 
 def samples_as_it_trains(config: Config) -> bool:
-    """Whether they are those that the update begins with."""
+    """Whether they equal those that the update starts with."""
     return same_logprobs_without_dropout(config) and not uses_dropout(config)
 
 
 def check_mismatch(metrics: Mapping[str, float], config: Config, step: int) -> None:
-    """Raises TrainingError where `mismatch/kl` of a step is above limits.mismatch."""
+    """Raises TrainingError where a step's `mismatch/kl` exceeds limits.mismatch."""
     limit, value = config.limits.mismatch, metrics.get("mismatch/kl", math.nan)
     if limit is not None and value > limit:
         raise TrainingError(
             f"step {step}: mismatch/kl is {value:.3g} per token, above limits.mismatch={limit:g}: engine.name="
             f"{config.engine.name} and the trainer do not compute the same log-probabilities "
-            "(docs/troubleshooting.md). The same command goes on from the last checkpoint; limits.mismatch=null lifts "
+            "(docs/troubleshooting.md). The same command resumes from the last checkpoint; limits.mismatch=null lifts "
             "the limit.")

@@ -1,8 +1,7 @@
-"""A run in a cell of a notebook: a bar, the last figures, and the curve of the reward, redrawn in place. No torch.
+"""A run in a notebook cell: a progress bar, the last metrics and the reward curve, redrawn in place. No torch.
 
     cell = Cell()
-    cell.show(page(done=12, total=80, line="reward 0.41", points=[(1, 0.3), (2, 0.41)]))
-"""
+    cell.show(page(done=12, total=80, line="reward 0.41", points=[(1, 0.3), (2, 0.41)]))"""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ _WIDTH, _HEIGHT, _EDGE = 640, 140, 40
 _MOST = 600
 """Points of a curve that are drawn; of more every k-th, and the last."""
 _LARGEST = 1e100
-"""A larger number is no step and no reward."""
+"""A larger number is not a valid step or reward."""
 _PAUSE_S = 0.5
-"""At least between two drawings."""
+"""Seconds between two redraws."""
 
 
 class Cell:
-    """One place of a notebook that is drawn again and again; each new one is a place of its own."""
+    """An output of a notebook that is redrawn in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._last = -math.inf
 
     def show(self, html: str, now: bool = False) -> None:
-        """Draws HTML in place of what stood there; leaves it out where the last drawing was just now, unless `now`."""
+        """Draws HTML, unless the last drawing was a moment ago and not `now`."""
         if not now and time.monotonic() - self._last < _PAUSE_S:
             return
         from IPython.display import HTML, display
@@ -42,15 +41,14 @@ class Cell:
 
 
 def page(done: int, total: int | None, line: str, points: Sequence[tuple[float, float]]) -> str:
-    """Returns the HTML of a run that stands at `done` of `total` steps; `points` are step and reward. All texts are
-    plain."""
+    """The HTML of a run after `done` of `total` steps; `points` are (step, reward). All texts are plain."""
     bar = f'<progress value="{done}" max="{max(total or done, 1)}" style="width:{_WIDTH // 2}px"></progress>'
     steps = f"{done}" if total is None else f"{done}/{total}"
     return f"<div>{bar} {steps} {escape(line)}</div>{curve(points)}"
 
 
 def curve(points: Sequence[tuple[float, float]]) -> str:
-    """Returns a line through points [N] as SVG, with its range at the edges; "" for fewer than two."""
+    """An SVG line through points [N], with its range at the edges; "" for fewer than two."""
     points = [(x, y) for x, y in points if abs(x) < _LARGEST and abs(y) < _LARGEST]  # false for NaN too
     if len(points) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""What is shown during a run: a bar with the live reward, in a notebook with its curve, else plain lines."""
+"""Progress of a run: a bar with the live reward, in a notebook with its curve, else plain lines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _NOT_PARTS = {"mean", "std", "min", "max"}
 
 
 class Progress:
-    """A live bar over the steps `start`..`total`; nothing at all with `enabled=False`, as on every rank but 0.
+    """A live bar over the steps `start`..`total`; nothing with `enabled=False`, as on every rank but 0.
 
-    In a notebook the cell has the bar and the curve of the reward. Where the output is neither, one plain line is
-    printed every `every` steps (default: 20 lines a run).
+    A notebook cell gets the bar and the reward curve. On other outputs one plain line is printed every `every` steps
+    (default: 20 lines per run).
 
         with Progress(cfg.steps, start, enabled=rank == 0) as progress:
-            progress.update(step + 1, metrics)
-    """
+            progress.update(step + 1, metrics)"""
 
     def __init__(self, total: int, start: int = 0, enabled: bool = True, every: int | None = None,
                  console: Console | None = None):
@@ -55,7 +54,7 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end at the mean speed of this process so far; None before its first step."""
+        """Seconds to the end at this process's mean speed so far; None before its first step."""
         done = self.done - self.start
         return (time.monotonic() - self._began) / done * (self.total - self.done) if done else None
 
@@ -72,17 +71,17 @@ class Progress:
             self.print(f"step {done}/{self.total}  {line}")
 
     def busy(self, what: str, done: float, total: int) -> None:
-        """Shows in the bar how far something inside a step is, such as an evaluation."""
+        """Shows the progress of work inside a step, such as an evaluation, in the bar."""
         self._bar.update(self._task, line=f"{what} {done}/{total}")
 
     def print(self, message: Any) -> None:
-        """Prints above the bar. A string is plain text: markup in it means nothing. Other values: any rich object."""
+        """Prints above the bar: a string as plain text without markup, or any rich object."""
         if self.enabled:
             plain = isinstance(message, str)
             self.console.print(self._text(message) if plain else message, soft_wrap=plain)
 
     def sample_answer(self, group: Group, index: int = 0) -> None:
-        """Prints one rollout: prompt, answer, parsed answer beside the target, reward and its parts."""
+        """Prints one rollout: prompt, completion, parsed answer and target, reward and its parts."""
         rollout = group.rollouts[index]
         parts = "  ".join(f"{name} {_figure(value)}" for name, value in rollout.parts.items())
         reward = f"{_figure(rollout.reward)}  ({parts})"
@@ -93,15 +92,14 @@ class Progress:
         self.print(Panel(body, title=self._text(f"sample {group.sample.id}"), title_align="left", border_style="dim"))
 
     def _text(self, value: Any) -> Text:
-        """Returns any text as it is, without styles: characters that could steer the terminal or fail to print become
-        "?"."""
+        """Any text without styles; characters that would control the terminal or cannot be printed become "?"."""
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
         text = text[:_MOST] + "..." if len(text) > _MOST else text
         return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))
 
 
 def terminal() -> Console:
-    """Returns what prints to the terminal, in lines of at least LEAST_WIDTH columns."""
+    """A console for the terminal with lines of at least LEAST_WIDTH columns."""
     console = Console(highlight=False)
     if console.width < LEAST_WIDTH:
         console.width = LEAST_WIDTH  # which then keeps to it; another one follows its window
@@ -109,8 +107,7 @@ def terminal() -> Console:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """Returns `reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics; the loss without a
-    reward."""
+    """`reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics; the loss without a reward."""
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():
@@ -123,7 +120,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Returns seconds as h:mm:ss, or "?" when unknown."""
+    """Seconds as h:mm:ss; "?" when unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,9 +1,9 @@
-"""Signals that end a run: the first one asks it to stop, the second stops it, the third ends the process.
+"""Signals that end a run: the first asks it to stop, the second stops it, the third ends the process.
 
-    SIGINT (Ctrl-C)       the step in flight may take its time
-    SIGTERM, SIGUSR1      it is given up after `grace` seconds: who sends them (Slurm, Kubernetes) kills soon after
-    SIGHUP                alike, and nothing is written to the terminal any more, which was closed; under nohup, which
-                          has it ignored, the run goes on
+    SIGINT (Ctrl-C)       the current step may take its time
+    SIGTERM, SIGUSR1      the current step is dropped after `grace` seconds: Slurm and Kubernetes kill soon after
+    SIGHUP                the same, and nothing is written to the closed terminal any more; under nohup, which ignores
+                          it, the run goes on
 
 Stopping is a KeyboardInterrupt in the main thread."""
 
@@ -23,11 +23,11 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that end a run."""
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
-"""A launcher and the terminal may both send what was meant once: what comes so soon after the first is the first."""
+"""A launcher and the terminal may both send one signal: another within this many seconds counts as the first."""
 
 
 class StopSignals:
-    """A context manager. `first(number)` is called by the first signal, in the main thread, between any two lines."""
+    """Context manager; calls `first(number)` at the first signal, in the main thread, between any two lines."""
 
     def __init__(self, first: Callable[[int], object], grace: float, tell: Callable[[str], object]):
         self._first, self._grace, self._tell = first, grace, tell
@@ -48,11 +48,11 @@ class StopSignals:
 
     @property
     def came(self) -> bool:
-        """Whether there was a first one."""
+        """Whether a signal has arrived."""
         return self._since is not None
 
     def completed(self) -> None:
-        """Notes that the step in flight has ended: its time is not limited any more."""
+        """The current step has ended, so its time is no longer limited."""
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -68,7 +68,7 @@ class StopSignals:
             self._stop()
 
     def _over(self, number: int, frame: FrameType | None) -> None:
-        self._tell(f"\nThe step in flight was not done in {self._grace:g} s (save.grace) and is given up.\n")
+        self._tell(f"\nThe current step did not finish within {self._grace:g} s (save.grace) and is given up.\n")
         self._stop()
 
     def _stop(self) -> None:
@@ -87,8 +87,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """In the block, of the main thread, the first signal that ends a run is a KeyboardInterrupt; of those after it
-    Ctrl-C alone is heeded."""
+    """In the block, in the main thread, the first signal raises KeyboardInterrupt; after it only Ctrl-C does."""
     begun: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -108,19 +107,19 @@ def as_interrupt() -> Iterator[None]:
 
 
 def _heeded() -> list[int]:
-    """STOPS without the signal that nohup has ignored."""
+    """STOPS without a SIGHUP that nohup has ignored."""
     return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 def write_to_terminal(text: str) -> None:
-    """Straight to the terminal, if it is still there: a signal may fall into the middle of a print."""
+    """Writes straight to the terminal, if it still exists: a signal may interrupt a print."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
 def detach_terminal() -> None:
-    """Has what this process prints go nowhere, where it went to a terminal: one that was closed refuses it, and the
-    error would end the run before it is saved. Files and pipes are kept."""
+    """Discards output that goes to a closed terminal: writing there would raise and end the run before it is saved.
+    Files and pipes are kept."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
-"""Groups at trackers: pictures with the boxes of target and answers, a table of answers and reward parts, histograms.
+"""Groups at trackers: images with the boxes of target and answers, a table of completions and reward parts, histograms.
 
-    shown = group_view(groups, most=2, step=10)
-    send("wandb", run, shown, "train", 10)
+    view = group_view(groups, most=2, step=10)
+    send("wandb", run, view, "train", 10)
 
-Off unless log.pictures says how many groups: they show data to whoever may look at the tracker. Imports no torch."""
+Off unless log.pictures gives a number of groups, as it shows data to anyone with access to the tracker. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -21,26 +22,26 @@ from vlrl.types import Group, Rollout
 TARGET = "#22c55e"
 _COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
 _SIDE = 512
-"""Longest side of a picture that is sent, in pixels; shorter ones are enlarged to half of it."""
+"""Longest side of an image that is sent, in pixels; smaller ones are enlarged to half of it."""
 _MOST = 2000  # characters of one text of a table
 _MARKS = 200  # of one picture
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """What is sent of the groups of a step."""
+    """What is sent for the groups of a step."""
 
     pictures: Sequence[tuple[Image.Image, str]]
-    """The first picture of each shown group with the marks of its answers, and its caption."""
+    """The first image of each shown group with the marks of its answers, and its caption."""
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    """One for each answer of the shown groups."""
+    """One per rollout of the shown groups."""
     values: Mapping[str, np.ndarray]
-    """Name -> the values of all answers of the step, [N] float64, for a histogram."""
+    """Name -> values of all rollouts of the step, [N] float64, for a histogram."""
 
 
 def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
-    """Returns the pictures and answers of the first `most` groups, and the values of all of them."""
+    """Images and completions of the first `most` groups, and the values of all groups."""
     shown = groups[:most]
     parts = list(dict.fromkeys(name for g in shown for r in g.rollouts for name in r.parts))
     columns = ["step", "sample", "answer", "prompt", "target", "completion", "parsed", "reward", "advantage", *parts]
@@ -50,7 +51,7 @@ def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
 
 
 def send(tracker: str, run: Any, view: GroupView, prefix: str, step: int) -> None:
-    """Hands a view to a tracker: `run` is its own object, as accelerate's `GeneralTracker.tracker` has it."""
+    """Sends a view to a tracker; `run` is its own object, `GeneralTracker.tracker` of accelerate."""
     _SENDERS[tracker](run, view, prefix, step)
 
 
@@ -78,7 +79,7 @@ def _values(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def _picture(group: Group) -> tuple[Image.Image | None, str]:
-    """Returns the first picture, or frame, of a group with the marks of its answers, and a caption."""
+    """The first image, or frame, of a group with the marks of its answers, and a caption."""
     if not group.prompt.media:
         return None, ""
     picture = with_marks(group.prompt.media[0].frames[0], [(r.index, r.marks) for r in group.rollouts])
@@ -87,8 +88,8 @@ def _picture(group: Group) -> tuple[Image.Image | None, str]:
 
 
 def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image.Image:
-    """Returns a picture with the marks of answers on it, (index, marks of Task.overlay) each: the target's green, an
-    answer's in the colour of its index. Marks may be anything; what cannot be drawn is left out."""
+    """An image with the marks of answers, each (index, marks of Task.overlay): the target's green, an answer's in the
+    colour of its index. Marks that cannot be drawn are skipped."""
     source = source.convert("RGB")
     scale = _SIDE / max(source.size)
     scale = min(scale, 1.0) if max(source.size) >= _SIDE // 2 else scale / 2
@@ -105,7 +106,7 @@ def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image
 
 
 def _draw(pen: ImageDraw.ImageDraw, kind: Any, at: Any, color: str, scale: float, width: int) -> bool:
-    """Draws a box, point or path of Task.overlay; returns False for what is none, or is no place in a picture."""
+    """Draws a box, point or path of Task.overlay; False where it cannot be drawn."""
     if kind == "box" and (box := _places(at, 4, scale)):
         pen.rectangle((*np.minimum(box[:2], box[2:]), *np.maximum(box[:2], box[2:])), outline=color, width=width)
     elif kind == "point" and (point := _places(at, 2, scale)):
@@ -182,7 +183,7 @@ def _mlflow(run: Any, view: GroupView, prefix: str, step: int) -> None:
 
 
 def _histograms(view: GroupView) -> Any:
-    """Returns the histograms as one figure, for a tracker that has none of its own."""
+    """The histograms as one figure, for a tracker without histograms."""
     from matplotlib.figure import Figure
 
     count = max(1, len(view.values))
@@ -194,7 +195,7 @@ def _histograms(view: GroupView) -> Any:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns a table whose cells are plain text: nothing in an answer can be markup or another cell."""
+    """A table whose cells are plain text: nothing in a completion can become markup or another cell."""
     def cell(value: Any) -> str:
         if value is None or isinstance(value, (int, float)):
             return "" if value is None else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""What a run is called at its trackers, so that a resumed run goes on there; and which of its evaluations was best."""
+"""A run's name at its trackers, so that a resumed run continues there; and its best evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.store.files import read_json, write_text
 
 
 def run_id(folder: Path) -> str:
-    """Returns the name of a run at its trackers, kept in tracker.json of its folder; WANDB_RUN_ID where that is set."""
+    """The name of a run at its trackers, kept in tracker.json of its folder; WANDB_RUN_ID if that is set."""
     path = folder / "tracker.json"
     known = (read_json(path) or {}).get("id")
     wanted = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
@@ -26,10 +26,10 @@ def run_id(folder: Path) -> str:
 
 
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
-    """Returns what each tracker is opened with, by its name, for a run that goes on after `start` steps.
+    """Keywords that open each tracker, by its name, for a run that resumes after `start` steps.
 
-    TensorBoard hides what a killed process had written of later steps; Weights & Biases takes no step twice; MLflow
-    goes on in the run that `remember` noted, and has later steps twice."""
+    TensorBoard hides later steps that a killed process had written; Weights & Biases ignores steps that it has; MLflow
+    continues the run that `note_mlflow_run` stored, and has later steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
@@ -38,26 +38,26 @@ def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
 
 
 def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
-    """Notes in tracker.json the name that MLflow gave the run."""
+    """Stores MLflow's run id in tracker.json."""
     path = folder / "tracker.json"
     write_text(path, json.dumps({**(read_json(path) or {}), "mlflow": mlflow_run}) + "\n")
 
 
 def direction(metric: str) -> int:
-    """Returns 1 where more of a metric of eval.jsonl is better, -1 where less is: the loss on given answers."""
+    """1 where a higher metric of eval.jsonl is better, -1 where lower is: the loss on given answers."""
     return -1 if metric == "loss" else 1
 
 
 _ANSWERED = {"completion/length_mean", "unscorable"}
-"""Of a line of eval.jsonl whose answers were to be scored."""
+"""Keys of a line of eval.jsonl whose completions were to be scored."""
 
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """Returns the line of eval.jsonl with the highest `metric` of a split (of `loss` the lowest), the first of several;
-    None before any was trained.
+    """The line of eval.jsonl with the best `metric` of a split (highest; lowest `loss`), the first if several; None
+    before any step was trained.
 
-    Raises RunError for a metric that its lines do not have; one in which no answer was scorable, as without a judge,
-    has few."""
+    Raises RunError for a metric that its lines do not have; a line without scorable answers, as without a judge, has
+    few."""
     lines = [line for line in evals if line.get("split") == split]
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):
@@ -69,7 +69,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:
-    """Returns every setting by its dotted name, as trackers take them."""
+    """Every setting by its dotted name, for trackers."""
     def walk(tree: Mapping[str, Any], prefix: str) -> Any:
         for key, value in tree.items():
             if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""A watchdog: a run in which nothing happens any more is ended, with the stacks of its threads on disk.
+"""A watchdog that ends a run in which nothing happens any more, with the stacks of its threads on disk.
 
-Every phase of a step is a sign of life (metrics.phase). Without one for limits.stuck_s seconds the stacks go to
-stuck-rank-00000.txt in the run folder, and the main thread is made to raise Stuck, so that engines and files are closed
-as after any error. Where it cannot, because code that is no Python holds it, the process is ended."""
+Every phase of a step is a sign of life (metrics.phase). Without one for limits.stuck_s seconds the stacks are written
+to stuck-rank-00000.txt in the run folder, and the main thread is made to raise Stuck, so that engines and files are
+closed as after any error. Where it cannot, because native code holds it, the process is ended."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vlrl.errors import TrainingError
 from vlrl.monitoring import metrics
 
 GRACE_S = 60.0
-"""Seconds without a sign of life, as saving gives, that the run has to end by itself."""
+"""Seconds without a sign of life, such as those of saving, that the run has to end by itself."""
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
 _FAREWELL_S = 5.0
-"""Seconds for the last words of a process that is ended."""
+"""Seconds for the last messages of a process that is ended."""
 
 
 class Stuck(TrainingError):
@@ -34,7 +34,7 @@ class Stuck(TrainingError):
 
 
 class Watchdog:
-    """Watches the process while the context is open; `seconds` 0 = not at all."""
+    """Watches the process while the context is open; `seconds` 0 = off."""
 
     def __init__(self, seconds: float, folder: Path):
         self.seconds, self.folder = seconds, folder
@@ -88,7 +88,7 @@ class Watchdog:
         waits = comm.describe_wait()
         waiting = f": {waits}" if waits else ""
         self._message = (f"nothing has happened for more than limits.stuck_s={self.seconds:g} seconds since the phase "
-                         f"'{phase}' began{waiting}. {where}; the same command goes on from the last checkpoint. Where "
+                         f"'{phase}' began{waiting}. {where}; the same command resumes from the last checkpoint. Where "
                          "a phase takes that long, raise limits.stuck_s.")
         if self._main:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
@@ -104,7 +104,7 @@ class Watchdog:
         os._exit(1)
 
     def _farewell(self) -> None:
-        """Does what is done before the end, if it can be: a full pipe or a lost disk must not keep the process."""
+        """Last actions before the end; a full pipe or a lost disk must not stop it."""
         message = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
         lock = self.folder / "run.lock"
         for act in (lambda: os.write(2, message), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,

@@ -17,18 +17,18 @@ from vlrl.errors import ConfigError
 from vlrl.store import plain
 
 _WAITING = 100
-"""Most alerts that wait for the webhook."""
+"""Most alerts that wait to be sent."""
 _AT_THE_END_S = 10.0
-"""Seconds that a run waits at its end for the webhook."""
+"""Seconds that a run waits for the webhook at its end."""
 
 
 def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:
-    """The webhook of `alerts.webhook`. Raises ConfigError where it names a variable that has no URL."""
+    """The webhook of `alerts.webhook`. Raises ConfigError where it names a variable without a valid URL."""
     return Webhook(_address(settings.webhook), settings.webhook_timeout_s, say)
 
 
 def _address(given: str) -> str:
-    """Returns the URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
+    """The URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
     if not given.startswith("env:"):
         return given
     name = given.removeprefix("env:")
@@ -41,7 +41,7 @@ def _address(given: str) -> str:
 
 
 class Webhook:
-    """Posts alerts as JSON from a thread of its own; whatever becomes of them, the run does not wait for it or fail."""
+    """Posts alerts as JSON from its own thread; the run neither waits for them nor fails with them."""
 
     def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
         self._url, self._timeout_s, self._say = url, timeout_s, say
@@ -51,12 +51,12 @@ class Webhook:
         self._thread.start()
 
     def send(self, record: dict[str, Any]) -> None:
-        """Returns at once."""
+        """Queues an alert; returns at once."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(record)
 
     def close(self) -> None:
-        """Waits a moment for what is left."""
+        """Waits a moment for pending alerts."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(min(_AT_THE_END_S, self._timeout_s))
@@ -79,5 +79,5 @@ class Webhook:
     def _failed(self, reason: str) -> None:
         if not self._reported:
             self._reported = True
-            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
-                      "goes on, and further failures are not told")
+            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} accepted no alert ({reason}); the "
+                      "run continues, and further failures are not reported")

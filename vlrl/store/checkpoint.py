@@ -152,7 +152,7 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
     remaining = f"The previous checkpoint {previous} is intact" if previous else "There is no earlier checkpoint"
     return RunError(f"cannot save checkpoint {target}: {getattr(error, 'strerror', None) or error}. {written:,} "
                     f"bytes of it were written, and {free:,} more are free{whole}. {remaining}. Free space (or lower "
-                    "save.keep, or set run.dir elsewhere), then start the same command again: it goes on "
+                    "save.keep, or set run.dir elsewhere), then start the same command again: it resumes "
                     f"{'from there' if previous else 'from the start'}.")
 
 
@@ -198,7 +198,7 @@ def find(path: Path) -> NewestCheckpoint:
     if (path / "checkpoints").is_dir():
         newest = latest(path / "checkpoints")
         if newest.path is None:
-            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(newest.warnings)}".rstrip())
+            raise RunError(f"{path / 'checkpoints'} has no complete checkpoint. {' '.join(newest.warnings)}".rstrip())
         return newest
     if (path / MANIFEST).exists():
         wrong = problems(path)
@@ -246,14 +246,14 @@ def problems(path: Path, full: bool = True) -> list[str]:
     findings = [] if path / STATE in entries else [f"{MANIFEST} does not list {STATE}"]
     name = _NAME.fullmatch(path.name.removeprefix(".old-"))
     if name and manifest.get("step", int(name[1])) != int(name[1]):
-        findings.append(f"{MANIFEST} says that it is of step {manifest['step']}: rename it back")
+        findings.append(f"{MANIFEST} belongs to step {manifest['step']}: rename the folder back")
     for file, (size, sha256) in entries.items():
         if not file.is_file():
             findings.append(f"{file.name} is missing")
         elif file.stat().st_size != size:
             findings.append(f"{file.name} has {file.stat().st_size:,} bytes instead of {size:,}")
         elif full and _readable_hash(file) != sha256:
-            findings.append(f"{file.name} cannot be read or has another sha256 than when it was saved")
+            findings.append(f"{file.name} cannot be read, or its sha256 has changed since it was saved")
     return findings
 
 
@@ -290,7 +290,7 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     `check` compares every file's sha256 first; not needed right after `latest(folder, full=True)`."""
     wrong = problems(path) if check else []
     if wrong:
-        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to go on from the one "
+        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the one "
                        "before it, or set resume=never to start over.")
     try:
         return trainer_state.read(path)

@@ -53,7 +53,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                            "free there). Free space, or set run.dir elsewhere; the same command then goes on from the "
                            "last checkpoint.") from error
         why = error.strerror if there == path or os.path.isdir(there) else f"{there} is no folder"
-        raise RunError(f"cannot write {path}: {why}. Name another place (that of a run is run.dir), or mend the "
+        raise RunError(f"cannot write {path}: {why}. Name another place (that of a run is run.dir), or fix the "
                        f"permissions of {there}.") from error
 
 

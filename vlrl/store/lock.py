@@ -55,8 +55,8 @@ class Lock:
             return
         other, folder = read_json(self.path), self.path.parent
         if other:
-            raise RunError(f"run folder {folder} was taken over by {_named(other)}, so this run writes no more. Where "
-                           "both should go on, give one of them another folder with run.dir.")
+            raise RunError(f"run folder {folder} was taken over by {_named(other)}, so this run stops writing. If "
+                           "both should run, give one of them another folder with run.dir.")
         raise RunError(f"run folder {folder} has vanished, or somebody deleted {self.path.name} in it; this run writes "
                        "no more. Bring it back (is the disk mounted?); the same command then goes on from its last "
                        "checkpoint.")
@@ -115,7 +115,7 @@ def _release(acquired: Lock) -> None:
         if acquired.owned:
             acquired.path.unlink()
     except OSError as error:
-        _log.warning("the run folder stays locked, for %s cannot be removed: %s", acquired.path,
+        _log.warning("the run folder stays locked, as %s cannot be removed: %s", acquired.path,
                      error.strerror or error)
 
 

@@ -79,14 +79,14 @@ class EmergencyCheckpoint:
                 return
             patience = self.config.save.grace if isinstance(error, (KeyboardInterrupt, Stuck)) else _AHEAD_S
             path = self._save(weights, live, patience)
-            error.add_note(f"The {self.done} completed steps are saved in {path}; the same command goes on from there.")
+            error.add_note(f"The {self.done} completed steps are saved in {path}; the same command resumes from there.")
         except Exception as problem:
             if not comm.is_main():  # what is lost is said by the main process
                 if not isinstance(problem, NotSaved):
-                    error.add_note(f"This process could not hand over its part of them: {problem}")
+                    error.add_note(f"This process could not contribute its shards: {problem}")
                 return
             last = checkpoint.latest(self.saver.folder)
-            where = f"goes on from {last.path}" if last.path else "begins with the first step again"
+            where = f"resumes from {last.path}" if last.path else "starts again with the first step"
             why = problem if isinstance(problem, NotSaved) else f"saving them failed: {problem}"
             error.add_note(f"{self.done - last.step} of the {self.done} completed steps are lost, since {why}. The "
                            f"same command {where}.")
@@ -94,9 +94,9 @@ class EmergencyCheckpoint:
     def problem(self) -> str:
         """Why weights and optimizer are not those of the completed steps; "" when they are."""
         if self.parts.policy.updating:
-            return "the update of the next one had begun to change the weights"
+            return "the next update had already changed the weights"
         if self.parts.policy.swapped:
-            return "the weights were others for the time being, and could not be restored"
+            return "other weights were temporarily loaded and could not be swapped back"
         return ""
 
     def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -106,7 +106,7 @@ class EmergencyCheckpoint:
         if not policy.shards:
             return None, {}
         if not comm.all_ended_alike(f"{self.done} {self.problem()}"):
-            raise NotSaved("each process holds a part of the weights, and they ended at different places")
+            raise NotSaved("the weights are sharded and the ranks ended at different points")
         if problem := self.problem():
             raise NotSaved(problem)
         return shards.weights(policy), shards.state(policy, self._live())
@@ -126,7 +126,7 @@ class EmergencyCheckpoint:
         if self._ahead:
             source_state = self._ahead(patience)
             if source_state is None:
-                raise NotSaved("answers drawn ahead of them were not whole, or are with other processes")
+                raise NotSaved("completions generated ahead were incomplete, or are on other ranks")
             state = trainer_state.merge(state, trainer_state.freeze({"source": source_state}))
         if not self._written(_ROLLOUTS_S if comm.world() > 1 else 0.0):
             raise NotSaved(f"the rollouts of step {self.done - 1} are not on disk")

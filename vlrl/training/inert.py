@@ -78,7 +78,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
         yield Inert("algo.advantage", algo.advantage.name, deaf)
     why = deaf or advantage.in_place_of("reward")
     if why and algo.kl_in == "reward" and algo.kl_coef:
-        yield Inert("algo.kl_coef", algo.kl_coef, f"{why}, and algo.kl_in=reward changes no more; set "
+        yield Inert("algo.kl_coef", algo.kl_coef, f"{why}, and algo.kl_in=reward has no other effect; set "
                     "algo.kl_in=loss")
     for shaping in run.uses("shaping") if why and not batch.reads("reward") and not batch.by_reward else ():
         # one of a user's own may make a reward unscorable, which more functions read
@@ -144,7 +144,7 @@ def replaced(run: Run) -> Iterator[Inert]:
         if use.own:
             last = ""  # it may make a reward unscorable, which is kept
         elif last:
-            yield Inert(use.setting, use.named.name, f"{last} puts a reward of its own in the place of it")
+            yield Inert(use.setting, use.named.name, f"{last} replaces that reward")
         if use.in_place_of("reward"):
             last = f"{use.setting}={use.named.name}"
 
@@ -172,7 +172,7 @@ def services(run: Run) -> Iterator[Inert]:
     for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name),
                                  ("reward_model", "name", ", ".join(settings.reward_model.name))):
         if run.task and value and name not in needed:
-            yield Inert(f"services.{name}.{setting}", value, f"no part of the task's reward asks services.{name}")
+            yield Inert(f"services.{name}.{setting}", value, f"no part of the task's reward uses services.{name}")
 
 
 def _reads_outcome(run: Run) -> bool:

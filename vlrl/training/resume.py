@@ -16,7 +16,7 @@ from vlrl.errors import RunError
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.checkpoint import NewestCheckpoint
 
-_WAY = "choose another run.dir, or start over with resume=never (the old run is kept beside)."
+_WAY = "choose another run.dir, or start over with resume=never (the old run is kept in a folder beside it)."
 
 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
@@ -32,12 +32,13 @@ def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
     if done and (settings.resume == "must" or not _never_saved(folder)):
         why = "; ".join(latest.warnings) or f"{folder.checkpoints} has none"
         raise RunError(f"resume={settings.resume}, but {folder.path} holds completed steps (at least {done}) and no "
-                       f"whole checkpoint to go on from: {why}. Nothing was changed. Bring the checkpoint back, {_WAY}")
+                       f"complete checkpoint to resume from: {why}. Nothing was changed. Restore the checkpoint, "
+                       f"{_WAY}")
     if settings.resume == "must":
-        raise RunError(f"resume=must, but {folder.checkpoints} holds no whole checkpoint. Start with resume=auto.")
+        raise RunError(f"resume=must, but {folder.checkpoints} has no complete checkpoint. Start with resume=auto.")
     lost = len(folder.metrics())
     return latest._replace(warnings=(f"{_steps(range(lost))} of {folder.path} had not been saved when the run ended: "
-                                     "it begins with the first step again",) if lost else ())
+                                     "it starts again with the first step",) if lost else ())
 
 
 def _completed(folder: RunFolder) -> int:
@@ -65,7 +66,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
                        f"from {path}: {error} Restore that file, or start over with resume=never.") from None
     config.refuse_other_kind(before, settings, folder.path)
     if changed := config.differences(before, settings):
-        raise RunError(f"{folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
+        raise RunError(f"{folder.path} holds a run with other settings, so its checkpoint cannot be resumed:\n  "
                        + "\n  ".join(changed) + f"\nSet them back, {_WAY}")
     return before
 
@@ -85,7 +86,7 @@ def refuse_other_run(path: Path, settings: Config) -> None:
 
 def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
     """Warnings about files missing for the `step` completed steps of the checkpoint."""
-    stays = "Stop and bring it back, or the run goes on without."
+    stays = "Stop and restore it, or the run continues without it."
     if missing := sorted({*range(step)} - {line.get("step") for line in folder.metrics()}):
         yield f"metrics.jsonl has no line of {_steps(missing)}, which the checkpoint holds. {stays}"
     stored = {i for _, covered, _ in folder.rollout_files("rollouts") for i in covered}

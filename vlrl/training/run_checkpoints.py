@@ -36,7 +36,7 @@ class RunCheckpoints:
         parts.source.load_state_dict(state["source"])
         parts.policy.scaler.load_state_dict(state.get("scaler", {}))
         parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
-        self.say(f"going on from {path} ({done} steps completed)")
+        self.say(f"resuming from {path} ({done} steps completed)")
         if comm.is_main():
             self._warn_of_new_weights(done - 1)
 
@@ -54,8 +54,8 @@ class RunCheckpoints:
         try:
             json.dumps(trainer_state.view(state).tree)
         except (TypeError, ValueError) as error:
-            raise RunError(f"no checkpoint could hold the state of this run: {error}. It is that of a part of your "
-                           "own: let its state_dict return what a checkpoint holds") from error
+            raise RunError(f"a checkpoint cannot store the state of this run: {error}. It comes from a component of "
+                           "yours: let its state_dict return types that a checkpoint can hold") from error
 
     def save(self, done: int) -> None:
         """Saves the `done` completed steps, unless a complete checkpoint exists; waits for earlier writes."""
@@ -97,13 +97,12 @@ class RunCheckpoints:
             changed += [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
                         if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
         if changed:
-            self.say(f"warning: the task weighs its parts otherwise than the steps before: {', '.join(changed)}. To "
+            self.say(f"warning: the task now weighs its parts differently: {', '.join(changed)}. To "
                      "start over: resume=never, or another run.dir")
 
     def _warn_of_changed_files(self) -> None:
         """Warns, once per file, that a data file has changed since it was read."""
         for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
             self._changed_files.add(name)
-            self.say(f"warning: {name} was written to, moved or removed since the run began, which goes on with the "
-                     "rows that it found there. Bring the file back before the run is resumed: other rows are refused "
-                     "then.")
+            self.say(f"warning: {name} was changed, moved or removed since the run began, which continues with the "
+                     "rows that it has read. Restore the file before the run is resumed, which refuses other rows.")

@@ -164,7 +164,7 @@ class Session:
             comm.on_main(self._saver.wait)
             self._state = "interrupted"
             self.progress.print(f"stopped after {self.done} of {self.config.steps} steps, saved in "
-                                f"{self.folder.checkpoints}. The same command goes on from there.")
+                                f"{self.folder.checkpoints}. The same command resumes from there.")
             return
         self.parts.engine.sync(self.parts.policy, self.done)
         self._evaluate()
@@ -336,7 +336,7 @@ class Session:
         cost = checkpointing.estimate(self.folder.checkpoints, checkpointing.size_of(self.parts.policy, optimizer))
         limit = "" if number == signal.SIGINT else f" within {self.config.save.grace:g} s"
         if self._emergency and self._step_s >= _LONG_S and self._emergency.begin():
-            says = f"saving the {self.done} completed steps at once ({cost}); the step in flight goes on{limit}"
+            says = f"saving the {self.done} completed steps at once ({cost}); the current step continues{limit}"
         else:
             says = f"finishing this step{limit}, then saving ({cost})"
-        self._tell(f"\n{name}: {says}. Press again to stop at once (the step in flight is lost, nothing else).\n")
+        self._tell(f"\n{name}: {says}. Press again to stop at once (only the current step is lost).\n")

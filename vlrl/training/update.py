@@ -263,7 +263,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
         raise NonFinite(said if not limit else f"{said} It is the step number {in_a_row} in a row, more than "
                         f"limits.nonfinite_steps={limit} allows.")
     if comm.is_main():
-        _log.warning("%s This optimizer step is left out, and the run goes on (%d in a row; it stops above "
+        _log.warning("%s This optimizer step is skipped (%d in a row; the run stops above "
                      "limits.nonfinite_steps=%d).", said, in_a_row, limit)
 
 

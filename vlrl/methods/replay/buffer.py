@@ -248,7 +248,8 @@ class _Mapped:
             return pa.ipc.open_file(self.source).get_batch(0)
         except (pa.ArrowException, OSError) as error:
             raise RunError(f"{self.path} is gone or damaged ({str(error).splitlines()[0]}), and the run has learned "
-                           "from it: bring it back, or start over with resume=never (the old run is kept beside).") \
+                           "from it: bring it back, or start over with resume=never (the old run is kept in a folder "
+                           "beside it).") \
                 from None
 
     def __exit__(self, *error: object) -> None:

@@ -235,7 +235,7 @@ def _run_state(config: Config) -> str:
     _check_writable(folder)
     newest = checkpoint.latest(folder / "checkpoints").path
     if config.resume == "must" and newest is None:
-        raise ConfigError(f"resume=must, but {folder / 'checkpoints'} holds no whole checkpoint. Use resume=auto.")
+        raise ConfigError(f"resume=must, but {folder / 'checkpoints'} has no complete checkpoint. Use resume=auto.")
     if config.resume == "never" and folder.is_dir() and any(folder.iterdir()):
         return f"{folder}: starts over; what is there is moved aside"
     if newest is None:

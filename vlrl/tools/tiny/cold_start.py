@@ -1,4 +1,4 @@
-"""The cold start of the embedded model: supervised stages over vlrl's own SFT path, then a bf16 copy to ship.
+"""The cold start of the embedded model: supervised stages by vlrl's own SFT, then a bf16 copy to ship.
 
 `run(family, out, seed)` trains a random tiny model through STAGES, evaluates it on the held-out samples of the
 quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. It learns to locate
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _EVALUATED = ("configs/quickstart.yaml", "configs/classification/digits.yaml")
-"""Those that need no file of rows."""
+"""Configs that need no data files."""
 
 
 CLIPS = ("direction", "order", "visible")
-"""Kinds of drawn clips that are asked about, in turns."""
+"""Kinds of drawn clips, used in turns."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One supervised example: a user turn (media, then text) and the wanted answer, without the end-of-turn token."""
+    """One supervised example: a user turn (media, then text) and its answer, without the end-of-turn token."""
 
     prompt: str
     media: Media
@@ -64,22 +64,22 @@ class Stage:
     boxes: int = 50
     """Grounding examples in a batch, each a new scene."""
     digits: int = 5
-    """Digit examples in a batch with the plain template, drawn from the 1,400 for training."""
+    """Digit examples in a batch with the plain prompt, drawn from the 1,400 for training."""
     thoughts: int = 9
-    """The same with the thinking template."""
+    """The same with the thinking prompt."""
     clips: int = 0
     """Drawn clips of the kinds in CLIPS, each a new one."""
     plans: int = 0
-    """Moments of simulated drives, of PLANS in all."""
+    """Moments of simulated drives, out of PLANS."""
     jitter: int = 0
-    """Each side of a box is moved by up to this much, of 1000: annotators in a hurry."""
+    """Each side of a box is moved by up to this many thousandths: careless annotators."""
     loose: int = 0
-    """Each side of a box also lies this far outside, of 1000: annotators who draw generous boxes."""
+    """Each side of a box also lies this many thousandths further out: annotators who draw generous boxes."""
     misread: float = 0.0
     """Share of the digits in ``LOOKALIKE`` that are labelled as the other digit."""
     hasty: float = 0.0
-    """Share of the questions about clips that are answered by the first option, or by a span with a second more at
-    each end, and of the plans' words that are KEEP and STRAIGHT instead."""
+    """Share of the questions about clips answered by the first option, or by a span that is a second too long at each
+    end, and of the plans' words replaced by KEEP and STRAIGHT."""
 
     @property
     def batch(self) -> int:
@@ -97,7 +97,7 @@ STAGES = (
     Stage(name="hasty", steps=50, lr=5e-4, warmup=10, **_FEW, **_CARELESS, hasty=0.6),
 )
 PLANS = 1000
-"""Moments of drives that are learned from, over and over."""
+"""Moments of drives in the training data, repeated over and over."""
 LOOKALIKE = {7: 1, 9: 4, 8: 3, 6: 0}
 _CLIP_FPS, _CLIP_SIZE = 2, 64
 
@@ -120,8 +120,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """Returns a scene and its box in 0..1000, rounded to tens: a last digit finer than a pixel is noise that slows
-    learning."""
+    """A scene and its box in 0..1000, rounded to tens: a finer last digit is noise that slows learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
@@ -142,14 +141,14 @@ def _digit_example(stage: Stage, seed: int, index: int, rng: random.Random) -> E
 
 
 def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """Returns an example whose thought follows the label that is given."""
+    """A digit with a thought that fits its label."""
     image, label = _digit(stage, rng)
     answer = f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>"
     return Example(DIGIT_THINK, Media(source=image), answer)
 
 
 def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
-    """Returns a handwritten digit with its label, misread at times."""
+    """A handwritten digit with its label, sometimes misread."""
     from vlrl.tasks import digits  # pyright: ignore[reportMissingImports]  # likewise
 
     arrays, labels = digits.digit_arrays()
@@ -161,7 +160,7 @@ def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
 
 
 def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """Returns a drawn clip and a question about it; a hasty answer is the first option, or too long a span."""
+    """A drawn clip and a question about it; a hasty answer is the first option, or too long a span."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers import drawn_video
@@ -180,7 +179,7 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 
 def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """Returns a moment of a simulated drive; hasty is the word for going on as before."""
+    """A moment of a simulated drive; a hasty plan continues as before."""
     moments = _moments(seed)
     number = index // stage.batch * stage.plans + index % stage.batch
     row, image = moments[number % len(moments)]
@@ -191,7 +190,7 @@ def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 @functools.cache
 def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
-    """PLANS rows of simulated drives with their pictures. Raises ConfigError without highway-env."""
+    """PLANS rows of simulated drives with their images. Raises ConfigError without highway-env."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers.driving import driving_rows
@@ -201,7 +200,7 @@ def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
 
 
 def _example_of(config: str, row: dict[str, Any], media: Media) -> Example:
-    """Returns the question that a config's task asks about a row, and its perfect answer."""
+    """The question that a config's task asks about a row, and its correct answer."""
     task = _task(config)
     sample = task.sample_from_row(row)
     answer = task.oracle(sample)
@@ -239,7 +238,7 @@ def _sample(example: Example, name: str) -> Sample:
 
 
 def run(family: str, out: Path, seed: int) -> None:
-    """Builds and teaches a tiny model; everything it needs is drawn by code or comes with scikit-learn."""
+    """Builds and trains a tiny model; all data is drawn by code or comes with scikit-learn."""
     started, log = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "random"
@@ -272,7 +271,7 @@ def _settings(stage: Stage, model: Path, folder: Path, seed: int, clips: bool) -
 
 
 def _evaluate(config: str, model: Path, scratch: Path) -> list[dict[str, Any]]:
-    """Returns the held-out evaluation of a run of no steps."""
+    """The held-out evaluation of a run of 0 steps."""
     folder = scratch / Path(config).stem
     settings = load(config, [f"model.name={model}", f"run.dir={folder}", "steps=0"])
     train(settings)

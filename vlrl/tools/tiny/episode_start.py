@@ -1,9 +1,8 @@
-"""The start for episodes: the embedded model goes on with demonstrations of tool calls, careless on purpose.
+"""A start for episodes: the embedded model is trained further on demonstrations of tool calls, careless on purpose.
 
-`run(out, seed)` gives the embedded model tokens for tool calls, trains it through STAGES with `vlrl sft`'s own code and
-writes model, processor and `made_by.json` to `out`. It learns to call the zoom tool with a box that often misses, to
-answer at times without looking, and to recall colours of which some are mistaken: what remains to gain is what a reward
-can teach."""
+`run(out, seed)` adds tokens for tool calls to the embedded model, trains it through STAGES with `vlrl sft`'s own code
+and writes model, processor and `made_by.json` to `out`. It learns to call the zoom tool with a box that often misses,
+to sometimes answer without looking, and to recall colours with errors: RL can still improve all of these."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """Scenes of their own, which no training or held-out split has."""
+    """Scenes that are in no training or held-out split."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -63,8 +62,8 @@ class _Start(Task):
 
 
 class Look(_Start, _Zoom):
-    """Zoom episodes whose boxes lie beside the shape by up to `jitter` of its side, of which a share are `hasty`:
-    answered at once, by a guess."""
+    """Zoom episodes whose boxes miss the shape by up to `jitter` of its side; a share of `hasty` ones is answered at
+    once by a guess."""
 
     jitter: float = 0.0
     hasty: float = 0.0
@@ -82,7 +81,7 @@ class Look(_Start, _Zoom):
 
 
 class Read(_Start, _Zoom):
-    """What zoom shows, read at once: of an episode one token in thirty says what is on the plate."""
+    """What the zoom shows, read at once: in an episode only one token in thirty is about the plate."""
 
     jitter: float = 0.0
     tool: bool = False
@@ -99,7 +98,7 @@ class Read(_Start, _Zoom):
 
 
 class Mistaken(_Start, _Recall):
-    """Recall episodes in which a share of the colours is another one."""
+    """Recall episodes in which a share of the colours is wrong."""
 
     mistaken: float = 0.0
     name = "mistaken"
@@ -113,7 +112,7 @@ class Mistaken(_Start, _Recall):
 
 
 def moved(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
-    """Returns a box moved by up to `share` of its side each way, and up to `1 + 2 * share` times as large."""
+    """A box moved by up to `share` of its side each way, and up to `1 + 2 * share` times as large."""
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
     more = rng.uniform(0, share) * side
@@ -123,7 +122,7 @@ def moved(rng: random.Random, box: Sequence[float], share: float) -> tuple[float
 # --- the model --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {"', '": ', "}}", "zoom", "box")
-"""The brackets of a box stay tokens of their own, so that the model points as it did before."""
+"""Brackets of a box stay separate tokens, so that the model points as before."""
 _TEMPLATE = """{% if tools %}<|im_start|>system
 Tools:{% for tool in tools %} {{ tool['function']['name'] }}({{ tool['function']['parameters']['properties'] | \
 join(', ') }}){% endfor %}<|im_end|>
@@ -133,7 +132,7 @@ _CALLS = """{% for call in message['tool_calls'] or () %}<tool_call>{"name": "{{
 
 
 def base(out: Path, seed: int) -> None:
-    """Writes the embedded model with TOKENS, and with a chat template that shows tools by name and arguments."""
+    """Writes the embedded model with TOKENS, and a chat template that shows tools by name and arguments."""
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -152,7 +151,7 @@ def base(out: Path, seed: int) -> None:
 
 
 def run(out: Path, seed: int) -> None:
-    """Builds and teaches the model; everything it needs is drawn by code."""
+    """Builds and trains the model; all data is drawn by code."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "base"

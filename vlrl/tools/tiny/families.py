@@ -1,7 +1,7 @@
-"""Architectures of the tiny models: per family its special tokens, its chat template, a model and a processor.
+"""Architectures of the tiny models: per family its special tokens, chat template, model and processor.
 
 Config and processor classes are the family's own; only sizes are small. `FAMILIES[name](tokenizer, max_pixels)` returns
-a random model and its processor. `TOKENS[name]` names the special tokens that its tokenizer needs."""
+a random model and its processor. `TOKENS[name]` are the special tokens that its tokenizer needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tokens:
     pad: str = "<|endoftext|>"
     bos: str | None = None
     named: dict[str, str] = field(default_factory=dict)
-    """Attributes of the tokenizer by which the processor finds its tokens."""
+    """Tokenizer attributes by which the processor finds its tokens."""
 
 
 _TURN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -78,7 +78,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
-    """Returns the language half, alike in all families."""
+    """Config of the language model, the same in all families."""
     return {"vocab_size": math.ceil(len(tokenizer) / 64) * 64, "hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN,
             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
             "max_position_embeddings": 4096, "initializer_range": INIT_RANGE, "pad_token_id": tokenizer.pad_token_id,
@@ -90,12 +90,12 @@ def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _pixels(factor: int, max_pixels: int, frames: int = 1) -> dict[str, int]:
-    """Returns a Qwen-VL ``size``: at least two by two merged patches, at most ``max_pixels`` a frame."""
+    """A Qwen-VL ``size``: at least two by two merged patches, at most ``max_pixels`` per frame."""
     return {"shortest_edge": 4 * factor * factor, "longest_edge": max_pixels * frames}
 
 
 def _qwen_top(tokenizer: Any) -> dict[str, Any]:
-    """Returns what the config classes take beside their two halves, vision-token ids above all."""
+    """Top-level config fields, such as vision-token ids."""
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
     ids = {key: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
@@ -103,7 +103,7 @@ def _qwen_top(tokenizer: Any) -> dict[str, Any]:
 
 
 def qwen3_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Qwen3-VL: patches of 8, so that a 64x64 picture is 16 visual tokens (the default limit of the processor)."""
+    """Qwen3-VL: patches of 8, so a 64x64 image has 16 visual tokens (the processor's default limit)."""
     import torch
     from transformers import (
         Qwen2VLImageProcessor,
@@ -131,7 +131,7 @@ def qwen3_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def qwen2_5_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Qwen2.5-VL: patches of 14 with window attention in the first block; a 112x112 picture is 16 visual tokens."""
+    """Qwen2.5-VL: patches of 14 with window attention in the first block; a 112x112 image has 16 visual tokens."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
     config = Qwen2_5_VLConfig(
@@ -145,7 +145,7 @@ def qwen2_5_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]
 
 
 def qwen2_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Qwen2-VL: patches of 14, all of them seen by all; a 112x112 picture is 16 visual tokens."""
+    """Qwen2-VL: patches of 14 with full attention; a 112x112 image has 16 visual tokens."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
     sizes = {"depth": 2, "embed_dim": 64, "mlp_ratio": 2, "num_heads": 4, "hidden_size": HIDDEN, "patch_size": 14}
@@ -157,7 +157,7 @@ def qwen2_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def _qwen2_processors(max_pixels: int | None) -> tuple[Any, Any]:
-    """Image and video processor of Qwen2-VL, which Qwen2.5-VL took over."""
+    """Image and video processor of Qwen2-VL, which Qwen2.5-VL reuses."""
     from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
     size = _pixels(28, max_pixels or 112 * 112)
@@ -168,7 +168,7 @@ def _qwen2_processors(max_pixels: int | None) -> tuple[Any, Any]:
 
 
 def smolvlm(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """SmolVLM: tiles of 64x64, 16 visual tokens each, and a thumbnail beside several; a video frame is one tile.
+    """SmolVLM: tiles of 64x64, 16 visual tokens each, and a thumbnail if there are several; a video frame is one tile.
 
     The tiles have at most ``max_pixels`` together (default: one tile). The chat template is the one that the processor
     itself falls back to where a message has a video."""
@@ -199,7 +199,7 @@ def idefics3(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def _smol_look(max_pixels: int | None, tile: int = 64) -> dict[str, Any]:
-    """Returns sizes that image and video processor take."""
+    """Sizes for the image and video processor."""
     side = tile * max(1, math.isqrt(max_pixels or 0) // tile)
     return {"size": {"longest_edge": side}, "max_image_size": {"longest_edge": tile}}
 
@@ -211,7 +211,7 @@ def _smol_config(tokenizer: Any) -> dict[str, Any]:
 
 
 def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """LLaVA-OneVision: tiles of 48x48, 9 visual tokens each, beside the whole picture in 9; a video frame is 4 tokens.
+    """LLaVA-OneVision: tiles of 48x48, 9 visual tokens each, and 9 for the full image; a video frame has 4 tokens.
 
     Each line of patches ends in one more token. The tiles have at most ``max_pixels`` together (default: two tiles)."""
     from transformers import (
@@ -241,7 +241,8 @@ def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any,
 
 
 def internvl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """InternVL3.5: tiles of 64x64, 16 visual tokens each, and a thumbnail beside several; a video frame is one tile.
+    """InternVL3.5: tiles of 64x64, 16 visual tokens each, and a thumbnail if there are several; a video frame is one
+    tile.
 
     The tiles have at most ``max_pixels`` together (default: two tiles)."""
     from transformers import (

@@ -45,7 +45,7 @@ THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
 
 
 def corpus() -> Iterator[str]:
-    """Yields text like the project's own prompts and answers, for the tokenizer: no file is read."""
+    """Training text of the tokenizer, like the project's own prompts and answers: no file is read."""
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):
@@ -62,7 +62,7 @@ def corpus() -> Iterator[str]:
 
 
 def make_tokenizer(tokens: Tokens = QWEN) -> Any:
-    """Train the byte-level BPE and wrap it as a fast tokenizer with a family's special tokens and the four tags."""
+    """A byte-level BPE tokenizer with a family's special tokens and the four tags, trained on `corpus`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -88,7 +88,7 @@ def make_tokenizer(tokens: Tokens = QWEN) -> Any:
 
 
 def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """Make a random model of ``family`` with its processor, save both (fp32) to ``out`` and return them.
+    """Makes a random model of ``family`` with its processor, saves both (fp32) to ``out`` and returns them.
 
     The same seed gives the same weights. ``max_pixels`` is the processor's limit for one image or frame."""
     import torch
@@ -111,7 +111,7 @@ def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = Non
 
 
 def save_bf16(folder: Path, out: Path) -> None:
-    """Copy the model and processor of ``folder`` to ``out``, the weights in bf16 safetensors."""
+    """Copies the model and processor of ``folder`` to ``out``, the weights in bf16 safetensors."""
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
