@@ -193,7 +193,7 @@ def test_deepspeed_is_refused(kind):
 def test_a_model_whose_hidden_states_are_not_known_is_refused(made, monkeypatch):
     policy, groups, folder = made
     monkeypatch.setattr(logprobs, "_RUN_WHOLE", {type(policy.base)})
-    with pytest.raises(ConfigError, match=r"the hidden states of .* cannot be told.*algo.critic=null"):
+    with pytest.raises(ConfigError, match=r"the hidden states of .* are unknown.*algo.critic=null"):
         with_values(policy, groups, Algorithm(other(folder)))
 
 
