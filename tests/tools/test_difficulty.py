@@ -116,7 +116,7 @@ def test_another_measurement_does_not_go_on(tmp_path):
             measure(other, SCOPE, part, facts(other), TELL)
     for text in ('{"id": 1}\n', '{"facts": ' + json.dumps(facts(r)) + '}\n{"prompts": [{"number": 1}]}\n'):
         part.write_text(text)
-        with pytest.raises(ConfigError, match=r"does not hold a measurement|cannot be read"):
+        with pytest.raises(ConfigError, match=r"is not the file of a measurement|cannot be read"):
             measure(r, SCOPE, part, facts(r), TELL)
 
 
