@@ -85,7 +85,7 @@ def starved(*given):
     layer.register_full_backward_pre_hook(backward)
     return policy
 policies.load = starved
-sys.exit(cli.train(sys.argv[1:]))
+sys.exit(cli.train_script(sys.argv[1:]))
 '''
 
 

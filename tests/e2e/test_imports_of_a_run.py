@@ -16,7 +16,7 @@ when they fall."""
 RUN = """
 import json, sys, threading
 from pathlib import Path
-from vlrl.cli.main import train
+from vlrl.cli.main import train_script as train
 
 root, entered = sys.argv[1] + "/", set()
 
@@ -53,6 +53,6 @@ def test_a_run_imports_what_it_asks_for(tmp_path):
     assert {Path(name).stem for name in methods} <= {"__init__", "settings"}  # of sections that are never null
     assert not [name for name in own if name.startswith(("vlrl/services/", "vlrl/environments/", "vlrl/engine/vllm/"))]
     assert [name for name in own if name.startswith("vlrl/cli/")] == [
-        f"vlrl/cli/{name}.py" for name in ("__init__", "common", "interrupt", "main", "terminal", "training")]
+        f"vlrl/cli/{name}.py" for name in ("__init__", "common", "interrupt", "main", "terminal", "train")]
     assert len(own) > 150 and sum(len((ROOT / name).read_text().splitlines()) for name in own) <= MOST_LINES
     assert 100 < len(called) <= MOST_FILES

@@ -20,7 +20,8 @@ from vlrl.store import RunFolder
 from vlrl.tools.datasets.convert import convert
 
 pytestmark = pytest.mark.slow
-RUNS = "import json, sys; from vlrl.cli.main import train; sys.exit(any([train(r) for r in json.loads(sys.argv[1])]))"
+RUNS = ("import json, sys; from vlrl.cli.main import train_script as train; "
+        "sys.exit(any([train(r) for r in json.loads(sys.argv[1])]))")
 
 
 def table(shade=80):

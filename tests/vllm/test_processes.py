@@ -211,7 +211,7 @@ def test_processes_that_failed_or_died_go_on_with_the_same_servers(served, share
         pytest.skip("once is enough")
     broken = served.root / "broken"
     said = failing(served.config, broken, *words, fault="long")
-    assert said.count("error: engine.max_model_len=256 is too short for sample 'train-6'") == 2, said
+    assert said.count("error: engine.max_model_len=256 is too small for sample 'train-6'") == 2, said
     assert checkpoints(broken) == ["step-000001"]
     said = failing(served.config, broken, *words, fault="kill")
     assert re.search(r"rank 0 waited .* for rank 1", said), said
