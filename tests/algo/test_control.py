@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from vlrl import config as configs
-from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.control import KLCoefficient
+from vlrl.algo.algorithm import Algorithm, KLCoefficient
 
 
 def test_the_coefficient_is_steered_to_the_target():

@@ -14,8 +14,7 @@ import torch
 from tests.algo.made import scores
 from tests.algo.test_turn_advantage import against, by_turn, returns
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.inputs import ActionCredit
-from vlrl.algo.turns import plan_span
+from vlrl.algo.inputs import ActionCredit, plan_span
 from vlrl.config import validate
 from vlrl.errors import ConfigError
 from vlrl.methods.objectives import turn_advantage

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from vlrl.curriculum.base import Prompts
+from vlrl.curriculum.base import Prompts, stream
 from vlrl.curriculum.drawing import _BLOCK, _found, weighted
 from vlrl.curriculum.plain import Uniform
-from vlrl.curriculum.streams import stream
 
 SIZES = (1, _BLOCK - 1, _BLOCK, _BLOCK + 1, 20 * _BLOCK + 7)
 

@@ -291,8 +291,8 @@ def test_a_copy_that_is_gone_or_damaged_ends_the_run(tmp_path):
     buffer.take(0)
     (copy,) = (tmp_path / "stored").glob("*.arrow")
     copy.write_bytes(copy.read_bytes()[:200])
-    with pytest.raises(RunError, match=r"\.arrow is gone or damaged .* bring it back, or start over with resume=never"):
+    with pytest.raises(RunError, match=r"\.arrow is missing or damaged .* restore it, or start over with resume=never"):
         names(buffer, 0)
     copy.unlink()
-    with pytest.raises(RunError, match="is gone or damaged"):
+    with pytest.raises(RunError, match="is missing or damaged"):
         RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100).take(0)

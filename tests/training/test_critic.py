@@ -17,7 +17,7 @@ from tests.training.test_update import assert_close
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
-from vlrl.methods.critic.values import with_values
+from vlrl.methods.critic.method import with_values
 from vlrl.models import logprobs, packing
 from vlrl.models.sharding.launch import check
 from vlrl.store import checkpoint

@@ -36,8 +36,8 @@ SECTIONS = {
     "algo.guided": Entry("vlrl.methods.second_attempts.settings:GuidedSettings",
                          "vlrl.methods.second_attempts.method:SecondAttempts"),
     "algo.demonstrations": Entry("vlrl.methods.demonstrations.settings:DemonstrationSettings",
-                                 "vlrl.methods.demonstrations.method:Demonstrations"),
-    "algo.stored": Entry("vlrl.methods.replay.settings:StoredSettings", "vlrl.methods.replay.method:Replay"),
+                                 "vlrl.methods.demonstrations.draw:Demonstrations"),
+    "algo.stored": Entry("vlrl.methods.replay.settings:StoredSettings", "vlrl.methods.replay.draw:Replay"),
     "algo.distillation": Entry("vlrl.methods.distillation.settings:DistillationSettings",
                                "vlrl.methods.distillation.method:Distillation",
                                ("server", "key_file", "timeout_s", "retries")),
@@ -61,7 +61,7 @@ PAIRS = "bradley_terry"
 """The loss of a run that learns to score answers from pairs of them."""
 
 HEADS = Table({
-    "algo.critic": "vlrl.methods.critic.head:of_run",
+    "algo.critic": "vlrl.methods.critic.gae:of_run",
     f"algo.loss={PAIRS}": "vlrl.methods.preferences.head:of_run",
 })
 """Section, or function of the objective, -> (config, width, device) -> the head that it learns with (models/heads.py).

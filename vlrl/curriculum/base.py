@@ -28,6 +28,12 @@ from vlrl.data.sequences import SampleSequence
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Sample
 
+
+def stream(*key: int) -> np.random.Generator:
+    """The random generator of a key; the same numbers on every machine."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
+
+
 AS_UNIFORM = ": it draws as uniform does"
 
 _LARGEST = 1e30

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vlrl.algo.state import restore, state_of
-from vlrl.curriculum.base import Prompts
-from vlrl.curriculum.streams import stream
+from vlrl.curriculum.base import Prompts, stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _ROUNDS = 8

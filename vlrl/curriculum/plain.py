@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vlrl.algo.state import Saved
-from vlrl.curriculum.base import Prompts
-from vlrl.curriculum.streams import stream
+from vlrl.curriculum.base import Prompts, stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _RUN = 1000

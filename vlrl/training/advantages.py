@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.inputs import ActionCredit, Estimates, Scores
+from vlrl.algo.inputs import ActionCredit, Estimates, Scores, plan_span
 from vlrl.algo.named import Bound
-from vlrl.algo.turns import plan_span
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.config.sections import GIVEN

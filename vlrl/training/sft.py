@@ -38,7 +38,7 @@ class SupervisedSource(GroupSource):
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 
 
-_SOURCES = Table({PAIRS: "vlrl.methods.preferences.source:PairSource"})
+_SOURCES = Table({PAIRS: "vlrl.methods.preferences.pairs:PairSource"})
 """algo.loss -> source of groups that replaces given answers."""
 
 

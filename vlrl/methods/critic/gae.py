@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from vlrl.algo.grouped import whitened
-from vlrl.algo.inputs import Estimates, LossInputs, Metrics, Scores, requires
-from vlrl.algo.turns import turn_rewards
+from vlrl.algo.inputs import Estimates, LossInputs, Metrics, Scores, requires, turn_rewards
 from vlrl.config.base import Fraction, NonNegative, Positive
+from vlrl.config.schema import Config
+from vlrl.models.heads import Head, HeadSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,3 +173,22 @@ def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
     penalty = s.kl_coef * np.asarray(s.kl[i], np.float64)[trained] if s.kl else np.zeros(len(trained))
     _, first = np.unique(np.searchsorted(ends, trained, side="right"), return_index=True)
     return _Decisions(paid, penalty, np.asarray(s.per_token[i]["values"], np.float64)[trained], first)
+
+
+class Critic(Head):
+    """Learns from the value loss at algo.critic.lr; the policy's weights get algo.critic.coef of its gradient, and none
+    during algo.critic.warmup."""
+
+    key = "critic"
+    reads = ("values", "targets")
+    clip: float | None = None
+
+    def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return value_loss(x, values, self.clip)
+
+
+def of_run(config: Config, width: int, device: torch.device) -> Critic:
+    settings: Any = config.algo.critic
+    critic = Critic(width, HeadSettings(settings.lr, settings.coef, settings.warmup), device)
+    critic.clip = settings.clip
+    return critic

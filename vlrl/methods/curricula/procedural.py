@@ -15,9 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Fraction, Positive, Rate
-from vlrl.curriculum.base import Prompts, as_uniform
+from vlrl.curriculum.base import Prompts, as_uniform, stream
 from vlrl.curriculum.drawing import Adaptive
-from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 

@@ -11,9 +11,8 @@ from pydantic import Field
 
 from vlrl.algo.effect import FunctionUse, idle_when
 from vlrl.config.base import Count, Positive
-from vlrl.curriculum.base import AS_UNIFORM, Prompts
+from vlrl.curriculum.base import AS_UNIFORM, Prompts, stream
 from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct
-from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw
 from vlrl.methods.curricula.ordered import required_field
 from vlrl.methods.curricula.staged import uncounted_draws

@@ -12,10 +12,9 @@ import pydantic
 from pydantic import Field, field_validator
 
 from vlrl.config.base import Fraction, Positive, Rate, Settings
-from vlrl.curriculum.base import Prompts, as_uniform
+from vlrl.curriculum.base import Prompts, as_uniform, stream
 from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct, weighted
 from vlrl.curriculum.history import History
-from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, did_you_mean
 

@@ -98,14 +98,13 @@ class DistillationPass:
         """[N] loss of each token."""
         temperature = self.algorithm.temperature
         if self.known is None:
-            return self.policy.logprobs(micro.batch, temperature, more={"kl": self._told},
-                                        beside=self.teacher).more["kl"]
+            def kl(logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+                return self.loss(TokenChunk(logits, teacher, tokens))
+
+            return self.policy.logprobs(micro.batch, temperature, more={"kl": kl}, beside=self.teacher).more["kl"]
         theirs = np.concatenate([np.zeros(0, np.float32), *(self.known[r] for r in micro.order)])
         own = self.policy.logprobs(micro.batch, temperature).logprobs
         return kl_of_sampled(own, torch.from_numpy(theirs).to(own.device))
-
-    def _told(self, logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        return self.loss(TokenChunk(logits, teacher, tokens))
 
     def end(self, norm: float, others: float) -> None:
         self.done = True

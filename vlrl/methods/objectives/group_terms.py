@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vlrl.algo.clip import AboveOne, ClipRange, clip_metrics, surrogate
 from vlrl.algo.effect import reads
 from vlrl.algo.inputs import LossInputs, Metrics, gather_values, requires
 from vlrl.algo.ratio import acts_through_ratio
+from vlrl.algo.terms import AboveOne, ClipRange, clip_metrics, surrogate
 from vlrl.config.base import NonNegative, Rate, Share
 from vlrl.distributed import comm
 

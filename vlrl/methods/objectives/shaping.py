@@ -103,7 +103,7 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
     values = torch.where(right, correct_long + (correct_short - correct_long) * fall,
                          wrong_long + (wrong_short - wrong_long) * fall)
     over = s.lengths >= most if s.truncated is None else s.truncated
-    return _keep_unscorable(s, torch.where(over, exceed, values))
+    return torch.where(s.rewards.isnan(), torch.nan, torch.where(over, exceed, values))
 
 
 @reads("outcome")
@@ -132,7 +132,7 @@ def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = No
     Steps are paragraphs, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as described there:
     the size of the penalty is ours, and its automatic stop at overlong steps is not included."""
     right = grouped.correct(s, part, correct)
-    steps = torch.tensor([max(1, len(_paragraphs(text))) for text in s.texts], dtype=s.rewards.dtype)
+    steps = torch.tensor([max(1, len(_pieces(_PARAGRAPHS, text))) for text in s.texts], dtype=s.rewards.dtype)
     fewest = grouped.smallest(torch.where(right, steps, torch.nan), s.group)
     return torch.where(right, s.rewards - weight * (1 - fewest / steps), s.rewards.clamp(max=0))
 
@@ -150,7 +150,7 @@ def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Ra
     sums to 1: many short segments are meandering thought. z is clipped to +-3. Mitigating overthinking through
     reasoning shaping (GRSP, arXiv 2510.09535), as described there; the constants are ours."""
     right = grouped.correct(s, part, correct)
-    segments = [[len(piece.split()) for piece in _segments(text)] for text in s.texts]
+    segments = [[len(piece.split()) for piece in _pieces(_TURNS, text)] for text in s.texts]
     counts = torch.zeros(clusters, len(segments), dtype=s.rewards.dtype)
     members: dict[int, list[int]] = defaultdict(list)
     for i, number in enumerate(s.group.tolist()):
@@ -207,23 +207,13 @@ class CallCost(Saved):
         return torch.where((s.rewards >= 0) & ~cost.isnan(), paid, s.rewards)
 
 
+_PARAGRAPHS = re.compile(r"\n\s*\n")
 _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
                     r"second|third|finally|let me|let's)\b)", re.IGNORECASE)
 """Boundaries of reasoning segments."""
 
 
-def _paragraphs(text: str) -> list[str]:
-    """Paragraphs of the reasoning: the text before the answer tag and inside the think tags."""
-    return [p for p in re.split(r"\n\s*\n", _reasoning(text)) if p.strip()]
-
-
-def _segments(text: str) -> list[str]:
-    return [p for p in _TURNS.split(_reasoning(text)) if p.strip()]
-
-
-def _reasoning(text: str) -> str:
-    return text.partition("<answer>")[0].replace("<think>", "").partition("</think>")[0]
-
-
-def _keep_unscorable(s: Scores, values: torch.Tensor) -> torch.Tensor:
-    return torch.where(s.rewards.isnan(), torch.nan, values)
+def _pieces(boundary: re.Pattern[str], text: str) -> list[str]:
+    """The non-empty pieces of the reasoning: the text before the answer tag and inside the think tags."""
+    reasoning = text.partition("<answer>")[0].replace("<think>", "").partition("</think>")[0]
+    return [piece for piece in boundary.split(reasoning) if piece.strip()]

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from vlrl.algo.clip import ClipRange, clip_metrics, surrogate
 from vlrl.algo.effect import FunctionUse, idle_when, reads
 from vlrl.algo.inputs import LossInputs, Metrics, requires
 from vlrl.algo.ratio import LARGEST_LOG, acts_through_ratio
+from vlrl.algo.terms import ClipRange, clip_metrics, surrogate
 from vlrl.config.base import Fraction, Positive, Rate
 from vlrl.config.sections import active
 

@@ -19,8 +19,7 @@ from vlrl.algo import grouped
 from vlrl.algo.advantage import nan_to_zero
 from vlrl.algo.effect import FunctionUse, idle_when, reads
 from vlrl.algo.grouped import normalized
-from vlrl.algo.inputs import Scores, requires
-from vlrl.algo.turns import turn_rewards
+from vlrl.algo.inputs import Scores, requires, turn_rewards
 from vlrl.config.base import Fraction, NonNegative
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,10 @@ import numpy as np
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.rewards.text import completion_for
+from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.generate import AcceptedDraw
+from vlrl.rollout.group_source import GroupSource
+from vlrl.rollout.partial import PartialGroup
 from vlrl.task import Task
 from vlrl.types import Completion, Group, Rollout
 
@@ -40,3 +43,13 @@ def _rollout(encode: Encoder, accepted: AcceptedDraw, place: int, text: str, ste
     # not sampled: there is no sampler to compare with
     return Rollout(group_id=f"{accepted.number:08d}", index=place, completion=completion, policy_step=step,
                    reward=1.0 - place, correct=place == 0, parsed=text, train_prompt=accepted.prompt)
+
+
+class PairSource(GroupSource):
+    """Groups of two given answers each, one of them better."""
+
+    generates = False
+
+    def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
+        groups = pair_groups(self.task, self.encode, drawn.accepted, self.step)
+        return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}

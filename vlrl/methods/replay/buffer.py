@@ -9,6 +9,7 @@ torch."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -133,18 +134,15 @@ class RolloutBuffer:
         """Files of a folder that were not examined yet, by step."""
         folder, names = source.path / "rollouts", []
         try:
-            names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in self._examined
-                     or self._changed(source, e.name)]
+            seen = self._examined
+            names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in seen
+                     or seen[source.name, e.name] not in (None, _signature(folder / e.name))]
         except OSError:
             return []  # a run that has not begun
         if not source.own and names and self._other_tokenizer(source):
             return []
         matched = [(ROLLOUT_FILE.fullmatch(name), name) for name in names]
         return [(name, folder / name) for _, name in sorted((int(m[1] or m[3]), name) for m, name in matched if m)]
-
-    def _changed(self, source: SourceFolder, name: str) -> bool:
-        before = self._examined[source.name, name]
-        return before is not None and before != _signature(source.path / "rollouts" / name)
 
     def _other_tokenizer(self, source: SourceFolder) -> bool:
         try:
@@ -188,7 +186,7 @@ class RolloutBuffer:
     def _indexed(self, entry: dict[str, Any], step: int) -> np.ndarray:
         """[n] of GROUPS for a copied file."""
         self._files.append(entry["file"])
-        with self._mapped(entry["file"]) as batch:
+        with _mapped(self.folder / entry["file"]) as batch:
             columns = {name: batch.column(name).to_pylist() for name in ("step", "group_id", "policy_step", "reward")}
         names = [*zip(columns["step"], columns["group_id"], strict=True)]
         starts = [i for i in range(len(names)) if not i or names[i] != names[i - 1]]
@@ -224,7 +222,7 @@ class RolloutBuffer:
         return [self._read(groups[i], int(ages[i])) for i in chosen]
 
     def _read(self, group: Any, age: int) -> StoredGroup:
-        with self._mapped(self._files[int(group["file"])]) as batch:
+        with _mapped(self.folder / self._files[int(group["file"])]) as batch:
             own = batch.slice(int(group["first"]), int(group["size"]))
             lists = {name: own.column(name) for name in ("token_ids", "loss_mask", "logprobs")}
             rows = own.drop_columns([*lists]).to_pylist()
@@ -232,28 +230,18 @@ class RolloutBuffer:
                 row |= {name: column[i].values.to_numpy(zero_copy_only=False).copy() for name, column in lists.items()}
         return StoredGroup(f"stored-{int(group['key']):016x}", bool(group["own"]), age, rows)
 
-    def _mapped(self, name: str) -> _Mapped:
-        return _Mapped(self.folder / name)
 
-
-class _Mapped:
-    """The one batch of a copied file, while it is mapped."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self) -> pa.RecordBatch:
-        try:
-            self.source = pa.memory_map(str(self.path))
-            return pa.ipc.open_file(self.source).get_batch(0)
-        except (pa.ArrowException, OSError) as error:
-            raise RunError(f"{self.path} is gone or damaged ({str(error).splitlines()[0]}), and the run has learned "
-                           "from it: bring it back, or start over with resume=never (the old run is kept in a folder "
-                           "beside it).") \
-                from None
-
-    def __exit__(self, *error: object) -> None:
-        self.source.close()
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
+    """The single record batch of a copied file, memory-mapped."""
+    try:
+        source = pa.memory_map(str(path))
+        batch = pa.ipc.open_file(source).get_batch(0)
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), and the run has trained on it: "
+                       "restore it, or start over with resume=never (the old run is kept in a folder beside it).") from None
+    with source:
+        yield batch
 
 
 def _signature(path: Path) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.algo.method import Method, Objectives, Run
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.tables import ADVANTAGES, BATCHES
 from vlrl.config.schema import Config
 from vlrl.data.samples import readable
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
+from vlrl.methods.replay import update
 from vlrl.methods.replay.buffer import RolloutBuffer, SourceFolder, StoredGroup
 from vlrl.methods.replay.rows import RowLimits
 from vlrl.methods.replay.rules import DRAWS, RULES, SCHEDULES
@@ -59,17 +61,6 @@ class ReplayFunctions:
         return cls(replace(rule, requires=needs), bind("algo.stored.batch", settings.batch, BATCHES), advantage,
                    bind("algo.stored.draw", settings.draw, DRAWS, skip=2),
                    bind("algo.stored.every", settings.every, SCHEDULES))
-
-
-def check(config: Config, task: Task) -> None:
-    """Raises ConfigError where algo.stored has nothing to learn from, or train.sharding hides its gradient norm."""
-    if shards.is_sharded(config):
-        raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
-                          f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
-                          "algo.stored=null")
-    if all(map(has_environment, task.members)):
-        raise ConfigError(f"algo.stored learns from plain answers, and task {config.task_name!r} has episodes alone: "
-                          "set algo.stored=null")
 
 
 @dataclass(eq=False)
@@ -150,12 +141,10 @@ class ReplaySampler:
             task = self.task.of(sample)
             rollouts = tuple(_rollout(stored, i, row, c) for i, (row, c) in enumerate(zip(stored.rows, answers,
                                                                                           strict=True)))
-            group = Group(id=stored.name, task=task.name, split="train", sample=sample, prompt=prompt,
-                          rollouts=rollouts, weights=dict(stored.rows[0]["weights"] or ()))
-        else:
-            group = make_group(self.task, sample, prompt, answers, group_id=stored.name, split="train", step=step,
-                               policy_step=max(step - stored.age, 0), score=self.score, served=self.services)
-        return group
+            return Group(id=stored.name, task=task.name, split="train", sample=sample, prompt=prompt,
+                         rollouts=rollouts, weights=dict(stored.rows[0]["weights"] or ()))
+        return make_group(self.task, sample, prompt, answers, group_id=stored.name, split="train", step=step,
+                          policy_step=max(step - stored.age, 0), score=self.score, served=self.services)
 
     def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
         """The training row of a group and its prompt, which must have the text and media that the group was sampled
@@ -207,3 +196,40 @@ def _completion(row: dict[str, Any]) -> Completion:
 def _rollout(stored: StoredGroup, index: int, row: dict[str, Any], completion: Completion) -> Rollout:
     return Rollout(group_id=stored.name, index=index, completion=completion, policy_step=row["policy_step"],
                    parts=dict(row["parts"] or ()), reward=row["reward"], correct=row["correct"])
+
+
+class Replay(Method):
+    """Draws stored groups in each step, and trains on them by algo.stored.rule."""
+
+    def __init__(self, section: str, settings: Any, algorithm: Objectives):
+        super().__init__(section, settings, algorithm)
+        self.parts = ReplayFunctions.of(settings)
+        self.requires = self.parts.rule.requires
+
+    def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
+        config = self.config
+        if shards.is_sharded(config):
+            raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
+                              f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
+                              "algo.stored=null")
+        if all(map(has_environment, task.members)):
+            raise ConfigError(f"algo.stored learns from plain answers, and task {config.task_name!r} has episodes "
+                              "alone: set algo.stored=null")
+
+    def start(self, run: Run) -> None:
+        self.stored = ReplaySampler(self.config, run.task, run.encode, run.samples, run.score, run.services,
+                                    run.policy, self.parts)
+
+    def draw(self, step: int, outcomes: Sequence[Any], flush: Callable[[], None]) -> Sequence[Group]:
+        return self.stored(step, flush)
+
+    def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
+               step: int) -> Sequence[update.ReplayPass | None]:
+        return update.make_passes(policy, drawn, self.algorithm, self.parts.rule, step)
+
+    def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
+                     stats: Mapping[str, float]) -> Mapping[str, float]:
+        return update.step_metrics(passes)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.stored.metrics()

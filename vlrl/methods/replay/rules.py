@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from vlrl.algo.clip import ClipRange
 from vlrl.algo.effect import reads
 from vlrl.algo.inputs import requires
+from vlrl.algo.terms import ClipRange
 from vlrl.config.base import Fraction, NonNegative, Positive, Rate
 
 
@@ -190,12 +190,8 @@ class WebRL:
     def loss(self, x: ReplayBatch) -> torch.Tensor:
         own = x.kept.to(x.rewards.dtype) * x.weights
         away = (self.beta * x.above_reference - x.advantages) ** 2
-        return (own * away * _present(x)).sum() / max(x.total_answers, 1.0)
-
-
-def _present(x: ReplayBatch) -> torch.Tensor:
-    """[R] bool: answers with learned tokens in this micro-batch."""
-    return x.sums(torch.ones_like(x.logprobs)) > 0
+        present = x.sums(torch.ones_like(x.logprobs)) > 0  # trained tokens in this micro-batch
+        return (own * away * present).sum() / max(x.total_answers, 1.0)
 
 
 RULES: dict[str, Any] = {"truncated": Truncated, "clipped": Clipped, "a_lol": ALol, "copg": CoPG, "webrl": WebRL}

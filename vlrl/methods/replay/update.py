@@ -56,12 +56,11 @@ class ReplayPass:
         self.loss = self.clipped = 0.0
 
     def work(self, b: int) -> None:
-        micro, whole, settings = self.part.batches[b], self.whole, _settings(self.algorithm)
+        micro, whole, settings = self.part.batches[b], self.whole, self.algorithm.config.algo.stored
         logprobs = self.policy.logprobs(micro.batch, self.algorithm.temperature).logprobs
-        assert micro.old is not None
-        own = replay_batch(self.part, micro.order, (logprobs, micro.old, micro.reference), settings.logprobs == "own")
-        x = replace(whole, logprobs=logprobs, sampler=own.sampler, reference=own.reference, answer=own.answer,
-                    mask=own.mask * whole.kept[own.answer])
+        own = replay_batch(self.part, micro.order, logprobs, micro.reference)
+        x = replace(whole, logprobs=logprobs, sampler=micro.old if settings.logprobs == "own" else own.sampler,
+                    reference=own.reference, answer=own.answer, mask=own.mask * whole.kept[own.answer])
         loss = self.rule.loss(x)
         self.policy.backward(loss * settings.coef)
         self.loss += float(loss.detach())
@@ -70,10 +69,6 @@ class ReplayPass:
 
     def end(self, norm: float, others: float) -> None:
         self.norm, self.norm_rl = norm, others
-
-
-def _settings(algorithm: Objectives) -> Any:
-    return algorithm.config.algo.stored
 
 
 def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, rule: Bound,
@@ -88,19 +83,20 @@ def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, 
 
 def _pass(policy: Policy, numbered: Sequence[NumberedRollout], algorithm: Objectives, rule: Bound,
           step: int) -> ReplayPass | None:
-    settings = _settings(algorithm)
+    settings: Any = algorithm.config.algo.stored
     part = make_minibatch(policy, numbered, algorithm.config)
     _read(policy, part, algorithm.temperature, "reference" in rule.requires)
-    stored = replay_batch(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
-    drift = stored.means(stored.logprobs - _stored_logprobs(part, stored))
+    stored = replay_batch(part, range(len(part.rollouts)), *_joined(part))
+    drift = stored.means(stored.logprobs - stored.sampler)
+    stored = replace(stored, sampler=stored.logprobs) if settings.logprobs == "own" else stored
     usable = (drift.abs() <= settings.max_drift) & stored.kept
     gain = stored.above_reference if stored.reference is not None else stored.gain
     whole = apply_keep(replace(stored, gain=gain, kept=usable, mask=stored.mask * usable[stored.answer]),
                        rule.function)
-    pairs = _pairs(whole)
+    counts = torch.bincount(whole.group[whole.kept]).double()
     tokens, learned, pairs, stale, answers = comm.total(
-        float(whole.mask.sum()), float(whole.kept.sum()), pairs, float((stored.kept & ~usable).sum()),
-        float(stored.kept.sum()))
+        float(whole.mask.sum()), float(whole.kept.sum()), float((counts * (counts - 1) / 2).sum()),
+        float((stored.kept & ~usable).sum()), float(stored.kept.sum()))
     whole = replace(whole, total_tokens=tokens, total_answers=learned, total_pairs=pairs)
     ages = np.array([max(step - r.policy_step, 0) for _, _, r in numbered])
     return (ReplayPass(policy, algorithm, rule.function, part, whole, ages, learned, stale, answers) if answers
@@ -119,9 +115,9 @@ def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) 
         each_batch(policy, part.batches, work, part.halve)
 
 
-def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """[N] log-probabilities of all tokens, completion after completion: of the policy before the update, again as the
-    possible base of ratios, and of the reference."""
+def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[N] log-probabilities of all tokens, completion after completion: of the policy before the update, and of the
+    reference."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for micro in part.batches:
         assert micro.old is not None
@@ -132,19 +128,13 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
     empty = torch.zeros(0)
     old = torch.cat([empty.to(rows[0][0].device) if rows else empty, *(a for a, _ in rows)])
     given = [b for _, b in rows if b is not None]
-    return old, old, torch.cat(given) if given else None
+    return old, torch.cat(given) if given else None
 
 
-def _stored_logprobs(part: Minibatch, x: ReplayBatch) -> torch.Tensor:
-    flat = np.concatenate([np.zeros(0, np.float32), *(t.row.logprobs for t in part.rollouts)])
-    return torch.where(x.mask > 0, torch.from_numpy(flat).to(x.logprobs), x.logprobs.detach())
-
-
-def replay_batch(part: Minibatch, order: Sequence[int],
-              values: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], own: bool) -> ReplayBatch:
-    """The ReplayBatch of the rows `order`. `values` are their current log-probabilities [N], those of the policy before
-    the update, and those of the reference. `own`: ratios are relative to the policy before the update."""
-    logprobs, old, reference = values
+def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
+                 reference: torch.Tensor | None) -> ReplayBatch:
+    """The ReplayBatch of the rows `order`, with their current log-probabilities [N] and those of the reference; ratios
+    are relative to the stored log-probabilities."""
     rows, firsts, device = [part.rollouts[r] for r in order], part.firsts, logprobs.device
 
     def flat(arrays: Sequence[np.ndarray], kind: Any) -> torch.Tensor:
@@ -155,21 +145,15 @@ def replay_batch(part: Minibatch, order: Sequence[int],
 
     mask = flat([t.mask for t in rows], np.float32)
     stored_logprobs = flat([t.row.logprobs for t in rows], np.float32)
-    sampler = old if own else torch.where(mask > 0, stored_logprobs, logprobs.detach())
     return ReplayBatch(
-        logprobs=logprobs, sampler=sampler, reference=reference, mask=mask,
+        logprobs=logprobs, sampler=torch.where(mask > 0, stored_logprobs, logprobs.detach()), reference=reference,
+        mask=mask,
         answer=flat([np.full(len(t.mask), t.unit) for t in rows], np.int64),
         advantages=each(lambda t: t.rollout.advantage), rewards=each(lambda t: np.nan if t.rollout.reward is None
                                                                      else t.rollout.reward),
         correct=each(lambda t: bool(t.rollout.correct), np.bool_), group=each(lambda t: t.group_index, np.int64),
         weights=each(lambda t: t.group.sample.weight), gain=each(lambda t: 0.0),
         kept=each(lambda t: t.mask.any() and t.rollout.reward is not None, np.bool_))
-
-
-def _pairs(x: ReplayBatch) -> float:
-    """Number of pairs of kept completions in this process's groups."""
-    counts = torch.bincount(x.group[x.kept]).double()
-    return float((counts * (counts - 1) / 2).sum())
 
 
 def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
@@ -181,7 +165,10 @@ def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
     tokens = sum(a.whole.total_tokens for a in known)
     answers, learned, stale = (sum(v) for v in zip(*((a.answers, a.learned, a.stale) for a in known), strict=True))
     norm, rl = (float(np.mean(v)) for v in zip(*((a.norm, a.norm_rl) for a in known), strict=True))
-    per_answer = [np.concatenate(v) for v in zip(*(_ratios(a) for a in known), strict=True)]
+    kept = [a.whole.kept.cpu().numpy() for a in known]
+    drifts = [a.whole.means(a.whole.logprobs - a.whole.sampler).double().cpu().numpy() for a in known]
+    per_answer = [np.concatenate([v[k] for v, k in zip(values, kept, strict=True)])
+                  for values in (drifts, [a.ages for a in known])]
     drift, ages = (np.concatenate(v) for v in zip(*comm.gather(per_answer), strict=True))
     out = {"stored/applied": float(learned > 0), "stored/loss": loss / len(known), "stored/grad_norm": norm,
            "stored/grad_share": norm / max(norm + rl, 1e-30), "stored/tokens": tokens, "stored/answers": learned,
@@ -191,9 +178,3 @@ def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
         out |= {"stored/drift": float(drift.mean()), "stored/age_mean": float(ages.mean())}
         out |= {f"stored/ratio_q{q:02d}": float(np.quantile(np.exp(drift), q / 100)) for q in (10, 50, 90)}
     return out
-
-
-def _ratios(one: ReplayPass) -> tuple[np.ndarray, np.ndarray]:
-    """mean_t(l - o) before the update, and the ages, of this process's kept completions."""
-    x, retained = one.whole, one.whole.kept.cpu().numpy()
-    return x.means(x.logprobs - x.sampler).double().cpu().numpy()[retained], one.ages[retained]

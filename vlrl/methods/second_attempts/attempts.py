@@ -9,8 +9,9 @@ functions."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -38,34 +39,15 @@ _LOOKED_AT = 256
 _MOST_LEVELS = 8
 """Largest number of retries of a group in a step."""
 
+_COUNTED = ("groups", "retried", "attempts", "correct", "retained", "bare", "rejected", "members", "tokens", "own")
+"""Counts since the last metrics: groups and retried ones; retries, correct ones, kept ones, and those without reasoning
+before their answer; prompts that are unusable with guidance; retries that became members; trained tokens of retries and
+of other completions. level_i: groups with a kept retry after i others."""
+
 Asking = tuple[int, Request]
 """Index of a group, and its request to the engine."""
 Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
 """(group, prompt of the completions, completions) -> the completions scored as a group."""
-
-
-@dataclass
-class _Counts:
-    """Counts of one process since the last metrics."""
-
-    groups: int = 0
-    retried: int = 0
-    """Groups that were retried."""
-    attempts: int = 0
-    correct: int = 0
-    retained: int = 0
-    bare: int = 0
-    """Retries without reasoning before their answer, where an explanation is required."""
-    rejected: int = 0
-    """Groups whose prompt with guidance is unusable."""
-    members: int = 0
-    """Retries that became members of their group."""
-    tokens: int = 0
-    """Trained tokens of retries ..."""
-    own: int = 0
-    """... and of completions without guidance."""
-    levels: list[int] = field(default_factory=lambda: [0] * _MOST_LEVELS)
-    """Groups with a kept retry, by the number of retries before it."""
 
 
 @dataclass(eq=False)
@@ -78,7 +60,7 @@ class RetryGenerator:
 
     def __post_init__(self) -> None:
         self.settings: Any = self.config.algo.guided
-        self.counts, self._warned = _Counts(), False
+        self.counts, self._warned = Counter[str](), False
         self.words = bind("algo.guided.words", self.settings.words, WORDS)
         self.keep = bind("algo.guided.keep", self.settings.keep, KEEPS, skip=2)
         self.use = bind("algo.guided.use", self.settings.use, USES)
@@ -93,7 +75,7 @@ class RetryGenerator:
         """The groups with their retries aside. Called on every process, equally often. Raises TaskError where
         `Task.guidance` fails."""
         out = [*groups]
-        self.counts.groups += len(groups)
+        self.counts["groups"] += len(groups)
         for level in range(_MOST_LEVELS):
             asking = comm.together(lambda at=level: self._asking(task, requests, out, answers, at))
             if not any(comm.gather(bool(asking))):
@@ -103,7 +85,7 @@ class RetryGenerator:
             good = self.keep([RetryGroup(task, g.sample, g.prompt, g.rollouts, self.encode) for g in fresh], self.read)
             for (i, request), attempts, retained in zip(asking, fresh, good, strict=True):
                 out[i] = self._joined(out[i], request.prompt, attempts, retained)
-                self.counts.levels[level] += any(retained)
+                self.counts[f"level_{level}"] += any(retained)
         return out
 
     def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
@@ -121,24 +103,24 @@ class RetryGenerator:
         text = self.words(FirstAnswers(task, sample, answers, [r.correct for r in group.rollouts], level))
         if not text:
             return None
-        self.counts.retried += level == 0
+        self.counts["retried"] += level == 0
         try:
             prompt = self.encode(task, sample, text)
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                 raise
-            self.counts.rejected += 1
+            self.counts["rejected"] += 1
             return None
         key = (_STREAM, *request.key[1:], *([level] if level else []))
         return replace(request, prompt=prompt, n=len(answers) if self.trains_guided else self.settings.answers, key=key)
 
     def _joined(self, group: Group, sampled: Prompt, attempts: Group, retained: Sequence[bool]) -> Group:
         first = len(group.rollouts) + len(group.aside)
-        self.counts.attempts += len(attempts.rollouts)
-        self.counts.correct += sum(bool(r.correct) for r in attempts.rollouts)
+        self.counts["attempts"] += len(attempts.rollouts)
+        self.counts["correct"] += sum(bool(r.correct) for r in attempts.rollouts)
         if self.settings.keep.name == "explains":
-            self.counts.bare += sum(not answer_offset(r.completion.text) for r in attempts.rollouts)
-        self.counts.retained += sum(retained)
+            self.counts["bare"] += sum(not answer_offset(r.completion.text) for r in attempts.rollouts)
+        self.counts["retained"] += sum(retained)
         under = sampled if self.trains_guided else group.prompt
         second = [replace(r, index=first + i, variant=GUIDED, trained=good, train_prompt=under,
                           sampled_prompt=sampled.text)
@@ -149,20 +131,19 @@ class RetryGenerator:
         """The group as algo.guided.use has it trained."""
         out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
-        self.counts.members += sum(r.variant == GUIDED for r in out.rollouts)
+        self.counts["members"] += sum(r.variant == GUIDED for r in out.rollouts)
         for r in learned:
             tokens = int(r.completion.loss_mask.sum())
-            self.counts.tokens += tokens * (r.variant == GUIDED)
-            self.counts.own += tokens * (r.variant != GUIDED)
+            self.counts["tokens"] += tokens * (r.variant == GUIDED)
+            self.counts["own"] += tokens * (r.variant != GUIDED)
         return out
 
     def metrics(self) -> dict[str, float]:
         """Since the last call and over all processes: the share of groups that were retried, of retries that are
         correct and that are kept, and of their tokens among all trained ones."""
-        c, self.counts = self.counts, _Counts()
+        counted, self.counts = self.counts, Counter()
         groups, retried, attempts, correct, retained, bare, rejected, members, tokens, own, *levels = comm.total(
-            c.groups, c.retried, c.attempts, c.correct, c.retained, c.bare, c.rejected, c.members, c.tokens, c.own,
-            *c.levels)
+            *(counted[name] for name in (*_COUNTED, *(f"level_{level}" for level in range(_MOST_LEVELS)))))
         out = {"guided/groups_frac": retried / max(groups, 1.0), "guided/rejected": rejected}
         if attempts:
             out |= {"guided/success": correct / attempts, "guided/kept": retained / attempts}
@@ -173,7 +154,6 @@ class RetryGenerator:
         if tokens + own:
             out["guided/tokens_frac"] = tokens / (tokens + own)
         return out | ({} if self.settings.beside else {"guided/members": members})
-
 
     def _warn(self, bare: int, attempts: int) -> None:
         """Warns once when no retry has an explanation."""

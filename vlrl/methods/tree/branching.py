@@ -106,9 +106,11 @@ class BranchingGenerator:
                 self._probe(engine, self.point.function, requests, trees, wanted, spent)
             branch_requests = [self._round(requests[i], trees[i]) for i in wanted]
             for i, request, completions in zip(wanted, branch_requests, engine.generate(branch_requests), strict=True):
-                self._add(trees[i], request, completions)
-                spent[i] += sum(len(c.tokens) - len(b.written.tokens)
-                                for c, b in zip(completions, request.begun or (_NONE,) * len(completions), strict=True))
+                starts = [len(b.written.tokens) + 1 for b in request.begun] or [1] * len(completions)
+                trees[i] += [Leaf(c if c.episode_id else replace(c, turns=()), start)
+                             for c, start in zip(completions, starts, strict=True)]
+                begun = sum(len(b.written.tokens) for b in request.begun)
+                spent[i] += sum(len(c.tokens) for c in completions) - begun
         out = [[leaf.completion for leaf in tree] for tree in trees]
         probed, self._unread = self._unread, 0
         self.written, self.probed = self.written + sum(spent), self.probed + probed
@@ -174,12 +176,6 @@ class BranchingGenerator:
                               f"it was given, {places[0]} to {places[-1]}")
         return int(place)
 
-    @staticmethod
-    def _add(tree: list[Leaf], request: Request, completions: Sequence[Completion]) -> None:
-        starts = [len(b.written.tokens) + 1 for b in request.begun] or [1] * len(completions)
-        tree += [Leaf(c if c.episode_id else replace(c, turns=()), start)
-                 for c, start in zip(completions, starts, strict=True)]
-
 
 def at_most(sampling: Sampling, tokens: int) -> Sampling:
     """Sampling with at most `tokens` new tokens; without the thinking budget where that is not lower."""
@@ -218,5 +214,5 @@ def _cut(completion: Completion, place: int) -> Completion:
                    observed_media=(), windows=())
 
 
-_NONE = AnswerPrefix(index=0, written=Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),
-                                                 loss_mask=np.zeros(0, bool), text="", finish_reason="length"))
+EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool), text="",
+                   finish_reason="length")

@@ -11,6 +11,7 @@ next visit in place of a search; the others are generated from the prompt, and m
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -22,7 +23,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import AnswerPrefix, Done, Engine, Request
 from vlrl.errors import ConfigError
-from vlrl.methods.tree.branching import at_most
+from vlrl.methods.tree.branching import EMPTY, at_most
 from vlrl.methods.tree.search_tree import Tree
 from vlrl.methods.tree.settings import SearchSettings, branch_of
 from vlrl.task import Task
@@ -33,8 +34,6 @@ from vlrl.types import Completion, Prompt
 Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
 """(request, complete completions) -> whether each is correct; None = unknown."""
 
-_EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
-                    text="", finish_reason="length")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +88,7 @@ class _Searching:
 
     def __init__(self, request: Request, settings: SearchSettings, budget: float):
         self.request, self.settings, self.budget = request, settings, budget
-        self.tree = Tree(settings, _EMPTY)
+        self.tree = Tree(settings, EMPTY)
         self.piece = math.ceil(request.sampling.max_new_tokens / settings.depth)
         self.spent, self._children = 0, 0
 
@@ -136,18 +135,6 @@ class _Searching:
         return self.spent, total, total - sum(once.values())
 
 
-@dataclass(eq=False)
-class _Counts:
-    groups: int = 0
-    searched: int = 0
-    begun: int = 0
-    """Groups that began with cached completions."""
-    grown: int = 0
-    written: int = 0
-    total: int = 0
-    shared: int = 0
-
-
 class SearchGenerator:
     """Generates the groups of a step by search, and remembers prompts from visit to visit, the same on all processes.
     """
@@ -158,7 +145,7 @@ class SearchGenerator:
         self.settings, self.budget = settings.search, math.inf if settings.tokens is None else settings.tokens
         self.visits: dict[str, PromptMemory] = {}
         """By prompt, least recently visited first."""
-        self._counts = _Counts()
+        self._counts = Counter[str]()
 
     def generate(self, engine: Engine, requests: Sequence[Request], judge: Judge, step: int,
                  done: Done | None = None) -> list[list[Completion]]:
@@ -172,7 +159,11 @@ class SearchGenerator:
             comm.together(lambda live=live, completions=completions: [group.take(pieces, judge) for group, pieces in
                                                                       zip(live, completions, strict=True)])
         self._remember([(r.key, key, group) for r, key, group in zip(requests, keys, groups, strict=True)], step)
-        self._count(groups)
+        for group in groups:
+            written, total, shared = group.tokens
+            search = isinstance(group, _Searching)
+            self._counts.update(groups=1, searched=search, begun=bool(group.cached), written=written, total=total,
+                                shared=shared, grown=group.tree.grown if search else 0)
         out = [[*group.cached, *group.completions] for group in groups]
         for i, answers in enumerate(out):
             if done:
@@ -208,24 +199,13 @@ class SearchGenerator:
                          for c, right in judged if right]
         return PromptMemory(share, (*group.cached, *right_answers)[:group.request.n - 1])
 
-    def _count(self, groups: Sequence[_Writing | _Searching]) -> None:
-        counts = self._counts
-        counts.groups += len(groups)
-        counts.begun += sum(bool(group.cached) for group in groups)
-        for group in groups:
-            if isinstance(group, _Searching):
-                counts.searched, counts.grown = counts.searched + 1, counts.grown + group.tree.grown
-            written, total, shared = group.tokens
-            counts.written, counts.total, counts.shared = (
-                counts.written + written, counts.total + total, counts.shared + shared)
-
     def metrics(self) -> dict[str, float]:
         """Since the last call and over all processes: the share of groups that were searched, and that began with
         cached completions; expanded nodes per search; the share of generated tokens that are in no completion, and of
         completion tokens that were not generated again."""
-        c, self._counts = self._counts, _Counts()
-        groups, searched, begun, grown, written, total, shared = comm.total(
-            c.groups, c.searched, c.begun, c.grown, c.written, c.total, c.shared)
+        names = ("groups", "searched", "begun", "grown", "written", "total", "shared")
+        groups, searched, begun, grown, written, total, shared = comm.total(*(self._counts[name] for name in names))
+        self._counts.clear()
         return {"search/groups_frac": searched / max(groups, 1.0), "search/kept_frac": begun / max(groups, 1.0),
                 "search/unused_frac": 1 - (total - shared) / written if written else 0.0,
                 "branch/reused_frac": shared / max(total, 1.0),

@@ -50,7 +50,7 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
     different models, when one is damaged, or when `out` is not empty."""
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is no finite number")
-    a, b = (_checkpoint_path(path) for path in (earlier, later))
+    a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
     _same_kind(a, b)
@@ -73,12 +73,6 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
     tensors, moved, square = counts
     return ExtrapolationResult(earlier=a, later=b, folder=out, k=k, tensors=tensors, moved=moved,
                                distance=math.sqrt(square))
-
-
-def _checkpoint_path(path: Path) -> Path:
-    folder = checkpoint.find(path).path
-    assert folder
-    return folder
 
 
 def _same_kind(a: Path, b: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -73,7 +73,17 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
     """Runs the unfinished rounds; returns whether all are finished. `first` is the initial model of the whole run.
     Called on every process."""
     folder, model = Path(config.run.dir), config.model.name
-    known: StageList = comm.on_main(partial(_opened, folder, config.rounds.count))
+
+    def opened() -> StageList:
+        before, names = read_stages(folder), [f"round-{r + 1:02d}" for r in range(config.rounds.count)]
+        return StageList(folder, [(name, "sft") for name in names], before.done if before else {}).write()
+
+    def finished(known: StageList, name: str, **left: Any) -> StageList:
+        path = checkpoint.find(folder / name).path
+        assert path
+        return known.finished(name, model=str(merged(path, folder / name)), **left)
+
+    known: StageList = comm.on_main(opened)
     for number, (name, _) in enumerate(known.stages):
         if name not in known.done:
             said = _draw_and_select(config, model, folder, number, say)
@@ -87,7 +97,7 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
             session = preferences.train_dpo(learning, config.rounds.learn) if dpo else sft.train(learning)
             if session.done < session.config.steps:
                 return False
-            known = comm.on_main(partial(_finished, known, name, session.done, said))
+            known = comm.on_main(partial(finished, known, name, steps=session.done, **said))
         model = str(known.done[name]["model"])
     return True
 
@@ -97,17 +107,6 @@ def left(config: Config) -> str:
     known = read_stages(Path(config.run.dir))
     assert known
     return str(known.done[known.stages[-1][0]]["model"])
-
-
-def _opened(folder: Path, count: int) -> StageList:
-    known = read_stages(folder)
-    return StageList(folder, [(f"round-{r + 1:02d}", "sft") for r in range(count)], known.done if known else {}).write()
-
-
-def _finished(known: StageList, name: str, steps: int, said: Mapping[str, Any]) -> StageList:
-    path = checkpoint.find(known.folder / name).path
-    assert path
-    return known.finished(name, steps=steps, model=str(merged(path, known.folder / name)), **said)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -184,7 +183,9 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
         if config.rounds.gold and not taken and (text := given_answer(task, sample)):
             rows.append({"number": at, "id": sample.id, "solution": text, "gold": True, **came})
     if config.rounds.keep_rows:
-        write_rows(place / ALL_ROWS, _together([*_rows_before(place, number), *rows]))
+        earlier = [row for r in range(number) for row in _lines(place.with_name(f"round-{r + 1:02d}") / ROWS)]
+        last = {(row["number"], row["solution"], row.get("rejected")): row for row in reversed([*earlier, *rows])}
+        write_rows(place / ALL_ROWS, [*last.values()][::-1])
     write_rows(place / ROWS, rows)
 
 
@@ -201,17 +202,8 @@ def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
     return [list(group) for _, group in groupby(answers, key=lambda row: row["number"])]
 
 
-def _rows_before(place: Path, number: int) -> list[dict[str, Any]]:
-    return [row for r in range(number) for row in _lines(place.with_name(f"round-{r + 1:02d}") / ROWS)]
-
-
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text it splits at U+2028 too
-
-
-def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows in order, without repeated texts of a prompt."""
-    return [*{(row["number"], row["solution"], row.get("rejected")): row for row in reversed(rows)}.values()][::-1]
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:

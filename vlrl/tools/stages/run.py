@@ -29,6 +29,7 @@ from vlrl.tools.stages.stage_list import StageList, read_stages
 from vlrl.training import loop, sft
 from vlrl.training.build import make_accelerator
 from vlrl.training.resume import refuse_other_settings
+from vlrl.training.session import Session
 
 Say = Callable[[str], None]
 
@@ -152,13 +153,7 @@ def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
 
-def _sft(own: Config, known: StageList, say: Say) -> bool:
-    session = sft.train(own)
-    return session.done >= session.config.steps
-
-
-def _rl(own: Config, known: StageList, say: Say) -> bool:
-    session = loop.train(own)
+def _completed(session: Session) -> bool:
     return session.done >= session.config.steps
 
 
@@ -206,7 +201,8 @@ def _begun(own: Config) -> None:
 
 
 _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
-    "sft": _sft, "rl": _rl, "rounds": _rounds, "merge": _merge}
+    "sft": lambda own, known, say: _completed(sft.train(own)),
+    "rl": lambda own, known, say: _completed(loop.train(own)), "rounds": _rounds, "merge": _merge}
 
 
 def _handed_over(stage: StageEntry, own: Config) -> str:
