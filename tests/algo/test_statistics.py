@@ -63,7 +63,7 @@ def test_chunks_give_the_same():
 
 
 @pytest.mark.parametrize(("name", "says"), [("entropi", "Did you mean 'entropy'"), ("nucleus_entropy:7", "above 0"),
-                                            ("top:x", "cannot be had"), ("top", "cannot be had")])
+                                            ("top:x", "is invalid"), ("top", "is invalid")])
 def test_what_there_is_not(name, says):
     with pytest.raises(ConfigError, match=says):
         statistics([f"stat:{name}"])

@@ -126,8 +126,8 @@ def test_a_rule_of_your_own(tmp_path):
     ("add", "needs episode.horizon.start"),
     ({"name": "add", "start": 2, "evry": 3}, "horizon.evry=3: 'add' has no option 'evry'. Did you mean 'every'"),
     ({"name": "multiply", "start": 0, "every": 3}, "episode.horizon.start=0"),
-    ({"name": "success", "start": 2, "at": 0}, "episode.horizon='success': at=0 is no pass rate to reach"),
-    ({"name": "success", "start": 2, "at": 1.5}, "at=1.5 is no pass rate to reach"),
+    ({"name": "success", "start": 2, "at": 0}, "episode.horizon='success': at=0 must be a pass rate"),
+    ({"name": "success", "start": 2, "at": 1.5}, "at=1.5 must be a pass rate"),
     ({"name": "add", "start": 6, "every": 3}, "begins with 6 turns, which is not below episode.max_turns=6.*"
      "lower episode.horizon.start"),
     ({"name": "success", "start": 9}, "begins with 9|begins with 6")])

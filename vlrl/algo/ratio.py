@@ -66,7 +66,7 @@ def inert(use: FunctionUse) -> Iterator[Inert]:
                         f"{more}", usual=not config.algo.chosen("loss"))
     for option, (setting, value) in by_ratio.items():
         if value is not None and value >= {**_FARTHEST, **said.farthest}.get(option, math.inf):
-            yield Inert(setting, value, "nothing is so far from 1" if "delta_" not in option else
+            yield Inert(setting, value, "no ratio is that far from 1" if "delta_" not in option else
                         "no two probabilities differ by more than 1")
     for option, why in said.hidden({option: value for option, (_, value) in given.items()}):
         yield Inert(*given[option], why)

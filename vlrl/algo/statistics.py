@@ -22,7 +22,7 @@ def nucleus_entropy(p: float) -> Statistic:
     """The entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that together have
     at least probability p. -> [n] nats; 0 where a single token has it. SIREN (arXiv 2509.25133), as described there."""
     if not 0 < p <= 1:
-        raise ValueError(f"a nucleus has a probability above 0 and up to 1, not {p:g}")
+        raise ValueError(f"the probability of a nucleus must be above 0 and at most 1, not {p:g}")
 
     def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logprobs = logits.log_softmax(-1)
@@ -79,7 +79,7 @@ def _statistic(name: str) -> Statistic:
     try:
         return STATISTICS[word](float(number)) if colon else STATISTICS[word]()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the statistic 'stat:{name}' cannot be had: {error}") from None
+        raise ConfigError(f"the statistic 'stat:{name}' is invalid: {error}") from None
 
 
 def _most(logits: torch.Tensor, k: float) -> torch.Tensor:

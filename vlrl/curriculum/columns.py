@@ -50,8 +50,8 @@ class Columns:
             raise ConfigError(f"data.difficulty={str(self.path)!r}: none of its {lines:,} ids is that of a training "
                               "sample. Measure these samples: vlrl data difficulty CONFIG")
         if lacking or len(known) < lines:
-            log.warning("data.difficulty=%s: %d of %d training samples have no line there, and %d of its %d lines "
-                        "belong to none", self.path, lacking, len(positions), lines - len(known), lines)
+            log.warning("data.difficulty=%s: %d of %d training samples have no line in it, and %d of its %d lines "
+                        "match no sample", self.path, lacking, len(positions), lines - len(known), lines)
 
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:

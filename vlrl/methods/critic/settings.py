@@ -13,21 +13,21 @@ from vlrl.config.base import Count, Fraction, MethodSettings, NonNegative, Rate
 class CriticSettings(MethodSettings):
     """A value head beside the output layer, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
 
-    lr: Rate = Field(default=1e-5, description="Learning rate of the value head, under train.schedule and train.warmup "
-                     "like the others.")
-    warmup: Count = Field(default=0, description="First steps in which the value head learns alone: the policy stays "
-                          "as it is.")
+    lr: Rate = Field(default=1e-5, description="Learning rate of the value head; train.schedule and train.warmup "
+        "apply to it too.")
+    warmup: Count = Field(default=0, description="First steps in which only the value head is trained; the policy "
+        "does not change.")
     coef: NonNegative = Field(
-        default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value head "
-        "reads their hidden states and changes nothing of them.")
+        default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value "
+        "head does not train the policy.")
     clip: Rate | None = Field(
-        default=0.2, description="A value that has moved further than this from that before the update has no "
-        "gradient, where it moves away from its target or beyond; null = no clip.")
-    gamma: Fraction = Field(default=1.0, description="Discount of one token (gae), turn (turn_gae, "
-                            "bilevel_gae) or macro action (macro_gae).")
+        default=0.2, description="PPO's value clip: no gradient for a value that moved further than this from its "
+        "value before the update, unless the target pulls it back; null = no clip.")
+    gamma: Fraction = Field(default=1.0, description="Discount per token (gae), turn (turn_gae, bilevel_gae) or macro "
+        "action (macro_gae).")
     lam: Fraction = Field(
-        default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = the return less "
-        "the value, 0 = the next value in place of all that follows.")
+        default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = return - value, "
+        "0 = one-step bootstrapping with the next value.")
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.clip is not None and self.clip != type(self)().clip and config.rollout.one_update:

@@ -33,7 +33,7 @@ class Success(Saved):
 
     def __init__(self, start: Positive, at: float = 0.5, window: Positive = 64, by: Positive = 1):
         if not 0 < at <= 1:
-            raise ValueError(f"at={at:g} is no pass rate to reach: give one above 0, at most 1")
+            raise ValueError(f"at={at:g} must be a pass rate above 0 and at most 1")
         self.turns, self.at, self.by = start, at, by
         self.recent = deque[float](maxlen=window)
 

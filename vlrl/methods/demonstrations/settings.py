@@ -15,10 +15,10 @@ class DemonstrationSettings(MethodSettings):
     answer."""
 
     mix: Named = Field(
-        default=Named(name="chord"), description="How much of a step they are, and what is learned of them: chord, "
-        "chord_phi, sasr, or own module:class.")
-    rows: Positive = Field(default=8, description="Demonstrations of a step, drawn from the training rows that have an "
-                           "answer.")
+        default=Named(name="chord"), description="Their share of each step and their loss: chord, chord_phi, sasr, "
+        "relift, or own module:class.")
+    rows: Positive = Field(default=8, description="Demonstrations per step, drawn from the training rows with a given "
+        "answer.")
 
     def problem(self, config: Any) -> str:
         staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches

@@ -24,22 +24,22 @@ class DistillationSettings(MethodSettings):
         "run's folder (its newest checkpoint), a checkpoint, an adapter, or a hub name; null = the model that the run "
         "began with.")
     loss: Named = Field(
-        default=Named(name="reverse_kl"), description="What is learned of a token: reverse_kl = KL(policy || teacher) "
-        "of all its choices; sampled_kl = its estimate by the sampled token alone; or own module:function.")
+        default=Named(name="reverse_kl"), description="Loss per token: reverse_kl = KL(policy || teacher) over the "
+        "vocabulary; sampled_kl = its estimate from the sampled token; or own module:function.")
     server: str | None = Field(
-        default=None, description="Address of a server of `vlrl serve` that computes the teacher in place of the "
-        "trainer, e.g. http://127.0.0.1:8100; with loss=sampled_kl alone. null = the teacher is loaded beside the "
-        "policy.")
+        default=None, description="Address of a server of `vlrl serve` that runs the teacher instead of the trainer, "
+        "e.g. http://127.0.0.1:8100; requires loss=sampled_kl. null = the teacher is loaded beside the policy.")
     key_file: str = Field(
         default="", description="File that holds that server's API key; empty = the environment variable "
         "VLRL_ENGINE_KEY, or none.")
     timeout_s: Rate = Field(
-        default=600.0, description="Seconds that the server may take over one request, over the teacher's weights, and "
-        "until it is there.")
+        default=600.0, description="Timeout in seconds of a request, of loading the teacher's weights, and of waiting "
+        "for the server to start.")
     retries: Count = Field(
-        default=3, description="How often a request is asked again, waiting longer each time; then the run stops.")
-    coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
-    objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = the teacher alone.")
+        default=3, description="Number of retries of a failed request, with growing delays; then the run stops.")
+    coef: Rate = Field(default=1.0, description="Weight of the distillation loss beside the objective.")
+    objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = only the teacher's loss is "
+        "trained.")
 
     @field_validator("server")
     @classmethod

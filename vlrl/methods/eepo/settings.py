@@ -13,12 +13,12 @@ class ForgetSettings(MethodSettings):
     """Half of each group is sampled, then made less likely for the other half (EEPO); undone before the update."""
 
     lr: NonNegative = Field(
-        default=0.0, description="Size of the one step that makes the first answers of a group less likely; 0 = off. "
-        "A few times train.lr. Needs algo.correction: other weights sample the second half than those that learn "
-        "from it.")
+        default=0.0, description="Size of the step that makes the first half's answers less likely; 0 = off. A few "
+        "times train.lr. Needs algo.correction: the second half is sampled by other weights than those that are "
+        "trained.")
     entropy: Rate | None = Field(
-        default=None, description="Only where the first answers have at most this mean entropy a token, in nats; null "
-        "= in every step.")
+        default=None, description="Only where the first half has at most this mean entropy per token, in nats; null = "
+        "in every step.")
 
     @model_validator(mode="after")
     def _takes_place(self) -> ForgetSettings:

@@ -15,40 +15,40 @@ class StoredSettings(MethodSettings):
     """Replay of stored rollouts beside the policy's new ones: of this run's steps, and of other runs' folders."""
 
     runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="Folders of other runs, or folders with a `rollouts` of the same columns, whose "
-        "rollouts to prompts of this run's training rows are learned from too. They may grow meanwhile. Their rewards "
-        "are not believed: the answers are scored again.")
-    own: bool = Field(default=True, description="Learn from this run's own earlier rollouts.")
-    groups: Positive = Field(default=8, description="Stored groups drawn in a step.")
+        default=(), description="Folders of other runs, or folders with a `rollouts` of the same columns; their "
+        "rollouts on prompts of this run's training rows are replayed too. They may grow during the run. Their "
+        "rewards are not trusted: this run scores the answers again.")
+    own: bool = Field(default=True, description="Replay this run's own earlier rollouts.")
+    groups: Positive = Field(default=8, description="Stored groups replayed per step.")
     rule: Named = Field(
-        default=Named(name="truncated"), description="What is learned from them: truncated, clipped, a_lol, copg, "
-        "webrl, or own module:class.")
+        default=Named(name="truncated"), description="Off-policy loss: truncated, clipped, a_lol, copg, webrl, or own "
+        "module:class.")
     batch: Named = Field(
-        default=Named(name="all"), description="Which answers of a stored group are learned from: all, right, rest, "
+        default=Named(name="all"), description="Which answers of a stored group are trained on: all, right, rest, "
         "pf_ppo, rorecomp, or own module:function.")
     advantage: Named = Field(
-        default=Named(name="grpo"), description="Their advantage, from the rewards of their whole stored group: names "
-        "as in algo.advantage, of those that give an answer one number.")
+        default=Named(name="grpo"), description="Advantage within the whole stored group: a name as in algo.advantage "
+        "that gives one number per answer.")
     draw: Named = Field(
-        default=Named(name="uniform"), description="By what groups are drawn: uniform, by_advantage, recent, or own "
-        "module:function.")
+        default=Named(name="uniform"), description="Sampling weights of stored groups: uniform, by_advantage, recent, "
+        "or own module:function.")
     every: Named = Field(
-        default=Named(name="constant"), description="In which steps: constant (every k-th), growing, or own "
-        "module:function.")
-    coef: NonNegative = Field(default=1.0, description="Weight of their loss beside the objective.")
+        default=Named(name="constant"), description="Steps with replay: constant (every k-th), growing (intervals "
+        "grow), or own module:function.")
+    coef: NonNegative = Field(default=1.0, description="Weight of the replay loss beside the objective.")
     logprobs: Literal["stored", "own"] = Field(
-        default="stored", description="What ratios are to: the log-probabilities that are stored, of the weights that "
-        "sampled; or those of the policy before the update.")
+        default="stored", description="Denominator of ratios: stored = the stored log-probabilities of the weights "
+        "that sampled; own = the policy before the update.")
     max_age: Positive | None = Field(
-        default=None, description="Most steps between the weights that sampled a group and now, or since a group of "
-        "another run was taken; null = no limit.")
-    capacity: Positive = Field(default=100_000, description="Rollouts that are remembered, the newest.")
+        default=None, description="Largest age of a group in steps: since it was sampled, or for another run since it "
+        "was read; null = no limit.")
+    capacity: Positive = Field(default=100_000, description="Size of the buffer in rollouts; the newest are kept.")
     max_gap: Rate = Field(
-        default=0.2, description="A row whose log-probabilities of sampler and trainer differ by more, as the mean of "
-        "its tokens, is refused: they are of different weights.")
+        default=0.2, description="A row is refused when its log-probabilities of sampler and trainer differ by more "
+        "than this, as a mean over tokens: they are of different weights.")
     max_drift: Rate = Field(
-        default=1.0, description="An answer of which log p - stored log p is further from 0 than this, as the mean of "
-        "its tokens, is left out: other weights sampled it, or it is too old.")
+        default=1.0, description="An answer is skipped when log p - stored log p exceeds this in absolute value, as a "
+        "mean over tokens: it was sampled by other weights, or is too old.")
 
     def problem(self, config: Any) -> str:
         staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches

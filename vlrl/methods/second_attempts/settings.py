@@ -14,27 +14,27 @@ class GuidedSettings(MethodSettings):
     """Retries of groups with wrong completions, with guidance behind the question (docs/objectives.md)."""
 
     answers: Positive = Field(
-        default=1, description="Second attempts of a group, written under the prompt and what algo.guided.words says; "
-        "with use=hinted as many as the group has.")
+        default=1, description="Retries per group, generated with the guidance of algo.guided.words; with use=hinted "
+        "as many as the group has answers.")
     groups: Literal["failed", "wrong"] = Field(
-        default="failed", description="Which groups are asked again: failed = those without a correct answer; wrong = "
-        "those with an answer that is known to be wrong.")
+        default="failed", description="Which groups are retried: failed = those without a correct answer; wrong = "
+        "those with an answer known to be wrong.")
     words: Named = Field(
-        default=Named(name="task"), description="What a second attempt is told: task = Task.guidance; hint = a growing "
-        "beginning of the given solution; answer = the true answer; solution = the given solution; critique = a wrong "
-        "answer and what is wrong with it; or own module:function.")
+        default=Named(name="task"), description="Guidance in the prompt of a retry: task = Task.guidance; hint = a "
+        "growing beginning of the given solution; answer = the true answer; solution = the given solution; critique = "
+        "a wrong answer and that it is wrong; or own module:function.")
     keep: Named = Field(
-        default=Named(name="correct"), description="Which attempts are learned from: correct; explains = of these "
-        "those that make the true answer likelier under the prompt alone (ExPO); or own module:function.")
+        default=Named(name="correct"), description="Which retries are trained on: correct; explains = correct ones "
+        "that make the true answer more probable under the prompt alone (ExPO); or own module:function.")
     use: Named = Field(
-        default=Named(name="beside"), description="What becomes of them: beside = algo.guided.loss, in no statistic of "
-        "the group; join = one joins the group; replace = one takes the place of a wrong answer; hinted = the attempts "
-        "and their prompt take the place of the group; or own module:function.")
+        default=Named(name="beside"), description="How retries are used: beside = with their own loss "
+        "algo.guided.loss, in no statistic of the group; join = one joins the group; replace = one replaces a wrong "
+        "answer; hinted = the retries and their prompt replace the group; or own module:function.")
     loss: Named = Field(
-        default=Named(name="sft"), description="What is learned from them with use=beside, under the prompt alone: sft "
-        "= cross-entropy; expo = one that fades; dpo = their preference to the failures of their group; or own "
-        "module:function.")
-    coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
+        default=Named(name="sft"), description="Loss of retries with use=beside, under the prompt alone: sft = "
+        "cross-entropy; expo = cross-entropy that fades out; dpo = preference over the failures of their group; or "
+        "own module:function.")
+    coef: Rate = Field(default=1.0, description="Weight of the retries' loss beside the objective.")
 
     @property
     def beside(self) -> bool:

@@ -172,8 +172,8 @@ class BranchingGenerator:
         except Exception as error:  # anyone's code
             raise ConfigError(f"{named}: {failure(error)}") from error
         if place not in places:
-            raise ConfigError(f"{named} gave {place!r}: it must return one of the {len(places)} places of tokens that "
-                              f"it was given, {places[0]} to {places[-1]}")
+            raise ConfigError(f"{named} gave {place!r}: it must return one of the {len(places)} positions of tokens "
+                              f"that it was given, {places[0]} to {places[-1]}")
         return int(place)
 
 

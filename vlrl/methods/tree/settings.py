@@ -12,30 +12,30 @@ from vlrl.config.base import Count, Fraction, MethodSettings, Named, NonNegative
 class SearchSettings(Settings):
     """A tree of pieces of completions that is expanded where it is most promising (DeepSearch, 2509.25454)."""
 
-    width: Annotated[int, Field(ge=2)] = Field(default=8, description="Pieces that are written from one node.")
+    width: Annotated[int, Field(ge=2)] = Field(default=8, description="Pieces generated from one node.")
     depth: Annotated[int, Field(ge=2)] = Field(
-        default=64, description="Most pieces of an answer; one has rollout.max_new_tokens / depth tokens, rounded up: "
-        "256 with the 16,384 of the paper. The text before a piece is read again for each node that grows: about 4 "
-        "where answers are short.")
+        default=64, description="Maximum number of pieces of an answer; a piece has rollout.max_new_tokens / depth "
+        "tokens, rounded up: 256 with the paper's 16,384. Each expanded node computes the text before it again, so "
+        "about 4 suits short answers.")
     explore: NonNegative = Field(
-        default=2.0, description="Weight of sqrt(ln N(parent) / N) beside Q in the choice among the new pieces, where "
+        default=2.0, description="Weight of sqrt(ln N(parent) / N) beside Q in the choice among new pieces, while "
         "none of them has ended.")
     by_value: NonNegative = Field(
         default=0.4, description="Weight of tanh(Q(parent)) in the choice among all open nodes, once an answer has "
         "ended.")
     by_entropy: NonNegative = Field(
-        default=0.0, description="Weight of the piece's entropy, its mean -log p in nats, in that choice.")
+        default=0.0, description="Weight of the piece's entropy (mean -log p in nats) in that choice.")
     by_depth: NonNegative = Field(default=0.01, description="Weight of sqrt(pieces so far / depth) in that choice.")
     least: Fraction = Field(
-        default=0.1, description="Least share of an answer's worth that a node on its way is given; it grows from the "
-        "prompt to 1 at the end.")
+        default=0.1, description="Smallest share of an answer's value that is backed up to a node; the share grows "
+        "from the prompt to 1 at the end.")
     hard: Fraction = Field(
-        default=0.25, description="A prompt is searched while at most this share of its answers was right at its last "
-        "visit; others are answered from the prompt.")
+        default=0.25, description="A prompt is searched while at most this share of its answers was correct at its "
+        "last visit; others are answered without search.")
     cache: Count = Field(
-        default=4096, description="Prompts of which that share is remembered, and the right answers where it is so "
-        "low: the next visit begins with these, in place of a search. The longest unseen ones leave first. 0 = every "
-        "visit is a search.")
+        default=4096, description="Number of prompts whose share of correct answers is remembered, with the correct "
+        "answers of hard ones: these begin the next visit in place of a search. The least recently visited are "
+        "dropped first. 0 = every visit is a search.")
 
     @model_validator(mode="after")
     def _applies(self) -> SearchSettings:
@@ -49,21 +49,21 @@ class BranchSettings(MethodSettings):
     """Completions of a group that continue each other's text instead of starting from the prompt."""
 
     roots: Positive | None = Field(
-        default=None, description="Answers of a group that are written from the prompt; each of the others goes on "
-        "from a point in one that is there, and shares what comes before it. null = all from the prompt. Credit by "
-        "node: algo.advantage=rose, treerl or tempo.")
+        default=None, description="Answers of a group that are generated from the prompt; each of the others branches "
+        "from one of the existing answers and shares the text before. null = all from the prompt. Credit by node: "
+        "algo.advantage=rose, treerl or tempo.")
     at: Named = Field(
-        default=Named(name="surprise"), description="Where an answer parts from another: surprise = at the token with "
-        "the lowest log-probability, then at the next one (TreeRL, 2506.11902); uniform = anywhere; meaning = where "
-        "the meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, "
-        "alike); or your own path/file.py:name. Episodes part between turns.")
+        default=Named(name="surprise"), description="Where an answer branches: surprise = at the token with the "
+        "lowest log-probability, then the next lowest (TreeRL, 2506.11902); uniform = anywhere; meaning = where the "
+        "meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, alike); "
+        "or own path/file.py:name. Episodes branch between turns.")
     search: SearchSettings | None = Field(
-        default=None, description="Answers are found by a tree search in place of rollout.branch.roots: "
-        "rollout.group_size of its leaves, one for each node that grew. Credit: algo.advantage=deepsearch. {} = with "
-        "the defaults below; null = none.")
+        default=None, description="Generates answers by tree search in place of rollout.branch.roots: "
+        "rollout.group_size leaves, one per expansion. Credit: algo.advantage=deepsearch. {} = with the defaults "
+        "below; null = none.")
     tokens: Positive | None = Field(
-        default=None, description="New tokens of a group after which no further answer is begun, and no further node "
-        "of a search grows: a budget in place of a number of answers, of which rollout.group_size is then the most.")
+        default=None, description="Token budget of a group: once it is spent no further answer is begun and no "
+        "further node is expanded; rollout.group_size is then the maximum number of answers.")
 
     @model_validator(mode="after")
     def _applies(self) -> BranchSettings:
