@@ -1,24 +1,16 @@
 """Samplers over categories: each rule by hand, draws against the shares, resume, and what data must have."""
 
 from math import exp, log, sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from tests.curriculum.drives import drive, resumed
-from vlrl import config
-from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import SAMPLERS, Draw, Filters, Outcome, Prompts, make
+from vlrl.curriculum import SAMPLERS, Draw, Outcome, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.bandits import DomainWeighted, Dump, Recap, Sec, Sws
 
 NAMES = ["sec", "dump", "domain_weighted", "recap", "sws"]
-PRESETS = Path(__file__).resolve().parents[2] / "configs" / "curricula"
-MINE = {"sec": "sec", "dump": "dump", "rule_reasoner": "domain_weighted", "recap": "recap", "sws": "sws",
-        "kimi_prioritised": "prioritised", "vl_rethinker": "replay", "rlcs": "rlcs", "favchat": "lifecycle",
-        "limr": "limr", "online_filtering": "uniform"}
 
 
 def prompts(sizes=(40, 40, 40), seed=3, **fields):
@@ -178,12 +170,6 @@ def test_no_prompt_twice_while_others_are_left(count):
         assert count > 20 or (counts[:3] == 1).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_resumed_sampler_goes_on(name, tmp_path):
-    found = resumed(SAMPLERS[name], prompts, {}, 12, 16, tmp_path, 7)
-    assert found == drive(SAMPLERS[name], prompts, {}, 12, 16)
-
-
 # --- data and options -------------------------------------------------------------------------------------------------
 
 
@@ -205,35 +191,3 @@ def test_numbers_are_cut_and_empty_ranges_left_out():
 def test_names_of_categories_in_metrics_are_short_and_plain():
     sampler = Sec(Prompts(3, 0, lambda name: ["a/b\n" * 30, "ü 1", "x"]))
     assert [*sampler.metrics()] == ["curriculum/weight/" + "a_b_" * 10, "curriculum/weight/x", "curriculum/weight/ü_1"]
-
-
-@pytest.mark.parametrize("name, options, said", [
-    ("sec", {"alpha": 1.5}, "curriculum.alpha=1.5"), ("sec", {"tau": 0}, "curriculum.tau=0"),
-    ("dump", {"window": 0}, "curriculum.window=0"), ("dump", {"window": 10**6}, "curriculum.window=1000000"),
-    ("domain_weighted", {"epsilon": -1}, "curriculum.epsilon=-1"), ("sws", {"floor": 2}, "curriculum.floor=2"),
-    ("recap", {"fast": 0.9, "slow": 0.5}, "curriculum.fast=0.9"), ("recap", {"target": 0}, "curriculum.target=0"),
-    ("sec", {"bins": 1}, "curriculum.bins=1"), ("sec", {"by": ""}, "curriculum.by=''"),
-    ("sec", {"alhpa": 0.2}, "curriculum.alhpa=0.2.*Did you mean 'alpha'"),
-    ("prioritised", {"prior": 2}, "curriculum.prior=2"), ("replay", {"share": -0.1}, "curriculum.share=-0.1"),
-    ("replay", {"buffer": 0}, "curriculum.buffer=0"), ("rlcs", {"tier_by": "level"}, "curriculum.tier_by='level'"),
-    ("rlcs", {"decay": 1}, "curriculum.decay=1"), ("lifecycle", {"patience": 0}, "curriculum.patience=0"),
-    ("limr", {"epochs": 21}, "curriculum.epochs=21"), ("limr", {"threshold": 1}, "curriculum.threshold=1"),
-    ("prioritised", {"strength": 1e7}, "curriculum.strength=10000000.0"),
-])
-def test_options_out_of_range_are_refused(name, options, said):
-    with pytest.raises(ConfigError, match=said):
-        make(CurriculumSettings.model_validate({"name": name, **options}), prompts())
-
-
-# --- presets ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preset", MINE)
-def test_a_preset_says_whose_it_is_and_is_understood(preset):
-    lines = (PRESETS / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# ") and "arXiv 2" in lines[0] and sum(line.startswith("#") for line in lines) <= 2
-    found = config.load(PRESETS.parent / "quickstart.yaml", [f"extends=curricula/{preset}.yaml"])
-    assert type(make(found.curriculum, prompts())) is SAMPLERS[MINE[preset]] and Filters(found.curriculum)
-    changed = {*found.model_dump()["curriculum"]} - {*config.load(PRESETS.parent / "quickstart.yaml").curriculum
-                                                     .model_dump()}
-    assert changed <= {*found.curriculum.sampler.options}

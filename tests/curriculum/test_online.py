@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from tests.curriculum.drives import drive, resumed
-from vlrl.curriculum import SAMPLERS, Draw, Outcome, Prompts
+from vlrl.curriculum import Draw, Outcome, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.lifecycle import Lifecycle, Limr
 from vlrl.methods.curricula.online import Prioritised, Rlcs, SelectiveReplay
 
 LEVELS = {"level": ["a"] * 30 + ["b"] * 30}
-OPTIONS = {"prioritised": {"by": "level"}, "rlcs": {"by": "level"}, "replay": {"buffer": 8},
-           "lifecycle": {"rest": 2}, "limr": {"epochs": 2}}
 
 
 def prompts(size=60, seed=5, **fields):
@@ -252,19 +249,3 @@ def test_limr_with_nothing_learned_keeps_all():
     solved = Limr(prompts(6), epochs=1)
     epochs(solved, [[1.0] * 6])
     assert solved.scores() == pytest.approx([1] * 6)
-
-
-# --- all --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("at", [3, 11])
-def test_a_resumed_sampler_goes_on(name, at, tmp_path):
-    found = resumed(SAMPLERS[name], prompts, OPTIONS[name], 14, 16, tmp_path, at)
-    assert found == drive(SAMPLERS[name], prompts, OPTIONS[name], 14, 16)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_call_has_no_prompt_twice_while_others_are_left(name):
-    for call in drive(SAMPLERS[name], prompts, OPTIONS[name], 40, 25)[::2]:
-        assert len({d.index for d in call[:25]}) == 25

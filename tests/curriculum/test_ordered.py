@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from tests.curriculum.drives import drive, resumed, told
+from tests.curriculum.drives import told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import ForeseeingSampler, Prompts
@@ -104,18 +104,3 @@ def test_gaussian_draws_by_its_weights():
 
 def test_a_prompt_far_from_the_mean_can_still_be_drawn():
     assert sorted(order(Gaussian(prompts([0.0, 1e30]), std=1e-3), 2)) == [0, 1]
-
-
-def test_gaussian_goes_on_exactly(tmp_path):
-    values = [None if i % 3 else i / 20 for i in range(20)]
-    whole = drive(Gaussian, lambda: prompts(values, 7), {"solved": 0.6}, 14, count=5)
-    for at in (3, 6, 8):
-        assert whole == resumed(Gaussian, lambda: prompts(values, 7), {"solved": 0.6}, 14, 5, tmp_path / str(at), at)
-
-
-@pytest.mark.parametrize("option", ["std=0", "mean=x", "solved=1.5", "by=1"])
-def test_options_out_of_range_are_refused(option):
-    key, value = option.split("=")
-    settings = CurriculumSettings(name="gaussian", **{key: value if value == "x" else float(value)})  # pyright: ignore
-    with pytest.raises(ConfigError, match=f"curriculum.{key}="):
-        curriculum.make(settings, prompts([0.5]))
