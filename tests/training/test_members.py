@@ -187,7 +187,7 @@ def config_of(**guided_):
 def test_rows_without_a_solution_are_refused():
     rows = [Sample(id="a", row={}), Sample(id="b", row={"solution": "<answer>8</answer>"})]
     for words in ("hint", "solution", "answer"):
-        with pytest.raises(ConfigError, match=rf"algo\.guided\.words={words} says something of the given solution"):
+        with pytest.raises(ConfigError, match=rf"algo\.guided\.words={words} needs a given solution"):
             guided.check(config_of(words=words), Task(), rows[:1])
     with pytest.raises(ConfigError, match=r"with reasoning before its final answer: give rows a `solution`"):
         guided.check(config_of(words="hint"), Task(), rows)
@@ -203,7 +203,7 @@ def test_episodes_have_the_words_of_their_task_alone():
         def environment(self, sample):
             return None
 
-    with pytest.raises(ConfigError, match=r"algo\.guided\.words=critique speaks of one answer, and task .* episodes"):
+    with pytest.raises(ConfigError, match=r"algo\.guided\.words=critique refers to one answer, and task .* episodes"):
         guided.check(config_of(words="critique"), Acts(), [])
 
 

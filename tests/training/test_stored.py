@@ -316,7 +316,7 @@ def test_what_cannot_be_is_refused(scene, monkeypatch):
         parts = Algorithm(config).methods[0].parts
         credit_alone(scene[2][0], parts.advantage, parts.batch, 0, 0, "algo.stored")
     monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
-    with pytest.raises(ConfigError, match=r"algo\.stored measures its gradient.*train\.sharding=none"):
+    with pytest.raises(ConfigError, match=r"algo\.stored needs the norm of its own gradient.*train\.sharding=none"):
         draw.check(of(folder, TRUNCATED), Vowels())
 
 

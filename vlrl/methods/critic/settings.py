@@ -31,7 +31,7 @@ class CriticSettings(MethodSettings):
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.clip is not None and self.clip != type(self)().clip and config.rollout.one_update:
-            yield ("algo.critic.clip", self.clip, "one optimizer step a batch, so no value has moved before it; raise "
+            yield ("algo.critic.clip", self.clip, "with one optimizer step per batch no value has moved yet; raise "
                    "rollout.minibatches or rollout.updates")
         if self.warmup >= config.steps:
             yield ("algo.loss", config.algo.loss, f"algo.critic.warmup={self.warmup} is not before steps="

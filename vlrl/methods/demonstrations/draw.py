@@ -41,8 +41,8 @@ _TRIES = 64
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     """Raises ConfigError where algo.demonstrations has no data, or train.sharding hides its gradient norm."""
     if shards.is_sharded(config):
-        raise ConfigError(f"algo.demonstrations measures its gradient beside that of the answers, and train.sharding="
-                          f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
+        raise ConfigError(f"algo.demonstrations needs the norm of its own gradient, which train.sharding="
+                          f"{config.train.sharding} does not compute: set train.sharding=none, or "
                           "algo.demonstrations=null")
     episodes = any(map(has_environment, task.members))
     if not episodes and not any(given_answer(task, s) for s in islice(samples, _LOOKED_AT)):

@@ -209,8 +209,8 @@ class Replay(Method):
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
         config = self.config
         if shards.is_sharded(config):
-            raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
-                              f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
+            raise ConfigError(f"algo.stored needs the norm of its own gradient, which train.sharding="
+                              f"{config.train.sharding} does not compute: set train.sharding=none, or "
                               "algo.stored=null")
         if all(map(has_environment, task.members)):
             raise ConfigError(f"algo.stored learns from plain answers, and task {config.task_name!r} has episodes "

@@ -159,8 +159,8 @@ class RetryGenerator:
         """Warns once when no retry has an explanation."""
         if bare == attempts and not self._warned and comm.is_main():
             self._warned = True
-            log.warning("algo.guided.keep=explains keeps nothing: none of %d second attempts has anything before its "
-                        "answer. An explanation is what stands before the last <answer>, so have the prompt ask for "
+            log.warning("algo.guided.keep=explains keeps nothing: none of %d retries has an explanation, text before "
+                        "its last <answer>: have the prompt ask for "
                         "<think> and <answer> (task.prompt, task.system), or set algo.guided.keep=correct", attempts)
 
 
@@ -190,7 +190,7 @@ def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
 def _check_task(task: Task, samples: Sequence[Sample]) -> None:
     written = any(getattr(one.guidance, "__func__", None) is not Task.guidance for one in task.members)
     if not written and not any(s.get("hints") for s in islice(samples, _LOOKED_AT)):
-        raise ConfigError(f"algo.guided asks failed groups again under guidance, and task '{task.name}' has none: give "
+        raise ConfigError(f"algo.guided retries failed groups with guidance, and task '{task.name}' has none: give "
                           "it guidance(sample, answers) (docs/write-a-task.md), or its rows `hints` (none of the first "
                           f"{_LOOKED_AT} has any), or set algo.guided=null")
 
@@ -198,11 +198,11 @@ def _check_task(task: Task, samples: Sequence[Sample]) -> None:
 def _check_rows(settings: Any, task: Task, samples: Sequence[Sample]) -> None:
     name = settings.words.name
     if any(map(has_environment, task.members)):
-        raise ConfigError(f"algo.guided.words={name} speaks of one answer, and task '{task.name}' has episodes: set "
+        raise ConfigError(f"algo.guided.words={name} refers to one answer, and task '{task.name}' has episodes: set "
                           "algo.guided.words=task and give it guidance(sample, answers)")
     words, nothing = bind("algo.guided.words", settings.words, WORDS), Answer(text="")
     if not any(words(FirstAnswers(task, s, [nothing], [False])) for s in islice(samples, _LOOKED_AT)):
         more = ", with reasoning before its final answer" if name == "hint" else ""
-        raise ConfigError(f"algo.guided.words={name} says something of the given solution, and none of the first "
+        raise ConfigError(f"algo.guided.words={name} needs a given solution, and none of the first "
                           f"{_LOOKED_AT} training rows has one{more}: give rows a `solution`, the task an oracle, "
                           "data.solutions a file, or set algo.guided=null")
