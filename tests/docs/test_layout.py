@@ -132,6 +132,9 @@ def _names_of_methods():
         for entries in (table.args[0] for table in _tables(tree) if table.args and isinstance(table.args[0], ast.Dict)):
             names |= {ast.literal_eval(key) for key, where in zip(entries.keys, entries.values, strict=True)
                       if isinstance(key, ast.Constant) and ast.unparse(where).startswith("'vlrl.methods.")}
+            of_modules = (map(ast.literal_eval, one.args) for one in entries.values if isinstance(one, ast.Call))
+            names |= {name.partition("=")[0] for module, listed in of_modules if module.startswith("vlrl.methods.")
+                      for name in listed.split()}  # **_of("vlrl.methods...", "name other=Class")
     return names
 
 

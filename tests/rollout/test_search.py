@@ -192,7 +192,7 @@ class Rolls:
         return [[self.answer(r, i) for i in range(r.n)] for r in requests]
 
     def answer(self, request, i):
-        before = request.begun[i].written if request.begun else search._EMPTY
+        before = request.begun[i].written if request.begun else search.EMPTY
         place = request.begun[i].index if request.begun else i
         ids = np.random.default_rng([*request.key, place]).integers(0, self.ids, request.sampling.max_new_tokens)
         ids[:len(before.tokens)] = before.tokens
