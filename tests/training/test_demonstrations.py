@@ -206,7 +206,7 @@ def test_settings_that_do_not_go_together(more, message):
 def test_sharded_gradients_are_refused(scene, monkeypatch):
     *_, folder = scene
     monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
-    with pytest.raises(ConfigError, match=r"algo\.demonstrations needs the norm of its own gradient.*train\.sharding=none"):
+    with pytest.raises(ConfigError, match=r"algo\.demonstrations needs the norm of its own.*train\.sharding=none"):
         draw.check(of(folder, CHORD), Vowels(), [])
 
 

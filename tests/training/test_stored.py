@@ -317,7 +317,7 @@ def test_what_cannot_be_is_refused(scene, monkeypatch):
         credit_alone(scene[2][0], parts.advantage, parts.batch, 0, 0, "algo.stored")
     monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
     with pytest.raises(ConfigError, match=r"algo\.stored needs the norm of its own gradient.*train\.sharding=none"):
-        draw.check(of(folder, TRUNCATED), Vowels())
+        Algorithm(of(folder, TRUNCATED)).methods[0].check(Vowels(), [], True)
 
 
 def run(file, folder, steps, *words):
