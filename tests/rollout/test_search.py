@@ -18,7 +18,7 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.methods.tree import search
+from vlrl.methods.tree import branching, search
 from vlrl.methods.tree.advantage import deepsearch
 from vlrl.methods.tree.search import SearchGenerator
 from vlrl.methods.tree.search_tree import search_nodes
@@ -371,9 +371,9 @@ def test_tasks_that_cannot_be_searched_are_refused():
     for task, generates, said in ((World(), True, "has an environment or tools"), (Varied(), True, "draws variants"),
                                   (Vowels(), False, "supervised fine-tuning draws no answers")):
         with pytest.raises(ConfigError, match=rf"rollout\.branch\.search: .*{said}.*rollout\.branch\.search=null"):
-            search.check(config, task, generates)
-    search.check(config, Vowels(), True)
-    search.check(settings("y"), World(), True)
+            branching.check(config, task, generates)
+    branching.check(config, Vowels(), True)
+    branching.check(settings("y"), World(), True)
 
 
 def test_the_advantage_needs_a_search():

@@ -180,29 +180,19 @@ def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     settings: Any = config.algo.guided
     bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
     bind("algo.guided.use", settings.use, USES)
-    words = bind("algo.guided.words", settings.words, WORDS)
-    if words.name == "task":
-        _check_task(task, samples)
-    elif words.name in WORDS:
-        _check_rows(settings, task, samples)
-
-
-def _check_task(task: Task, samples: Sequence[Sample]) -> None:
-    written = any(getattr(one.guidance, "__func__", None) is not Task.guidance for one in task.members)
-    if not written and not any(s.get("hints") for s in islice(samples, _LOOKED_AT)):
-        raise ConfigError(f"algo.guided retries failed groups with guidance, and task '{task.name}' has none: give "
-                          "it guidance(sample, answers) (docs/write-a-task.md), or its rows `hints` (none of the first "
-                          f"{_LOOKED_AT} has any), or set algo.guided=null")
-
-
-def _check_rows(settings: Any, task: Task, samples: Sequence[Sample]) -> None:
-    name = settings.words.name
-    if any(map(has_environment, task.members)):
-        raise ConfigError(f"algo.guided.words={name} refers to one answer, and task '{task.name}' has episodes: set "
-                          "algo.guided.words=task and give it guidance(sample, answers)")
     words, nothing = bind("algo.guided.words", settings.words, WORDS), Answer(text="")
-    if not any(words(FirstAnswers(task, s, [nothing], [False])) for s in islice(samples, _LOOKED_AT)):
-        more = ", with reasoning before its final answer" if name == "hint" else ""
-        raise ConfigError(f"algo.guided.words={name} needs a given solution, and none of the first "
+    first = [*islice(samples, _LOOKED_AT)] if words.name in WORDS else []
+    if words.name == "task":
+        written = any(getattr(one.guidance, "__func__", None) is not Task.guidance for one in task.members)
+        if not written and not any(s.get("hints") for s in first):
+            raise ConfigError(f"algo.guided retries failed groups with guidance, and task '{task.name}' has none: give "
+                              "it guidance(sample, answers) (docs/write-a-task.md), or its rows `hints` (none of the "
+                              f"first {_LOOKED_AT} has any), or set algo.guided=null")
+    elif words.name in WORDS and any(map(has_environment, task.members)):
+        raise ConfigError(f"algo.guided.words={words.name} refers to one answer, and task '{task.name}' has episodes: "
+                          "set algo.guided.words=task and give it guidance(sample, answers)")
+    elif words.name in WORDS and not any(words(FirstAnswers(task, s, [nothing], [False])) for s in first):
+        more = ", with reasoning before its final answer" if words.name == "hint" else ""
+        raise ConfigError(f"algo.guided.words={words.name} needs a given solution, and none of the first "
                           f"{_LOOKED_AT} training rows has one{more}: give rows a `solution`, the task an oracle, "
                           "data.solutions a file, or set algo.guided=null")

@@ -189,21 +189,25 @@ def point_of(config: Config) -> Bound:
 
 
 def check(config: Config, task: Task, generates: bool) -> None:
-    """Raises ConfigError where rollout.branch.roots is not supported."""
+    """Raises ConfigError where rollout.branch is not supported."""
     settings, problem = branch_of(config), ""
-    if not settings.roots:
+    if not settings.active:
         return
     point_of(config)
     if not generates:
         problem = "supervised fine-tuning draws no answers"
+    elif has_environment(task) and settings.search:
+        problem = (f"task '{task.name}' has an environment or tools, and a search cuts single answers into pieces. "
+                   "rollout.branch.roots has episodes branch between turns")
     elif has_environment(task) and settings.at.name == "meaning":
         raise ConfigError("rollout.branch.at=meaning reads continuations of single answers, and task "
                           f"'{task.name}' has an environment or tools, whose episodes branch between turns: set "
                           "rollout.branch.at=surprise or uniform")
     elif has_variants(task):
-        problem = f"task '{task.name}' draws variants, whose answers are written under other media"
+        problem = f"task '{task.name}' draws variants, whose answers are generated under other media"
     if problem:
-        raise ConfigError(f"rollout.branch.roots={settings.roots}: {problem}: set rollout.branch.roots=null")
+        name, value = ("search", "") if settings.search else ("roots", f"={settings.roots}")
+        raise ConfigError(f"rollout.branch.{name}{value}: {problem}: set rollout.branch.{name}=null")
 
 
 def _cut(completion: Completion, place: int) -> Completion:

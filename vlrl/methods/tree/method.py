@@ -7,7 +7,7 @@ from typing import Any
 
 from vlrl.algo.method import Done, Method, RolloutContext, Run
 from vlrl.engine.base import Request
-from vlrl.methods.tree import branching, search
+from vlrl.methods.tree import branching
 from vlrl.methods.tree.branching import BranchingGenerator
 from vlrl.methods.tree.search import SearchGenerator
 from vlrl.task import Task
@@ -22,7 +22,6 @@ class TreeRollouts(Method):
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
         branching.check(self.config, task, generates)
-        search.check(self.config, task, generates)
 
     def start(self, run: Run) -> None:
         self.writer = (SearchGenerator(self.config) if self.settings.search else

@@ -22,13 +22,9 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import AnswerPrefix, Done, Engine, Request
-from vlrl.errors import ConfigError
 from vlrl.methods.tree.branching import EMPTY, at_most
 from vlrl.methods.tree.search_tree import Tree
 from vlrl.methods.tree.settings import SearchSettings, branch_of
-from vlrl.task import Task
-from vlrl.task.environment import has_environment
-from vlrl.task.variants import has_variants
 from vlrl.types import Completion, Prompt
 
 Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
@@ -231,19 +227,3 @@ def _key(prompt: Prompt) -> str:
     for media in prompt.media:
         shown.update(media.sha256.encode())
     return shown.hexdigest()[:32]
-
-
-def check(config: Config, task: Task, generates: bool) -> None:
-    """Raises ConfigError where rollout.branch.search is not supported."""
-    if branch_of(config).search is None:
-        return
-    problem = ""
-    if not generates:
-        problem = "supervised fine-tuning draws no answers"
-    elif has_environment(task):
-        problem = (f"task '{task.name}' has an environment or tools, and a search cuts single answers into pieces. "
-                   "rollout.branch.roots has episodes branch between turns")
-    elif has_variants(task):
-        problem = f"task '{task.name}' draws variants, whose answers are written under other media"
-    if problem:
-        raise ConfigError(f"rollout.branch.search: {problem}: set rollout.branch.search=null")
