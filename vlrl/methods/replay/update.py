@@ -56,7 +56,8 @@ class ReplayPass:
         self.loss = self.clipped = 0.0
 
     def work(self, b: int) -> None:
-        micro, whole, settings = self.part.batches[b], self.whole, self.algorithm.config.algo.stored
+        micro, whole = self.part.batches[b], self.whole
+        settings: Any = self.algorithm.config.algo.stored
         logprobs = self.policy.logprobs(micro.batch, self.algorithm.temperature).logprobs
         own = replay_batch(self.part, micro.order, logprobs, micro.reference)
         x = replace(whole, logprobs=logprobs, sampler=micro.old if settings.logprobs == "own" else own.sampler,
