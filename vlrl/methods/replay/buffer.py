@@ -239,7 +239,8 @@ def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
         batch = pa.ipc.open_file(source).get_batch(0)
     except (pa.ArrowException, OSError) as error:
         raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), and the run has trained on it: "
-                       "restore it, or start over with resume=never (the old run is kept in a folder beside it).") from None
+                       "restore it, or start over with resume=never (the old run is kept in a folder beside it)."
+                       ) from None
     with source:
         yield batch
 
