@@ -25,7 +25,6 @@ _KEY = "vlrl-key"
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Returns the part of a content that is a text."""
     return {"type": "text", "text": text}
 
 

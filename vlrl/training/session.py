@@ -299,7 +299,7 @@ class Session:
         self._checkpoints.save_best(done)
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
-        """Returns a line of eval.jsonl, and the groups of this process that were answered for it."""
+        """A line of eval.jsonl, and this rank's groups behind it."""
         parts, generator = self.parts, self.parts.source.generator
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
