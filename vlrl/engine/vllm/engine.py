@@ -143,8 +143,9 @@ class Generation:
         try:
             left, whole = len(self.requests), [i for i in range(len(self.requests)) if self._advance(i)]
             while left := left - len(whole):
-                for i in whole if done else ():
-                    done(i, self._out[i])
+                if done:
+                    for i in whole:
+                        done(i, self._out[i])
                 whole = sorted(self._step())
         finally:
             if self._calls:

@@ -43,7 +43,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    for _, part in itertools.groupby(_tensors(policy, merge), key=lambda pair: _LAYER.match(pair[0])[0]):
+    for _, part in itertools.groupby(_tensors(policy, merge), key=lambda pair: _LAYER.findall(pair[0])[0]):
         yield from revert_weight_conversion(policy.base, dict(part)).items()
 
 
