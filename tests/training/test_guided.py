@@ -209,7 +209,7 @@ def test_a_pair_that_went_apart_is_an_error(scene):
     pieces = micro.pieces[0]
     apart = replace(pieces, answers=pieces.answers[:1], rollouts=pieces.rollouts[:1], units=pieces.units[:1])
     with pytest.raises(TrainingError, match=r"lower train\.tokens_per_batch, or set algo\.guided\.loss=sft"):
-        guided.attempts_of(second.part, type(micro)([apart], micro.batch), torch.zeros(3), None, True)
+        guided.retry_batch(second.part, type(micro)([apart], micro.batch), torch.zeros(3), None, True)
 
 
 def episodes(policy, encode, config):
