@@ -32,7 +32,7 @@ def test_every_preset_is_looked_at():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_preset_of_the_objective_is_its_method(bench, name):
-    preset = presets.of(f"algorithms/{name}.yaml")
+    preset = presets.find_preset(f"algorithms/{name}.yaml")
     number, says = effects.of_algorithm(bench, preset)
     found = bench.load(preset.task, f"extends=algorithms/{name}.yaml")
     if name in WITHOUT_EFFECT:
@@ -44,7 +44,7 @@ def test_a_preset_of_the_objective_is_its_method(bench, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(effects.CURRICULA))
 def test_a_curriculum_draws_what_its_paper_names(bench, name):
-    number, says = effects.of_curriculum(bench, presets.of(f"curricula/{name}.yaml"))
+    number, says = effects.of_curriculum(bench, presets.find_preset(f"curricula/{name}.yaml"))
     assert number > 0.05, says
 
 

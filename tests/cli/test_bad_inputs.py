@@ -48,13 +48,13 @@ LONG = "x" * 300
 CASES = [
     # configs
     ("score folder", 1, "config 'folder' is a folder: name a YAML file"),
-    ("score /dev/null", 1, "config '/dev/null' is no regular file"),
+    ("score /dev/null", 1, "config '/dev/null' is not a regular file"),
     ("score quickstrat.yaml", 1, "Did you mean 'configs/quickstart.yaml'"),
     (f"score {LONG}.yaml", 1, "does not exist"),
-    ("score list.yaml", 1, "list.yaml must hold settings as 'key: value', not a list"),
+    ("score list.yaml", 1, "list.yaml must contain settings as 'key: value', not a list"),
     ("score words.yaml", 1, "not a text"),
-    ("score bytes.yaml", 1, "bytes.yaml: it is no UTF-8 text. Save it as UTF-8"),
-    ("score twice.yaml", 1, "twice.yaml: line 2: the key 'steps' stands in line 1 already"),
+    ("score bytes.yaml", 1, "bytes.yaml: it is not UTF-8. Save it as UTF-8"),
+    ("score twice.yaml", 1, "twice.yaml: line 2: the key 'steps' is already in line 1"),
     ("score tab.yaml", 1, r"tab.yaml: line 2: found character '\\t'"),
     ("score code.yaml", 1, "line 1: could not determine a constructor for the tag.*os.system"),
     ("score deep.yaml", 1, "deep.yaml: (nested too deeply|line 1: )"),

@@ -66,10 +66,10 @@ def test_what_it_answers_and_refuses(served):
     assert len(drawn) > 1
     same = {asked(client, temperature=1.5, seed=3).json()["choices"][0]["message"]["content"] for _ in range(2)}
     assert len(same) == 1
-    for body, said in (({"n": 2}, "'n' is not followed"), ({"temperature": -1}, "temperature=-1"),
+    for body, said in (({"n": 2}, "'n' is not supported"), ({"temperature": -1}, "temperature=-1"),
                        ({"top_p": 0}, "top_p=0"), ({"max_tokens": 10_000}, "rollout.max_new_tokens"),
-                       ({"seed": 1.5}, "seed=1.5"), ({"tools": [{"type": "function"}]}, "'tools' is not followed"),
-                       ({"stop": [1]}, "stop: a text"), ({"messages": []}, "messages: a list")):
+                       ({"seed": 1.5}, "seed=1.5"), ({"tools": [{"type": "function"}]}, "'tools' is not supported"),
+                       ({"stop": [1]}, "stop: give a text"), ({"messages": []}, "messages: a list")):
         refused = asked(client, **body)
         assert refused.status_code == 400 and said in refused.json()["error"]["message"]
     assert client.get("/v1/episodes/x").status_code == client.post("/v1/episodes/x/reward", json={}).status_code == 404

@@ -56,7 +56,7 @@ def task_file(folder: Path, body: str) -> str:
     ("algo.loss=my.module:loss", "algo.loss='my.module:loss'.*No module named"),
     ("curriculum.name=unifrom", "Did you mean 'uniform'"),
     ("resume=must", "resume=must, but .* has no complete checkpoint"),
-    ("rollout.minibatches=9", "rollout.prompts_per_step=4: a mini-batch would be empty; lower the one"),
+    ("rollout.minibatches=9", "rollout.prompts_per_step=4: a minibatch would be empty; lower it"),
     ("log.trackers=[trackio]", "trackio.*pip install trackio"),
 ])
 def test_settings(config, tmp_path, capsys, word, says):

@@ -80,7 +80,7 @@ def test_dry_run_counts_what_the_run_trains_and_packs(lora, tiny_models, capsys)
     adapter = policy.load(load(lora.words[0], lora.words[1:]), Accelerator(cpu=True))
     assert found["parameters"] == [sum(p.numel() for _, p in adapter.trainable()),
                                    sum(p.numel() for p in adapter.model.parameters())]
-    assert found["run"].endswith("goes on from step-000002")
+    assert found["run"].endswith("resumes from step-000002")
     oracle = found["sample"]["oracle"]
     assert oracle["is_best"] and oracle["parts"] == {"vowels": 1, "short": 1} and oracle["reward"] == 1.1
     lengths, limit = found["lengths"], 400  # train.tokens_per_batch of write_config; prompts differ by a digit or two

@@ -9,7 +9,7 @@ import yaml
 from vlrl import config
 from vlrl.config import loading
 from vlrl.config.base import Named
-from vlrl.config.other_names import known_as
+from vlrl.config.other_names import translation
 from vlrl.config.registry import failure, resolve
 from vlrl.errors import ConfigError, RunError
 
@@ -39,9 +39,9 @@ def file(tmp_path):
     ("seed=9223372036854775808", "seed=9223372036854775808: .*less than 9223372036854775808"),
     ("data.seed=-9223372036854775809", "data.seed=-9223372036854775809"),
     ("steps=9223372036854775808", "steps=9223372036854775808"),
-    ("model.train=[]", r"model.train=\[\]: nothing would learn.*model.lora.rank"),
+    ("model.train=[]", r"model.train=\[\] trains nothing.*model.lora.rank"),
     ("model={min_pixels: 9, max_pixels: 8}", "model.min_pixels=9 is more than model.max_pixels=8"),
-    ("eval.splits=[heldout, train, heldout]", "eval.splits=.*'heldout' stands there twice"),
+    ("eval.splits=[heldout, train, heldout]", "eval.splits=.*'heldout' is given twice"),
     ("seed=2020-13-45", "seed: cannot read the value '2020-13-45': ValueError: month must be in 1..12"),
     ("seed={a: 1, a: 2}", "seed: cannot read the value .*line 1: the key 'a'"),
     ("seed=!!bool maybe", "seed: cannot read the value"),
@@ -83,8 +83,8 @@ def test_values_at_the_edge_are_taken(file):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("steps: 1\nseed: 2\nsteps: 3\n", "line 5: the key 'steps' stands in line 3 already"),
-    ("train:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 6: the key 'lr' stands in line 4 already"),
+    ("steps: 1\nseed: 2\nsteps: 3\n", "line 5: the key 'steps' is already in line 3"),
+    ("train:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 6: the key 'lr' is already in line 4"),
     ("seed: 2020-13-45\n", "ValueError: month must be in 1..12"),
     ("seed: !!timestamp soon\n", "cannot read config"),
     ("seed: \x01\n", "cannot read config"),
@@ -173,7 +173,7 @@ def test_names_of_other_trainers_are_answered_with_ours(file):
     assert len(rows) > 80
     for theirs, here in rows:
         if here in ours and theirs != "deepspeed":  # that is a value, train.sharding=zero3
-            assert here in known_as(theirs), theirs
+            assert here in translation(theirs), theirs
 
 
 def test_a_supervised_run_and_an_rl_run_are_told_apart(file):

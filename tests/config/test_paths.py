@@ -4,7 +4,7 @@ import pytest
 
 from vlrl import task
 from vlrl.config import loading
-from vlrl.config.paths import split_of_folder, tried
+from vlrl.config.paths import searched_in, split_of_folder
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import checkpoint
 
@@ -69,7 +69,7 @@ def test_a_message_names_both_places(project, tmp_path):
     both = rf"looked for as {project}/no\.py and {tmp_path}/elsewhere/no\.py"
     with pytest.raises(ConfigError, match=both):
         task.load(loaded.task.name)
-    assert f"{project}/no.jsonl" in tried("no.jsonl") and not tried("rows.jsonl")
+    assert f"{project}/no.jsonl" in searched_in("no.jsonl") and not searched_in("rows.jsonl")
 
 
 def test_a_neighbour_hides_no_other_module(project):

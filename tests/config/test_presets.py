@@ -27,7 +27,7 @@ def unmet(path, *words: str) -> list[str]:
 def test_every_file_has_a_section_that_is_read_and_is_no_setting():
     assert [presets.name_of(ROOT / "configs" / name) for name in FILES] == FILES
     for name in FILES:
-        found = presets.of(name)
+        found = presets.find_preset(name)
         assert found and (ROOT / "configs" / found.task).is_file(), name
         assert {need.partition(" ")[0] for need in found.needs} <= {*presets.NEEDS}
     laid = config.load(QUICKSTART, ["extends=[algorithms/gspo.yaml, algorithms/tis.yaml, curricula/sec.yaml]"])
@@ -43,7 +43,7 @@ def test_every_need_has_a_check():
 @pytest.mark.parametrize(("section", "said"), [
     ("{for: quickstart.yaml, cost: none}", "preset.paper"), ("{for: 3, cost: none, paper: x}", "preset.for=3"),
     ("{for: a, cost: none, paper: x, needs: {epsodes: why}}", "Did you mean 'episodes'?"),
-    ("{for: a, cost: none, paper: x, needs: {part: why}}", "takes a word"),
+    ("{for: a, cost: none, paper: x, needs: {part: why}}", "takes an argument"),
     ("{for: a, cost: none, paper: x, needs: {tokens many: why}}", "takes a number"),
     ("{for: a, cost: none, paper: x, price: 3}", "preset.price")])
 def test_a_section_that_says_something_else_is_refused(tmp_path, section, said):
@@ -97,5 +97,5 @@ def test_the_command_lists_and_filters_them(capsys):
 
 
 def test_a_preset_of_before_says_where_it_is_now():
-    with pytest.raises(ConfigError, match=r"It is algorithms/rorecomp\.yaml, which has the buffer now"):
+    with pytest.raises(ConfigError, match=r"It is now algorithms/rorecomp\.yaml, which has the buffer"):
         config.load(QUICKSTART, ["extends=algorithms/rorecomp_buffer.yaml"])

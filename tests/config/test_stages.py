@@ -45,18 +45,18 @@ def test_a_stage_may_extend_files(tmp_path):
 
 @pytest.mark.parametrize(("stages", "message"), [
     ("- {name: a, kind: sfd}", "stages.0.kind='sfd'"),
-    ("- {name: a/b, kind: rl}", "a stage's name is a folder"),
+    ("- {name: a/b, kind: rl}", "a stage's name becomes a folder"),
     ("- {name: a, kind: rl}\n  - {name: a, kind: rl}", "stages.0 and stages.1 are both called 'a'"),
     ("- {name: a, kind: rl, stepz: 3}", r"stages.0 \(a\): unknown setting 'stepz'.* Did you mean 'steps'"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: sft, train: {lr: -1}}", r"stages.1 \(b\): train.lr=-1"),
-    ("- {name: a, kind: rl, run: {dir: x}}", "run.dir is a setting of the whole run"),
-    ("- {name: a, kind: rl, resume: never}", "resume is a setting of the whole run"),
-    ("- {name: a, kind: merge}", "there is no stage before"),
-    ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: stat}}", "merge.other='stat' is no .*'start'"),
-    ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: a}}", "is the stage before"),
+    ("- {name: a, kind: rl, run: {dir: x}}", "run.dir is a setting of the run"),
+    ("- {name: a, kind: rl, resume: never}", "resume is a setting of the run"),
+    ("- {name: a, kind: merge}", "there is no previous stage"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: stat}}", "other='stat' is neither .*'start'"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: a}}", "is the previous stage"),
     ("- {name: a, kind: merge, hand_over: best}", "kind=merge has none"),
     ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' is not that of the run"),
-    ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is no earlier stage.*: before, start, a"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is not an earlier.*: before, start, a"),
     ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
     ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0"),
 ])
@@ -67,9 +67,9 @@ def test_mistakes_are_found_at_load(tmp_path, stages, message):
 
 def test_rounds_are_of_one_task(tmp_path):
     base = BASE.replace("task: grounding", "tasks: [{name: grounding}, {name: digits}]")
-    with pytest.raises(ConfigError, match=r"kind=rounds draws answers to one task.*\(grounding, digits\)"):
+    with pytest.raises(ConfigError, match=r"kind=rounds samples answers to one task.*\(grounding, digits\)"):
         load(written(tmp_path, "  - {name: a, kind: rounds}\n", base))
-    with pytest.raises(ConfigError, match=r"data\.solutions='x\.jsonl' names rows by their place"):
+    with pytest.raises(ConfigError, match=r"data\.solutions='x\.jsonl' refers to rows by their number"):
         validate({"tasks": ["grounding", "digits"], "model": {"name": "m"}, "data": {"solutions": "x.jsonl"}})
 
 
@@ -129,7 +129,7 @@ def test_a_stage_has_a_setting_of_the_run_so_many_times(tmp_path):
                              "  - {name: b, kind: rl, times: {rollout.max_new_tokens: 0.5, train.lr: 3}}\n")
     (_, a), (_, b) = stages_of(load(file, ["rollout.max_new_tokens=25", "train.lr=1e-4"]))
     assert (a.rollout.max_new_tokens, b.rollout.max_new_tokens) == (25, 13) and b.train.lr == pytest.approx(3e-4)
-    with pytest.raises(ConfigError, match=r"stages\.1 \(b\): times\.model\.name=2: .* no number"):
+    with pytest.raises(ConfigError, match=r"stages\.1 \(b\): times\.model\.name=2: .* not a number"):
         load(file, ["stages.1.times={model.name: 2}"])
 
 

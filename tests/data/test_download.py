@@ -19,7 +19,7 @@ import pytest
 from tests.data.sets import encoded
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.config.url_entries import shown
+from vlrl.config.url_entries import redacted
 from vlrl.data import sample_from_row
 from vlrl.data.media import MediaAccess, load
 from vlrl.data.sources import download
@@ -233,7 +233,7 @@ def test_secrets_are_refused_and_never_printed(tmp_path, serve, policy):
         get(server.url("/x.png?token=s3cret"), policy())
     remote = checked_url(server.url("/x.png?token=s3cret"), policy())
     assert "s3cret" not in f"{error.value}{remote}{remote!r}{Media(source=remote)}"
-    assert shown("https://u:p@[bad/x?y") == "'[bad/x'"
+    assert redacted("https://u:p@[bad/x?y") == "'[bad/x'"
 
 
 def test_bad_entries_of_the_setting():

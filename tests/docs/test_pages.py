@@ -76,7 +76,7 @@ def test_the_tables_of_settings_are_those_of_the_code():
     (tuple[float, float], "list of 2: number"),
 ])
 def test_types_in_words(kind, words):
-    assert docs.spell(kind) == words
+    assert docs.type_text(kind) == words
     listed = {name: kind for name, kind, *_ in config.describe()}
     assert listed["model.max_pixels"] == "whole number >= 1 or null" and listed["seed"] == "whole number >= 0"
 
@@ -260,9 +260,9 @@ PROVOKED = {
     "…: Input should be …": loads("train.lr=fast"),
     "task.name is not set: name a built-in task or a file": loads(text="model: {name: m}"),
     "model.name is not set: give a hub name or a folder": loads(text="task: grounding"),
-    "rollout.minibatches=… is more than rollout.prompts_per_step=…: a mini-batch would be empty":
+    "rollout.minibatches=… is more than rollout.prompts_per_step=…: a minibatch would be empty":
         loads("rollout.minibatches=99"),
-    "model.train=[]: nothing would learn; …": loads("model.train=[]"),
+    "model.train=[] trains nothing: …": loads("model.train=[]"),
     "task.name=…: no built-in task of that name.": lambda _: tasks.load("groundin"),
     "the file … does not exist": lambda _: tasks.load("no.py:T"),
     "unknown setting 'task.…' (value …).": lambda _: tasks.load("grounding", {"colour": "red"}),

@@ -185,7 +185,7 @@ def test_nothing_runs_without_rules(parts):
 
 @pytest.mark.parametrize("rollout, says", [
     ({"thinking_budget": 512}, r"thinking_budget=512 is not below rollout\.max_new_tokens=512.*lower it"),
-    ({"thinking_end": "enough"}, r"thinking_end='enough' does not hold </think>.*add it"),
+    ({"thinking_end": "enough"}, r"thinking_end='enough' does not contain </think>.*add it"),
     ({"stop": [""]}, r"rollout\.stop")])
 def test_settings_that_cannot_work_are_named(rollout, says):
     with pytest.raises(ConfigError, match=says):

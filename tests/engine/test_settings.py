@@ -42,11 +42,11 @@ def load(*words: str, path: Any = QUICK) -> config.Config:
     (("engine=vllm", "engine.top_p=0"), r"engine\.top_p=0"),
     (("engine=vllm", "engine.memory=yes"), "give a number, not true or false"),
     (("engine=vllm", "engine.dtype=float64"), r"engine\.dtype"),
-    (("engine=vllm", "engine.max_model_len=24"), r"engine\.max_model_len=24 leaves no room for a prompt beside "
-     r"rollout\.max_new_tokens=24"),
-    (("engine=vllm_server", "engine.servers=[localhost]"), r"'localhost' is no address of a server; write http://"),
-    (("engine=vllm_server", "engine.servers=[http://a:99999]"), "no address of a server"),
-    (("engine=vllm_server", "engine.servers=[http://a:1, http://a:1/]"), "http://a:1 stands there twice"),
+    (("engine=vllm", "engine.max_model_len=24"), r"engine\.max_model_len=24 leaves no room for a prompt in "
+     r"addition to rollout\.max_new_tokens=24"),
+    (("engine=vllm_server", "engine.servers=[localhost]"), r"'localhost' is not the address of a server; write http://"),
+    (("engine=vllm_server", "engine.servers=[http://a:99999]"), "not the address of a server"),
+    (("engine=vllm_server", "engine.servers=[http://a:1, http://a:1/]"), "http://a:1 is given twice"),
     (("engine=vllm_server", "engine.timeout_s=0"), r"engine\.timeout_s=0"),
 ])
 def test_what_cannot_be_is_refused_with_the_way_out(words, says):

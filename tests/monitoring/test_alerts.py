@@ -227,9 +227,9 @@ def test_a_webhook_that_nobody_serves(tmp_path):
 
 @pytest.mark.parametrize("url, problem", [
     ("http://example.com/x", "https"), ("ftp://example.com", "https"), ("file:///etc/passwd", "https"),
-    ("https://", "host"), ("http://127.0.0.1.example.com/", "https"), ("https://a:b", "read"),
-    ("https://user:S3CRET@127.0.0.1/x", "password"), ("https://127.0.0.1/S3CRET x", "read"),
-    ("https://127.0.0.1:S3CRET/", "read"), ("https://127.0.0.1/\u00fc/S3CRET", "read")])
+    ("https://", "host"), ("http://127.0.0.1.example.com/", "https"), ("https://a:b", "not valid"),
+    ("https://user:S3CRET@127.0.0.1/x", "password"), ("https://127.0.0.1/S3CRET x", "not valid"),
+    ("https://127.0.0.1:S3CRET/", "not valid"), ("https://127.0.0.1/\u00fc/S3CRET", "not valid")])
 def test_urls_that_are_refused(url, problem, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=f"alerts.webhook.*{problem}"):
         config.validate({"task": "x", "model": {"name": "x"}, "alerts": {"webhook": url}})

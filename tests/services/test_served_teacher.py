@@ -208,7 +208,7 @@ def test_settings_of_a_server():
     with pytest.raises(ConfigError, match=r"algo\.distillation\.loss=reverse_kl looks at all .*algo\.distillation\."
                                           rf"server={re.escape(address)} tells.*set algo\.distillation\.loss=sampled_"):
         validated(server=address)
-    with pytest.raises(ConfigError, match=r"'127\.0\.0\.1' is no address of a server"):
+    with pytest.raises(ConfigError, match=r"'127\.0\.0\.1' is not the address of a server"):
         validated(server="127.0.0.1", loss="sampled_kl")
     with pytest.raises(ConfigError, match=r"8000 is one of engine\.servers.*another --port and"):
         configs.validate({"task": "digits", "model": {"name": "m"}, "engine": "vllm_server", "algo": {"distillation": {

@@ -231,7 +231,7 @@ def test_the_gate_keeps_what_a_policy_solves_at_times(tiny_models, tmp_path):
         measured = difficulty.measure(ready, scope, tmp_path / "part", facts, lambda *_: None, samples)
     for search, names in ((Search(), [rows[1]["id"], rows[2]["id"]]), (Search(least=0.5), [rows[2]["id"]])):
         counts: Counter[str] = Counter()
-        kept, refused = synthesize.gated(rows, measured, search, counts)
+        kept, refused = synthesize.filter_rows(rows, measured, search, counts)
         assert [row["id"] for row in kept] == names and len(kept) + len(refused) == 4
         assert counts["never right"] == counts["always right"] == 1
-    assert [row["pass_at_k"] for row in synthesize.gated(rows, measured, Search(), Counter())[0]] == [0.25, 0.75]
+    assert [row["pass_at_k"] for row in synthesize.filter_rows(rows, measured, Search(), Counter())[0]] == [0.25, 0.75]

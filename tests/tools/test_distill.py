@@ -211,7 +211,7 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
 
 
 @pytest.mark.parametrize(("more", "order", "name", "message"), [
-    ([], DistillSettings(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 draws one answer"),
+    ([], DistillSettings(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 gives 2 equal answers"),
     ([], DistillSettings(), "a.json", r"ends in \.jsonl"), (["data.solutions=x.jsonl"], DistillSettings(), "a.jsonl",
                                                             "gives the rows"),
     ([], DistillSettings(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")])

@@ -92,10 +92,10 @@ def test_the_card_says_what_is_not_known(run):
     chosen = "chosen as the best of 2 by `reward/mean` on these same samples"
     assert chosen in card(subject(run, 2), PRIVATE, None) and chosen not in text
     alone = card(subject(None, None), PRIVATE, None)
-    assert "| base model | unknown |" in alone and "its folder was not beside the weights" in alone
+    assert "| base model | unknown |" in alone and "its folder was not found with the weights" in alone
     for file in (run.path / "rollouts").iterdir():
         file.unlink()
-    assert "the run kept no rollouts" in card(subject(run, 2), PRIVATE, None)
+    assert "the run stored no rollouts" in card(subject(run, 2), PRIVATE, None)
 
 
 def test_the_base_is_followed_through_runs_of_this_machine(run, tmp_path):
@@ -130,7 +130,7 @@ def test_what_cannot_be_taken_out_is_refused(run, tmp_path):
     write_text(folder / "config.json", json.dumps({"_name_or_path": "/home/ann/base", "layers": 2}))
     write_text(folder / "chat_template.jinja", "{# by /home/ann/x #}")
     done = replace(subject(run, 2).exported, folder=folder, files=("config.json", "chat_template.jinja"))
-    with pytest.raises(RunError, match=r"chat_template\.jinja would tell the home folder: nothing is sent"):
+    with pytest.raises(RunError, match=r"chat_template\.jinja would reveal the home folder: nothing is sent"):
         prepare(path, "org/name", done, PRIVATE)
     write_text(folder / "chat_template.jinja", "{{ messages }}")
     files = prepare(path, "org/name", done, PRIVATE).files
@@ -211,7 +211,7 @@ def test_a_push_that_was_cut_off_goes_on(trained, served, tmp_path, monkeypatch,
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     out, served.cuts = tmp_path / "model", 10**6
     words = ["export", str(trained), "-o", str(out), "--push", "org/name"]
-    assert main(words) == 1 and "The same command goes on" in capsys.readouterr().err
+    assert main(words) == 1 and "Repeat the command" in capsys.readouterr().err
     assert "org/name" not in served.commits
     served.cuts = 0
     assert main(words) == 0 and "holds this export already" in capsys.readouterr().err

@@ -20,11 +20,11 @@ from vlrl.tools.synthesis.parents import (
     eva,
     informativeness,
     is_weak,
+    outcomes_of_rows,
+    outcomes_of_run,
     recipe,
     shared_out,
     sws,
-    visits_in,
-    visits_of,
     weaknesses,
 )
 
@@ -110,7 +110,7 @@ def test_harder_ones_of_what_is_solved_and_easier_ones_of_the_rest():
 
 def test_pass_rates_of_a_file():
     rows = [{"id": 1, "pass_at_k": 0.25, "answers_scored": 8}, {"id": "b"}, {"id": "c", "pass_at_k": 1.0}]
-    assert [(v.id, v.pass_rate) for v in visits_in(rows)] == [("1", 0.25), ("c", 1.0)]
+    assert [(v.id, v.pass_rate) for v in outcomes_of_rows(rows)] == [("1", 0.25), ("c", 1.0)]
 
 
 def rollout(step, group, index, reward, correct, **more):
@@ -123,12 +123,12 @@ def test_groups_of_a_run(tmp_path):
     rows = [rollout(3, "g", 0, 1.0, True), rollout(3, "g", 1, 0.0, False), rollout(3, "g", 2, None, None),
             rollout(3, "g", 3, 1.0, True, variant="shuffled"), rollout(1, "h", 0, 0.5, None)]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "rollouts" / "step-000003-rank-00000.parquet")
-    h, g = visits_of(tmp_path)
+    h, g = outcomes_of_run(tmp_path)
     assert (g.id, g.step, g.rewards, g.right, g.category) == ("s-g", 3, (1.0, 0.0), (True, False), "x")
     assert h.rewards == (0.5,) and math.isnan(h.pass_rate)
     (tmp_path / "none" / "rollouts").mkdir(parents=True)
     with pytest.raises(ConfigError, match="no scored rollouts"):
-        visits_of(tmp_path / "none")
+        outcomes_of_run(tmp_path / "none")
 
 
 def test_recipes_by_name():

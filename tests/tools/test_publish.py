@@ -72,7 +72,7 @@ def test_steps_and_evaluations(run, tmp_path):
     assert made.rows == 2 and pq.read_table(tmp_path / "held/data/heldout-00000-of-00001.parquet").num_rows == 2
     with pytest.raises(RunError, match="holds no rollouts of these steps"):
         export(run, tmp_path / "none", steps=range(7, 9))
-    with pytest.raises(ConfigError, match="holds something already"):
+    with pytest.raises(ConfigError, match="is not empty"):
         export(run, tmp_path / "late")
 
 
@@ -80,11 +80,11 @@ def test_pictures_lie_in_the_run_alone(run, tmp_path):
     for file in (run.path / "media").iterdir():
         file.unlink()
     made = export(run, tmp_path / "set", steps=range(1))
-    assert (made.images, made.left_out) == (0, {"pictures whose file is gone": 2})
+    assert (made.images, made.left_out) == (0, {"images whose file is missing": 2})
     outside = run.path / "media" / f"{1:064x}.png"
     outside.symlink_to("/etc/hostname")
     made = export(run, tmp_path / "other", steps=range(1, 2))
-    assert made.left_out == {"pictures that the run did not keep (store.media)": 2}
+    assert made.left_out == {"images that the run did not store (store.media)": 2}
 
 
 def test_what_is_pushed_is_read_by_its_name(run, tmp_path, monkeypatch):
@@ -123,4 +123,4 @@ def test_pictures_and_places_are_not_pushed_unless_asked_for(run, tmp_path, monk
         assert not any(row["images"] for row in rows)
         assert json.loads(row["sample"]) == {"image": "cat.png", "note": "read from rows.jsonl"}
         assert row["error"] == "OSError: cat.png is gone"
-        assert b"9 pictures and videos (--with-media) left out" in served.head("org/rollouts")["README.md"]
+        assert b"9 images and videos (--with-media) left out" in served.head("org/rollouts")["README.md"]

@@ -89,7 +89,7 @@ def test_a_repeated_call_gets_the_recorded_reply(made):
      r"messages\[0\]\.content\[0\] from character 5"),
     (lambda m: m.__setitem__(1, user("What is this?", url(9))), r"messages\[1\]\.content\[0\]"),
     (lambda m: m.__setitem__(2, {"role": "assistant", "content": "other"}), r"messages\[2\]\.content\[0\] from char"),
-    (lambda m: m.__delitem__(0), r"messages\[0\]\.role"), (lambda m: m.append(user("twice")), "add one message"),
+    (lambda m: m.__delitem__(0), r"messages\[0\]\.role"), (lambda m: m.append(user("twice")), "add one user message"),
     (lambda m: m.__setitem__(-1, {"role": "system", "content": "No."}), r"messages\[3\] has the role 'system'"),
     (lambda m: m.__setitem__(-1, {"role": "user", "content": [*user("a")["content"], *user("b", url(1))["content"]]}),
      r"messages\[3\] has an image after a text")])
@@ -105,10 +105,10 @@ def test_what_contradicts_the_record_is_refused_with_its_place(made, change, pla
 
 
 @pytest.mark.parametrize("body, said", [
-    ({"tools": []}, "'tools' is not followed"), ({"temperature": 0.3}, "rollout.temperature=1"), ({"n": 2}, "'n'"),
+    ({"tools": []}, "'tools' is not supported"), ({"temperature": 0.3}, "rollout.temperature=1"), ({"n": 2}, "'n'"),
     ({"max_tokens": 10**6}, "rollout.max_new_tokens"), ({"messages": []}, "a list of messages"),
     ({"stop": [3]}, "stop"),
-    ({"messages": [user("x", "http://127.0.0.1/a.png")]}, "only data: URLs are read"),
+    ({"messages": [user("x", "http://127.0.0.1/a.png")]}, "only data: URLs are accepted"),
     ({"messages": [user("x", "data:image/png;base64,%%")]}, r"messages\[0\]\.content\[0\]"),
     ({"messages": [user("x", "data:image/png;base64," + base64.b64encode(b"no image").decode())]},
      "not an image of a known"),

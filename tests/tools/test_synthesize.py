@@ -22,7 +22,7 @@ from vlrl.tools.synthesis.near_duplicates import HeldOutRows, distinct
 from vlrl.tools.synthesis.proposals import Candidate, Search, propose
 from vlrl.tools.synthesis.row_export import MediaLocation
 from vlrl.tools.synthesis.seed_rows import failed
-from vlrl.tools.synthesis.synthesize import SynthesisFiles, gated, proposed
+from vlrl.tools.synthesis.synthesize import SynthesisFiles, filter_rows, propose_all
 
 TELL = lambda *_: None  # noqa: E731
 CONFIG = validate({"task": "x", "model": {"name": "x"}})
@@ -96,17 +96,17 @@ def test_a_search_goes_on_where_it_was_killed(tmp_path):
 
     known, search = synthesize.facts(CONFIG, Search()), Search(candidates=7)
     with pytest.raises(KeyboardInterrupt):
-        proposed(lambda numbers: explore(numbers, 3), search, part, known, TELL)
+        propose_all(lambda numbers: explore(numbers, 3), search, part, known, TELL)
     with open(part, "a") as file:
         file.write('{"candidate": {"num')  # half a line
     told = []
-    found = proposed(explore, search, part, known, lambda *what: told.append(what))
+    found = propose_all(explore, search, part, known, lambda *what: told.append(what))
     assert asked == [0, 1, 2, 3, 4, 5, 6] and found == [propose(task, n) for n in range(7)]
     assert told[0] == ("exploring", 3, 7) and told[-1] == ("exploring", 7, 7)
-    assert proposed(explore, Search(candidates=4), part, known, TELL) == found[:4] and len(asked) == 7
+    assert propose_all(explore, Search(candidates=4), part, known, TELL) == found[:4] and len(asked) == 7
     other = synthesize.facts(CONFIG, Search(parents=({"id": "a"},)))
     with pytest.raises(ConfigError, match="a search with other settings:\n  parents was"):
-        proposed(explore, search, part, other, TELL)
+        propose_all(explore, search, part, other, TELL)
 
 
 LONG = "open the second tab then tick the box cats and then click the button submit at the end"
@@ -149,7 +149,7 @@ def test_what_is_kept(passed, search, verdict):
 def test_the_lowest_pass_rates_are_kept_first():
     rows, counts = [{"id": str(i)} for i in range(4)], Counter()
     rates = [measured(True, True, False), measured(False), measured(True, False, False), measured(True, False)]
-    kept, refused = gated(rows, rates, Search(keep=2), counts)
+    kept, refused = filter_rows(rows, rates, Search(keep=2), counts)
     assert [row["id"] for row in kept] == ["2", "3"] and counts == {"kept": 2, "never right": 1, "beyond --keep": 1}
     assert [(row["id"], row["refused"]) for row in refused] == [("1", "never right"), ("0", "beyond --keep")]
 
@@ -157,7 +157,7 @@ def test_the_lowest_pass_rates_are_kept_first():
 def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
     rows = [{"id": str(i), "generator": "walk", "verifier": "rule", "parent": None} for i in range(3)]
     places, counts = SynthesisFiles(out=tmp_path / "goals.jsonl"), Counter({"near-duplicate": 2})
-    kept, refused = gated(rows, [measured(True, False, False, False), measured(False, False), measured(None)],
+    kept, refused = filter_rows(rows, [measured(True, False, False, False), measured(False, False), measured(None)],
                           Search(), counts)
     for part in (places.candidates, places.answers(rows), places.answers(rows[1:])):
         part.touch()
@@ -199,7 +199,7 @@ def test_failures_of_a_file_and_of_a_run(tmp_path):
 @pytest.mark.parametrize(("lines", "why"), [
     ([{"id": "a", "pass_at_k": 0.5}], "none of its 1 prompts has a pass rate of 0"),
     ([{"id": "a", "question": "?"}], "no column pass_at_k"),
-    ([{"id": "lost", "pass_at_k": 0}], "'lost' is no training sample of task")])
+    ([{"id": "lost", "pass_at_k": 0}], "'lost' is not a training sample of task")])
 def test_files_without_failures_are_named(tmp_path, lines, why):
     write_rows(tmp_path / "rows.jsonl", lines)
     with pytest.raises(ConfigError, match=why):

@@ -354,7 +354,7 @@ def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
     middle = np.array([*made[3]["knobs"].values()])
     away = (np.array([[*row["knobs"].values()] for row in near]) - middle) / (high - low)
     assert 0.03 < away.std() < 0.15
-    with pytest.raises(ConfigError, match="'x' was not made with the knobs of task 'grounding'"):
+    with pytest.raises(ConfigError, match="'x' was not generated with the knobs of task 'grounding'"):
         propose(task, 0, ({"id": "x"},), where)
 
 

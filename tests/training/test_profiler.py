@@ -126,7 +126,7 @@ def test_the_peak_of_a_known_card(monkeypatch, name, tflops):
 @pytest.mark.slow
 def test_profile_of_a_run(tiny_models, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profiler, "peak_of", lambda *_: Peak(0.01, "said so"))
-    monkeypatch.setattr(profiler.Profiled, "_trace", lambda self: None)
+    monkeypatch.setattr(profiler.ProfiledSession, "_trace", lambda self: None)
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     words = ["train", config, f"run.dir={tmp_path}/run", "algo.kl_coef=0.1", "--profile", "--profile-steps", 1]
     (tmp_path / "run").mkdir()

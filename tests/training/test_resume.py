@@ -32,7 +32,7 @@ def made(tmp_path):
         folder.append_eval({"step": step, "split": "heldout"})
     for step in (2, 4):
         checkpoint.save(folder.checkpoints, step, lambda path: (path / "model.safetensors").write_bytes(b"w" * 9),
-                        {"done": step}, 9, config.lasting(own))
+                        {"done": step}, 9, config.fixed_settings(own))
     folder.heartbeat({"step": 4, "saved": 4, "state": "finished"})
     return folder
 
@@ -124,7 +124,7 @@ def test_what_is_missing_at_a_resume_is_said(made, damage, said):
 def test_a_checkpoint_of_another_run_is_refused(made, tmp_path):
     other = settings(tmp_path / "other", "seed=9")
     checkpoint.save(made.checkpoints, 4, lambda path: (path / "model.safetensors").write_bytes(b"o"), {}, 9,
-                    config.lasting(other))
+                    config.fixed_settings(other))
     with pytest.raises(RunError, match=r"step-000004 is of another run:\n  seed: 9 -> 0\n.*resume=never"):
         resume.find_checkpoint(made, settings(made.path))
 

@@ -169,16 +169,6 @@ def _no_reward(samples: TaskSamples) -> Iterator[Finding]:
                       "`rewards`, or with task.rewards.<part>=1")
 
 
-def _media(samples: TaskSamples) -> Iterator[Finding]:
-    for one in samples.valid:
-        yield from media_problems(samples.task, one.sample)
-
-
-def _prompt(samples: TaskSamples) -> Iterator[Finding]:
-    for one in samples.valid:
-        yield from placeholder_problems(samples.task, one.sample, one.prompt)
-
-
 def _oracle(samples: TaskSamples) -> Iterator[Finding]:
     for one in samples.prompted:
         if one.error:
@@ -267,8 +257,10 @@ def range_problem(task: Task, name: str, value: Any) -> str:
 
 TASK_RULES: tuple[Rule, ...] = (
     Rule(name="task", scope="task", find=_no_reward),
-    Rule(name="media", scope="task", find=_media),
-    Rule(name="prompt", scope="task", find=_prompt),
+    Rule(name="media", scope="task",
+         find=lambda samples: (f for one in samples.valid for f in media_problems(samples.task, one.sample))),
+    Rule(name="prompt", scope="task", find=lambda samples: (
+        f for one in samples.valid for f in placeholder_problems(samples.task, one.sample, one.prompt))),
     Rule(name="oracle", scope="task", find=_oracle),
     Rule(name="tag", scope="task", find=_tag),
     Rule(name="deterministic/samples", scope="task", find=_changing_samples, start="warning"),

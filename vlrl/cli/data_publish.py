@@ -58,14 +58,14 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
     commit.
     """
     from vlrl.tools.hub import push as hub_push
-    from vlrl.tools.hub import rollout_dataset as publish
+    from vlrl.tools.hub import rollout_dataset
     from vlrl.tools.hub.redaction import PrivateWords
 
     target = hub_push.HubTarget(repo, "dataset", public)
     ready(target, dry_run)
     with tempfile.TemporaryDirectory() as folder:
         exported = _exported(run, Path(folder) / "set", steps, split, with_media, PrivateWords.here(run))
-        files = publish.files_of(exported.folder)
+        files = rollout_dataset.files_of(exported.folder)
         show_files(target, files, dry_run)
         url = "not sent" if dry_run else hub_push.push(target, files, "Rollouts of vlrl")
         _show_exported(exported, url)

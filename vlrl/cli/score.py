@@ -113,7 +113,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
     """The services of services.*, imported only where one is configured."""
     services = config.services
-    if not (services.judge.given or services.clip.given or services.reward_model.given):
+    if not services.given:
         yield None
         return
     from vlrl.services.service_set import serving

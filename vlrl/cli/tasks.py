@@ -38,12 +38,12 @@ def list_(json: AsJson = False) -> None:
 
 
 def _described(entry: TaskInfo) -> str:
-    from vlrl.config.descriptions import shown
+    from vlrl.config.descriptions import format_value
 
-    lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {shown(v)}" for k, v in
+    lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {format_value(v)}" for k, v in
                                                                          entry.parts.items())]
     for i, setting in enumerate(entry.settings):
-        default = encoder.dumps(setting.default) if isinstance(setting.default, str) else shown(setting.default)
+        default = encoder.dumps(setting.default) if isinstance(setting.default, str) else format_value(setting.default)
         lines.append(f"  {'' if i else 'settings':9} task.{setting.name}={default}  ({setting.kind})")
     for i, path in enumerate(entry.configs):
         lines.append(f"  {'' if i else 'configs':9} {path}")

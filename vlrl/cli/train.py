@@ -25,7 +25,7 @@ def _show_settings(requested: bool) -> None:
         if name.partition(".")[0] != section and "." in name:
             section = name.partition(".")[0]
             typer.secho(f"\n{section}", bold=True)
-        typer.echo(f"  {name} = {docs.shown(default)}   ({kind})")
+        typer.echo(f"  {name} = {docs.format_value(default)}   ({kind})")
         typer.echo(textwrap.fill(text, 79, initial_indent="      ", subsequent_indent="      "))
     raise typer.Exit
 

@@ -1,6 +1,6 @@
-"""Settings of a run: typed names and defaults (schema), read from YAML files and `key=value` words (loading).
+"""Settings of a run: typed names and defaults (schema), read from YAML files and `key=value` overrides (loading).
 
-Variants are chosen by name, or as anyone's path/file.py:name or module:name (registry.resolve).
+Functions and classes are chosen by name, or are a user's own path/file.py:name or module:name (registry.resolve).
 """
 
 from vlrl.config.loading import (
@@ -8,10 +8,10 @@ from vlrl.config.loading import (
     derived,
     describe,
     differences,
-    lasting,
+    find_config,
+    fixed_settings,
     load,
     load_config,
-    located,
     refuse_other_kind,
     shipped,
     shipped_configs,
@@ -22,5 +22,21 @@ from vlrl.config.merging import merge
 from vlrl.config.plain import dump
 from vlrl.config.schema import Config
 
-__all__ = ["Config", "config_of", "derived", "describe", "differences", "dump", "lasting", "load", "load_config",
-           "located", "merge", "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]
+__all__ = [
+    "Config",
+    "config_of",
+    "derived",
+    "describe",
+    "differences",
+    "dump",
+    "find_config",
+    "fixed_settings",
+    "load",
+    "load_config",
+    "merge",
+    "refuse_other_kind",
+    "shipped",
+    "shipped_configs",
+    "stages_of",
+    "validate",
+]

@@ -1,4 +1,4 @@
-"""The settings `algo.*`: from rewards to a loss."""
+"""The settings `algo.*`: how rewards become a loss."""
 
 from __future__ import annotations
 
@@ -15,79 +15,74 @@ SUPERVISED = ("supervised", PAIRS)
 HEAD_LR = 1e-3
 
 CLIPS = ("clip_low", "clip_high")
-"""Settings of algo that are options of algo.loss by another way."""
+"""Settings of algo that stand for options of algo.loss."""
 
 
 class AlgoSettings(Settings):
-    """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
+    """How rewards become a loss. docs/objectives.md lists the names with formulas, options and papers."""
 
-    advantage: Named = Field(default=Named(name="grpo"), description="grpo, dr_grpo, rloo, ... or own module:function.")
-    shaping: Names = Field(
-        default=(), description="Changes of the rewards before the advantage, in order: overlong, kimi_length, ... or "
-        "own module:function.")
+    advantage: Named = Field(default=Named(name="grpo"), description="Advantage estimator: grpo, dr_grpo, rloo, ... or "
+                             "your own module:function.")
+    shaping: Names = Field(default=(), description="Reward shaping before the advantage, applied in order: overlong, "
+                           "kimi_length, ... or your own module:function.")
     critic: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.critic")] = Field(
-        default=None, description="A value head, trained beside the policy, for an advantage that needs one (gae, "
+        default=None, description="A value head, trained together with the policy, for advantages that need one (gae, "
         "turn_gae, bilevel_gae, macro_gae); {} = with the defaults below; null = none.")
     guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(
-        default=None, description="Second attempts of groups in which answers failed, with more behind the question: "
-        "guidance of the task, a hint, the solution, a critique; {} = with the defaults below; null = none.")
+        default=None, description="Second attempts for groups with wrong answers, under a prompt with added guidance "
+        "of the task, a hint, the solution or a critique; {} = with the defaults below; null = none.")
     demonstrations: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.demonstrations")] = Field(
-        default=None, description="Cross-entropy on given answers beside the objective; {} = with the defaults below; "
-        "null = none.")
+        default=None, description="Cross-entropy on given answers, added to the objective; {} = with the defaults "
+        "below; null = none.")
     stored: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.stored")] = Field(
-        default=None, description="Rollouts of earlier steps and of other runs, learned from again beside the "
-        "objective; {} = with the defaults below; null = none.")
+        default=None, description="Replay of rollouts of earlier steps and of other runs, added to the objective; {} = "
+        "with the defaults below; null = none.")
     distillation: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.distillation")] = Field(
-        default=None, description="A teacher that scores each token of the policy's own answers, beside the objective "
-        "or in place of it; {} = with the defaults below; null = none.")
-    batch: Named = Field(
-        default=Named(name="all"), description="Which rollouts of a step are trained on: all, rorecomp, right, pf_ppo, "
-        "rest, or own module:function.")
-    loss: Named = Field(
-        default=Named(name="ppo_clip"), description="The policy term of a token: ppo_clip, gspo, cispo, reinforce, ... "
-        "or own module:function.")
-    weights: Names = Field(
-        default=(), description="Weights on tokens or answers, multiplied into the policy term: top_entropy, hicra, "
-        "... or own module:function.")
-    correction: Named = Field(
-        default=Named(name="none"), description="Weight that makes up for a sampler that computes otherwise than the "
-        "trainer: none, token_truncate (TIS), token_mask (IcePop), sequence_mask, ... or own module:function.")
-    aggregation: Named = Field(
-        default=Named(name="token_mean"), description="token_mean: sum / tokens of the optimizer step; sequence_mean: "
-        "mean of per-answer means; constant: sum / (answers * rollout.max_new_tokens); sequence_sum; or own "
-        "module:function.")
-    clip_low: float | None = Field(
-        default=None, gt=0, description="The ratio is clipped below 1 - clip_low, or what the loss makes of it: the "
-        "same as algo.loss.clip_low, of which the later word holds. Refused where the loss has no clip; null = its "
-        "default.")
-    clip_high: float | None = Field(
-        default=None, gt=0, description="The ratio is clipped above 1 + clip_high, or what the loss makes of it: the "
-        "same as algo.loss.clip_high, of which the later word holds. Refused where the loss has no clip; null = its "
-        "default.")
-    kl: Named = Field(default=Named(name="k3_bounded"), description="Estimator of the KL to the reference: k1, k2, k3, "
-                      "k3_bounded, ... or own module:function.")
-    kl_in: Literal["loss", "reward"] = Field(
-        default="loss", description="Where the KL enters: as a term of the loss, or subtracted from the reward, as "
-        "log p - log p(reference) of each token.")
-    kl_coef: NonNegative = Field(
-        default=0.0, description="Weight of the KL to the reference; 0 = no reference is kept.")
-    kl_target: Rate | None = Field(
-        default=None, description="The KL per token that algo.kl_coef is steered to from step to step (Ziegler et "
-        "al.); null = it stays.")
-    kl_horizon: Positive = Field(default=10_000, description="Answers over which it is steered; fewer = faster.")
-    kl_weights: Names = Field(
-        default=(), description="Weights on tokens or answers, multiplied into the KL; names as in algo.weights.")
-    entropy: Named = Field(
-        default=Named(name="none"), description="How the entropy of the policy is held up: none, bonus, adaptive, "
-        "siren, temperature, e3, or own module:function.")
-    reference: Named = Field(
-        default=Named(name="auto"), description="The reference policy: auto = frozen (the adapter switched off under "
-        "LoRA), ema, reset.")
-    mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
+        default=None, description="On-policy distillation: a teacher scores each token of the policy's own "
+        "completions, in addition to the objective or in place of it; {} = with the defaults below; null = none.")
+    batch: Named = Field(default=Named(name="all"), description="Which rollouts of a step are trained on: all, "
+                         "rorecomp, right, pf_ppo, rest, or your own module:function.")
+    loss: Named = Field(default=Named(name="ppo_clip"), description="Policy loss per token: ppo_clip, gspo, cispo, "
+                        "reinforce, ... or your own module:function.")
+    weights: Names = Field(default=(), description="Weights of tokens or completions, multiplied into the policy loss: "
+                           "top_entropy, hicra, ... or your own module:function.")
+    correction: Named = Field(default=Named(name="none"), description="Importance weights that correct for differences "
+                              "between sampler and trainer: none, token_truncate (TIS), token_mask (IcePop), "
+                              "sequence_mask, ... or your own module:function.")
+    aggregation: Named = Field(default=Named(name="token_mean"), description="How token losses are aggregated. "
+                               "token_mean: sum / tokens of the optimizer step; sequence_mean: mean of the means per "
+                               "completion; constant: sum / (completions * rollout.max_new_tokens); sequence_sum; or "
+                               "your own module:function.")
+    clip_low: float | None = Field(default=None, gt=0, description="Lower clip range: the probability ratio is clipped "
+                                   "at 1 - clip_low, or as algo.loss defines it. The same setting as "
+                                   "algo.loss.clip_low; the one given last counts. An error where the loss does not "
+                                   "clip; null = its default.")
+    clip_high: float | None = Field(default=None, gt=0, description="Upper clip range: the probability ratio is "
+                                    "clipped at 1 + clip_high, or as algo.loss defines it. The same setting as "
+                                    "algo.loss.clip_high; the one given last counts. An error where the loss does not "
+                                    "clip; null = its default.")
+    kl: Named = Field(default=Named(name="k3_bounded"), description="Estimator of the KL to the reference policy: k1, "
+                      "k2, k3, k3_bounded, ... or your own module:function.")
+    kl_in: Literal["loss", "reward"] = Field(default="loss", description="Where the KL enters: as a term of the loss, "
+                                             "or subtracted from the reward as log p - log p(reference) per token.")
+    kl_coef: NonNegative = Field(default=0.0, description="Coefficient of the KL to the reference policy; 0 = no "
+                                 "reference policy is kept.")
+    kl_target: Rate | None = Field(default=None, description="Target KL per token: algo.kl_coef is adapted from step "
+                                   "to step to reach it (Ziegler et al.); null = it stays constant.")
+    kl_horizon: Positive = Field(default=10_000, description="Completions over which algo.kl_coef is adapted; fewer = "
+                                 "faster.")
+    kl_weights: Names = Field(default=(), description="Weights of tokens or completions, multiplied into the KL; names "
+                              "as in algo.weights.")
+    entropy: Named = Field(default=Named(name="none"), description="How policy entropy is kept up: none, bonus, "
+                           "adaptive, siren, temperature, e3, or your own module:function.")
+    reference: Named = Field(default=Named(name="auto"), description="Reference policy: auto = the frozen initial "
+                             "policy (under LoRA the model without its adapter), ema, reset.")
+    mask_truncated: bool = Field(default=False, description="Exclude completions that hit the length limit from the "
+                                 "loss.")
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss makes up for answers that other weights sampled; an own one is trusted to."""
+        """Whether the loss corrects for completions sampled by other weights; a user's own loss is trusted to."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 
@@ -96,12 +91,12 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields what belongs to a KL that is not there, or is there in another form."""
+        """Settings of a KL that is not computed, or is computed in another form."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
         else:
-            why = "algo.kl_in=reward takes log p - log p(reference) of each token off the reward, which is k1"
+            why = "algo.kl_in=reward subtracts log p - log p(reference) per token from the reward, which is k1"
             unread = ("kl",) * (self.kl.name != "k1") + ("kl_weights",) if self.kl_in == "reward" else ()
         for setting in filter(self.chosen, unread):
             yield f"algo.{setting}", getattr(self, setting), why
@@ -111,7 +106,7 @@ class AlgoSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_names(cls, values: Any) -> Any:
-        """Options without a name are those of the default: `algo.loss.dual_clip=3`."""
+        """Options without a name belong to the default, as in `algo.loss.dual_clip=3`."""
         if not isinstance(values, Mapping):
             return values
         return {key: {"name": cls.model_fields[key].default.name, **value}

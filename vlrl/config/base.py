@@ -1,4 +1,4 @@
-"""What the settings are built of: number types with limits, the strict base class, and functions chosen by name."""
+"""Building blocks of the settings: number types with bounds, the strict base class, and functions chosen by name."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
+    """A section of settings; unknown names are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
@@ -26,42 +28,40 @@ class Settings(BaseModel):
         return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields settings of a section that have no effect beside the others: name, value and why."""
+        """Yields (name, value, reason) of settings of this section that have no effect."""
         return iter(())
 
 
 class MethodSettings(Settings):
-    """Settings of a method (config/sections.py), with what it says to the rest."""
+    """Settings of a method (config/sections.py), and the properties of it that other code asks for."""
 
     @property
     def active(self) -> bool:
-        """Whether the method is in use; a section that may be null is, where it is given."""
+        """Whether the method is in use; a section that may be null is in use where it is given."""
         return True
 
     def problem(self, config: Any) -> str:
-        """Returns why other settings of the config forbid it, and the way out; "" where nothing does."""
+        """Why other settings of the config exclude the method, with the way out; "" where none does."""
         return ""
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """Functions that act in it and may read which answers are right: setting, function and table."""
+        """(setting, function, table) of its functions that may read which answers are correct."""
         return ()
 
     @property
     def adds_members(self) -> bool:
-        """Whether groups get members that were not drawn with their prompt."""
+        """Whether groups get members that were not sampled under their prompt."""
         return False
 
     @property
     def other_weights(self) -> bool:
-        """Whether some rollouts are sampled by other weights than those that learn from them."""
+        """Whether some rollouts are sampled by other weights than those that are trained on them."""
         return False
 
     @property
     def without_zero(self) -> tuple[str, str] | None:
-        """Returns the setting that does not go with train.sharding=zero2 and zero3, and the way out; None where it
-        does.
-        """
+        """The setting that excludes train.sharding=zero2 and zero3, and the way out; None where none does."""
         return None
 
 
@@ -86,7 +86,7 @@ class Named(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that are given."""
+        """The options that are set."""
         return dict(self.model_extra or {})
 
 
@@ -94,9 +94,9 @@ Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if is
 
 
 def refuse_bool(kind: Any, value: Any) -> Any:
-    """Returns the value; ValueError when it is, or holds, true or false and the annotation `kind` wants numbers.
+    """Returns the value. Raises ValueError where it is or contains a bool, and the annotation `kind` wants numbers.
 
-    Pydantic would take true as 1: `steps=true` or `betas: [true, false]` are slips of the pen.
+    Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes.
     """
     kinds = _kinds(kind)
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
@@ -106,7 +106,7 @@ def refuse_bool(kind: Any, value: Any) -> Any:
 
 
 def _kinds(kind: Any) -> set[Any]:
-    """Returns the plain types that an annotation names, at any depth."""
+    """The plain types in an annotation, at any depth."""
     if isinstance(kind, type) and not get_args(kind):
         return {kind}
     return {leaf for part in get_args(kind) for leaf in _kinds(part)}

@@ -1,4 +1,4 @@
-"""Settings in words: names, types, bounds, defaults and descriptions, for `--settings` and docs/configuration.md."""
+"""Names, types, bounds, defaults and descriptions of settings as text, for `--settings` and docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -16,45 +16,43 @@ _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "tex
           Named: "name, or mapping of name and options"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HUGE = 2**63
-"""The bounds of a 64-bit integer, which nobody needs to read."""
+"""The bounds of a 64-bit integer are not shown."""
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Yields (name, type in words, default, description) of every setting of a model, nested ones included, in
-    order.
-    """
+    """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind, below = info.annotation, model_of(info) or _below(info.annotation)
         if below is None or get_origin(kind) in (Union, UnionType):
             default = info.get_default(call_default_factory=True)
-            yield f"{prefix}{name}", spell(kind, info.metadata), default, info.description or ""
+            yield f"{prefix}{name}", type_text(kind, info.metadata), default, info.description or ""
         if below is not None:
             yield from describe(below, f"{prefix}{name}.")
 
 
 def _below(kind: Any) -> type[BaseModel] | None:
-    """Returns the model of nested settings, also of those that may be null."""
+    """The model of nested settings, which may be optional."""
     args = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return next((one for one in args if isinstance(one, type) and issubclass(one, BaseModel) and one is not Named),
                 None)
 
 
-def spell(kind: Any, bounds: Sequence[Any] = ()) -> str:
-    """Returns an annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
+def type_text(kind: Any, bounds: Sequence[Any] = ()) -> str:
+    """An annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
-        return spell(args[0], [*own, *bounds])
+        return type_text(args[0], [*own, *bounds])
     if origin is Literal:
         return ("one of " if len(args) > 1 else "only ") + ", ".join(map(str, args))
     if origin in (Union, UnionType):
-        return " or ".join(spell(a, () if a is NoneType else bounds) for a in args)
+        return " or ".join(type_text(a, () if a is NoneType else bounds) for a in args)
     if origin in (list, tuple, Sequence):
-        each = dict.fromkeys(spell(a) for a in args if a is not Ellipsis)
+        each = dict.fromkeys(type_text(a) for a in args if a is not Ellipsis)
         count = "" if origin is not tuple or Ellipsis in args else f"{len(args)}: "
         return f"list of {count}{', '.join(each)}".replace("of one of", "of")
     if origin in (dict, Mapping):
-        return f"mapping of {spell(args[0])} to {spell(args[1])}".replace("of one of", "of")
+        return f"mapping of {type_text(args[0])} to {type_text(args[1])}".replace("of one of", "of")
     if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in _PLAIN:
         return "mapping"
     return " ".join([_PLAIN.get(kind, getattr(kind, "__name__", str(kind))), *_bounds(bounds)])
@@ -66,16 +64,16 @@ def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
     return iter([" and ".join(shown)] if shown else [])
 
 
-def shown(value: Any) -> str:
-    """Returns a default as one would write it in a config file."""
+def format_value(value: Any) -> str:
+    """A default as it is written in a config file."""
     if value is None:
         return "null"
     if isinstance(value, Named):
-        return shown(value.model_dump())
+        return format_value(value.model_dump())
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {format_value(v)}" for k, v in value.items()) + "}"
     return '""' if value == "" else str(value)

@@ -1,4 +1,4 @@
-"""The settings `engine.*`: what generates the answers, how much it takes of the device, and where servers are."""
+"""The settings `engine.*`: the inference engine, its share of the device, and the addresses of servers."""
 
 from __future__ import annotations
 
@@ -15,69 +15,60 @@ _BOTH = frozenset({"max_model_len", "memory", "tensor_parallel", "dtype", "eager
                    "proof", "scratch"})
 OWN: dict[str, frozenset[str]] = {
     "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
-"""The settings that each engine has, beside `name`."""
+"""Engine -> its settings besides `name`."""
 PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
-"""Settings of an engine that say where and how long, and do not change an answer: they may differ on resume."""
+"""Settings of an engine that change no completion (locations, time limits), so they may differ on resume."""
 
 
 class EngineSettings(Settings):
-    """What generates the answers. Each engine has settings of its own (docs/engines.md); those of another are refused.
-    """
+    """The inference engine. Each engine has settings of its own (docs/engines.md); those of another are errors."""
 
     name: Literal["hf", "vllm", "vllm_server"] = Field(
-        default="hf", description="hf: the training model itself; vllm: vLLM inside the training process, on the same "
-        "device; vllm_server: one or more vLLM servers, here or on other hosts.")
-    batch_rollouts: Positive | Literal["auto"] = Field(
-        default="auto", description="hf: answers generated side by side; auto = as many as the memory of the device "
-        "allows, at most 256.")
-    prefill_tokens: Positive = Field(
-        default=16384, description="hf: most prompt tokens computed at once before generating; a longer prompt alone.")
-    memory: float = Field(
-        default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory that vLLM takes, weights "
-        "included; what training needs must fit beside it. On a CPU the share of main memory, unless the environment "
-        "variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
+        default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "
+        "the same device; vllm_server: one or more vLLM servers, on this or other hosts.")
+    batch_rollouts: Positive | Literal["auto"] = Field(default="auto", description="hf: completions generated at once; "
+                                                       "auto = as many as the memory of the device allows, at most "
+                                                       "256.")
+    prefill_tokens: Positive = Field(default=16384, description="hf: most prompt tokens in one prefill batch; a longer "
+                                     "prompt is computed alone.")
+    memory: float = Field(default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory for "
+                          "vLLM, weights included; training must fit into the rest. On a CPU the share of main memory, "
+                          "unless the environment variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
     max_model_len: Positive | None = Field(
-        default=None, description="vllm, vllm_server: most tokens of a prompt and its answer together; null = "
-        "limits.prompt_tokens + rollout.max_new_tokens (episode.max_tokens of a task with an environment), as far as "
-        "the model has positions. Less leaves memory for more answers side by side.")
-    tensor_parallel: Positive = Field(
-        default=1, description="vllm, vllm_server: GPUs that one engine is spread over.")
+        default=None, description="vllm, vllm_server: most tokens of a prompt and its completion together; null = "
+        "limits.prompt_tokens + rollout.max_new_tokens (episode.max_tokens for a task with an environment), at most "
+        "the model's positions. A smaller value leaves memory for more sequences at once.")
+    tensor_parallel: Positive = Field(default=1, description="vllm, vllm_server: GPUs per engine (tensor parallelism).")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="vllm, vllm_server: type that vLLM computes in; null = that of model.dtype. Another "
-        "type than the trainer's makes mismatch/kl larger.")
-    eager: bool = Field(
-        default=False, description="vllm, vllm_server: no compilation and no CUDA graphs: starts sooner, writes "
-        "slower. On a CPU it is always so.")
-    max_seqs: Positive = Field(
-        default=256, description="vllm, vllm_server: most answers written side by side by one engine.")
-    sleep: bool = Field(
-        default=True, description="vllm, on a GPU: its memory is free while the trainer learns; false keeps it, which "
-        "saves the time of waking where both fit.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="vllm, vllm_server: sample from the most probable tokens that hold this "
-        "much probability; 1 = from all. Below 1 the sampler's probabilities are those among the kept tokens, the "
-        "trainer's those among all: mismatch/kl and algo.correction see the difference.")
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(
-        default=-1, description="vllm, vllm_server: sample from so many most probable tokens; -1 = from all. As with "
-        "engine.top_p, the trainer's probabilities are others.")
-    proof: Rate | None = Field(
-        default=None, description="vllm, vllm_server: largest difference of a probe's log-probabilities between engine "
-        "and trainer, compared after every sync; null = 1e-4 in float32, 0.05 in 16 bits.")
+        default=None, description="vllm, vllm_server: compute type of vLLM; null = that of model.dtype. A type other "
+        "than the trainer's increases mismatch/kl.")
+    eager: bool = Field(default=False, description="vllm, vllm_server: no compilation and no CUDA graphs: starts "
+                        "faster, generates slower. Always the case on a CPU.")
+    max_seqs: Positive = Field(default=256, description="vllm, vllm_server: most sequences that one engine generates "
+                               "at once.")
+    sleep: bool = Field(default=True, description="vllm, on a GPU: free its memory during the update; false keeps it, "
+                        "which saves the time of waking up where both fit.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="vllm, vllm_server: nucleus sampling from the most "
+                         "probable tokens with this total probability; 1 = from all. Below 1 the sampler renormalises "
+                         "over the kept tokens and the trainer does not, which appears in mismatch/kl and "
+                         "algo.correction.")
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=-1, description="vllm, vllm_server: sample from this "
+                                                          "many most probable tokens; -1 = from all. The trainer's "
+                                                          "probabilities differ as with engine.top_p.")
+    proof: Rate | None = Field(default=None, description="vllm, vllm_server: largest accepted difference between the "
+                               "log-probabilities of engine and trainer for a probe, compared after every sync; null = "
+                               "1e-4 in float32, 0.05 in 16 bits.")
     servers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="vllm_server: addresses, e.g. [http://10.0.0.2:8000, http://10.0.0.3:8000]; empty = "
         "http://127.0.0.1:8000, where `vlrl serve` listens.")
-    key_file: str = Field(
-        default="", description="vllm_server: file that holds the servers' API key; empty = the environment variable "
-        "VLRL_ENGINE_KEY, or none.")
-    timeout_s: Rate = Field(
-        default=600.0, description="vllm_server: seconds that a server may take over one request or one sync before "
-        "another one is asked.")
-    retries: Count = Field(
-        default=3, description="vllm_server: how often a request is asked again, of another server where there is one, "
-        "waiting longer each time; then the run stops.")
-    scratch: str = Field(
-        default="", description="vllm, vllm_server: folder for weights on their way to the engine, e.g. /dev/shm; "
-        "servers must see it under the same path. Empty = the run folder.")
+    key_file: str = Field(default="", description="vllm_server: file with the servers' API key; empty = the "
+                          "environment variable VLRL_ENGINE_KEY, or none.")
+    timeout_s: Rate = Field(default=600.0, description="vllm_server: timeout of one request or one sync in seconds; "
+                            "afterwards another server is tried.")
+    retries: Count = Field(default=3, description="vllm_server: retries of a request, at another server where there is "
+                           "one and after longer and longer waits; then the run stops.")
+    scratch: str = Field(default="", description="vllm, vllm_server: folder through which weights are passed to the "
+                         "engine, e.g. /dev/shm; servers must see it under the same path. Empty = the run folder.")
 
     @field_validator("batch_rollouts", mode="before")
     @classmethod
@@ -105,7 +96,7 @@ class EngineSettings(Settings):
         for text in value:
             address = address_of(text)
             if address in out:
-                raise ValueError(f"{address} stands there twice; name each server once")
+                raise ValueError(f"{address} is given twice; name each server once")
             out.append(address)
         return tuple(out)
 
@@ -122,26 +113,24 @@ class EngineSettings(Settings):
 
     @property
     def renormalises(self) -> bool:
-        """Whether answers are sampled from a part of the tokens alone."""
+        """Whether completions are sampled from a part of the vocabulary (top_p, top_k)."""
         return self.top_p < 1 or self.top_k > 0
 
 
 def address_of(text: str) -> str:
-    """Returns an address without a slash at its end. Raises ValueError that says what one looks like."""
+    """An address without a slash at its end. Raises ValueError for any other text."""
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
     except ValueError:
         good, parts = False, urlsplit("")
     if not good or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{text!r} is no address of a server; write http://HOST:PORT, e.g. http://127.0.0.1:8000")
+        raise ValueError(f"{text!r} is not the address of a server; write http://HOST:PORT, e.g. http://127.0.0.1:8000")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `over` laid on `old`, each a name or settings: another engine drops the settings that it does not
-    have.
-    """
+    """`old` overridden by `over`, each a name or settings; another engine drops the settings that it does not have."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

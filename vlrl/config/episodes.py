@@ -1,4 +1,4 @@
-"""The settings `episode.*` and `environment.*`: how long an episode may be, and where its environment runs."""
+"""The settings `episode.*` and `environment.*`: limits of episodes, and where environments run."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from vlrl.config.base import Count, Named, Positive, Settings
 
 
 class EpisodeSettings(Settings):
-    """How long an episode may be, for tasks with an environment. Its actions have rollout.max_new_tokens each."""
+    """Limits of episodes, for tasks with an environment. Each action has at most rollout.max_new_tokens."""
 
-    max_turns: Positive = Field(default=8, description="Actions of an episode; one that has not ended then has the "
-                                "finish_reason turns.")
-    horizon: Named | None = Field(
-        default=None, description="Fewer turns at the start of training, growing to max_turns: {name: add, start: 2, "
-        "every: 10} (one turn more every 10 steps), multiply (start, twice, three times as many ...), success (more "
-        "where enough episodes are correct), or own module:function. Evaluations have max_turns (docs/curriculum.md).")
-    max_tokens: Positive = Field(default=4096, description="Tokens of all actions and observations of an episode; it "
-                                 "ends (tokens) before an observation that would leave no room for an action.")
-    max_media: Count = Field(default=32, description="Images and videos of all observations of an episode; it ends "
-                             "(media) before an observation with more.")
-    max_pixels: Positive | None = Field(default=None, description="Pixels of an image or frame of an observation; a "
-                                        "larger one is made smaller. model.max_pixels holds for it too.")
-    history: str = Field(default="full", pattern=r"^(full|last:[1-9][0-9]{0,3})$",
-                         description="What a turn is asked under: `full` = the whole episode so far; `last:k` = the "
-                         "prompt and the last k observations with the actions between them. Each turn is then a "
-                         "training row of its own, and an episode still counts once.")
+    max_turns: Positive = Field(default=8, description="Most actions of an episode; an episode that has not ended by "
+                                "then has the finish_reason turns.")
+    horizon: Named | None = Field(default=None, description="Fewer turns at the start of training, growing to "
+                                  "max_turns: {name: add, start: 2, every: 10} (one turn more every 10 steps), "
+                                  "multiply (start, twice, three times as many ...), success (more once enough "
+                                  "episodes are correct), or your own module:function. Evaluations use max_turns "
+                                  "(docs/curriculum.md).")
+    max_tokens: Positive = Field(default=4096, description="Most tokens of all actions and observations of an episode; "
+                                 "it ends (tokens) before an observation that would leave no room for an action.")
+    max_media: Count = Field(default=32, description="Most images and videos of all observations of an episode; it "
+                             "ends (media) before an observation with more.")
+    max_pixels: Positive | None = Field(default=None, description="Most pixels of an image or frame of an observation; "
+                                        "a larger one is scaled down. model.max_pixels applies too.")
+    history: str = Field(default="full", pattern=r"^(full|last:[1-9][0-9]{0,3})$", description="Context of a turn: "
+                         "`full` = the episode so far; `last:k` = the prompt and the last k observations with the "
+                         "actions between them. With last:k each turn is a training row of its own, and an episode "
+                         "still counts once.")
 
     @property
     def last(self) -> int | None:
-        """Observations that a turn is asked under; None = all."""
+        """Observations in the context of a turn; None = all."""
         return None if self.history == "full" else int(self.history.partition(":")[2])
 
 
 class EnvironmentSettings(Settings):
-    """Which environment a task without one of its own has, and where environments run."""
+    """The environment of a task that has none of its own, and where environments run."""
 
-    name: tuple[str, ...] = Field(
-        default=(), description="An environment from outside, for a task that has none of its own (docs/environments.md"
-        "): path/file.py:Class or module:Class (called with the sample), gym:FrozenLake-v1, openenv:http://host:8000, "
-        "mcp:http://host:8000/mcp or mcp:command and its arguments. Several servers as a list; episodes are spread "
-        "over those that answer. Empty = the task's own.")
-    options: Mapping[str, Any] = Field(
-        default_factory=dict, description="Arguments of environment.name: of the class, of the gymnasium environment, "
-        "or those in docs/environments.md.")
-    workers: Positive = Field(default=2, description="Processes of their own that environments run in (Linux; "
-                              "elsewhere the training process, without time limits). Several episodes share each, "
-                              "one call at a time; environments that wait need as many as wait at once.")
+    name: tuple[str, ...] = Field(default=(), description="External environment for a task without one of its own "
+                                  "(docs/environments.md): path/file.py:Class or module:Class (called with the "
+                                  "sample), gym:FrozenLake-v1, openenv:http://host:8000, mcp:http://host:8000/mcp or "
+                                  "mcp:command and its arguments. Several servers as a list; episodes are spread over "
+                                  "those that respond. Empty = the task's own.")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="Arguments of environment.name: those of the "
+                                       "class or gymnasium environment, or those in docs/environments.md.")
+    workers: Positive = Field(default=2, description="Worker processes for environments (on Linux; elsewhere they run "
+                              "in the training process, without time limits). Several episodes share a worker, one "
+                              "call at a time, so environments that wait for something need more workers.")
     order: Literal["auto", "fixed", "arrival"] = Field(
-        default="auto", description="fixed: all episodes act, then all their environments answer, so a resumed run is "
-        "the undisturbed one. arrival: the model goes on with those whose environments have answered while others "
-        "wait; which answers are written side by side depends on the clock, and so do their last bits. auto: fixed "
-        "with engine.name=hf, else arrival.")
-    step_s: float = Field(default=60.0, gt=0, description="Seconds that one step of an environment may take. Its "
-                          "process is ended then and started again; the episode is not scored.")
-    reset_s: float = Field(default=120.0, gt=0, description="Seconds that a reset may take.")
+        default="auto", description="fixed: all episodes act, then all their environments respond, so a resumed run "
+        "equals an uninterrupted one. arrival: the model continues with the episodes whose environments have responded "
+        "while others wait; batches, and so the last bits of probabilities, then depend on timing. auto: fixed with "
+        "engine.name=hf, else arrival.")
+    step_s: float = Field(default=60.0, gt=0, description="Timeout of one step of an environment in seconds. Its "
+                          "process is then killed and restarted; the episode is not scored.")
+    reset_s: float = Field(default=120.0, gt=0, description="Timeout of a reset in seconds.")
 
     @field_validator("name", mode="before")
     @classmethod

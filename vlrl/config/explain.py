@@ -1,4 +1,4 @@
-"""What is wrong with the settings of a config, and the way out, in words."""
+"""Validation errors as messages: what is wrong with a setting, and the way out."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from vlrl.config.base import Settings
-from vlrl.config.other_names import known_as, known_below
+from vlrl.config.other_names import translation, translations_below
 from vlrl.config.schema import Config
 from vlrl.config.sections import model_of
-from vlrl.config.value_hints import meant
+from vlrl.config.value_hints import value_hint
 from vlrl.errors import did_you_mean
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
-_SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
+_SHORT.maxstring = _SHORT.maxother = 300  # characters of a value in a message
 
 
 def explained(error: Any) -> str:
-    """One error of pydantic, as `name=value: what is wrong and what may be written`."""
+    """One error of pydantic as a message `name=value: what is wrong, and the way out`."""
     loc = [str(part) for part in error["loc"]]
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":
         known = _names_at(loc[:-1])
-        near = known_as(name) or did_you_mean(loc[-1], known) + known_below(name, error.get("input"))
+        near = translation(name) or did_you_mean(loc[-1], known) + translations_below(name, error.get("input"))
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:
@@ -35,14 +35,14 @@ def explained(error: Any) -> str:
         message = "a text is needed, and YAML reads no, off, yes and on as false and true: put it in quotes"
     if error["type"] == "invalid_key":
         return f"unknown setting '{name}': the name of a setting is a text"
-    message = meant(name, error.get("input")) or message
+    message = value_hint(name, error.get("input")) or message
     return f"{name}={value}: {message}" if loc else message
 
 
 def _names_at(loc: Sequence[str]) -> list[str]:
     model: Any = Config
     for part in loc:
-        if part.isdecimal():  # a place in a list
+        if part.isdecimal():  # an index of a list
             continue
         info = next((info for name, info in model.model_fields.items() if part == (info.alias or name)), None)
         model = (model_of(info) or info.annotation) if info else Settings

@@ -1,11 +1,12 @@
-"""Reads settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
+"""Reads settings from YAML files with `extends:` and `key=value` overrides.
 
-A config file holds only what differs from the defaults in schema.py; `extends: other.yaml` (relative to the file, or
-else one of those that come with vlrl, by name) is read first; of a list of files later ones win. Paths follow paths.py.
-`tasks.0.weight=2` sets one item's field of a list; an item of `stages` may extend files too. Of a config with several
-`tasks`, `task=LABEL` leaves one.
+A config file holds only the differences from the defaults in schema.py. `extends: other.yaml` (relative to the file, or
+the name of a config that comes with vlrl) is read first; in a list of files later ones win. Paths follow paths.py.
+`tasks.0.weight=2` sets a field of one item of a list; items of `stages` may extend files too. In a config with several
+`tasks`, `task=LABEL` selects one.
+
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
-with a suggestion. The resolved copy is saved in the run folder.
+with a suggestion. The resolved config is saved in the run folder.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import vlrl
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.base import Named
 from vlrl.config.merging import merge
-from vlrl.config.paths import placed
+from vlrl.config.paths import resolve_paths
 from vlrl.config.plain import plain
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
 from vlrl.config.yaml_text import parse as _parse
@@ -36,17 +37,17 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
     Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty,
     and a run folder as `model.name` to its newest checkpoint.
     """
-    path = located(path)
-    tree = _laid(_read(path), [*map(_split, overrides), *plain(settings or {}).items()])
+    path = find_config(path)
+    tree = _overridden(_read(path), [*map(_split, overrides), *plain(settings or {}).items()])
     tree.setdefault("run", {})
-    if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
+    if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # not false, a mistake
         tree["run"]["dir"] = str(Path("runs") / path.stem)
     return _with_stages(_with_model(validate(tree)))
 
 
 def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
-    """Reads a config file; settings as words ("train.lr=1e-5") or keywords (steps=20, rollout={"group_size": 4}, and
-    dotted ones as **{"rollout.group_size": 4}).
+    """Reads a config file; overrides are words ("train.lr=1e-5") or keywords (steps=20, rollout={"group_size": 4}, and
+    dotted names as **{"rollout.group_size": 4}).
 
     Raises ConfigError naming the setting, its value and the way out. An empty `run.dir` becomes `runs/<stem>`.
     """
@@ -54,8 +55,9 @@ def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
 
 
 def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Config:
-    """Gives the config of a file's path, of a Config or of nested dictionaries (which may say `extends`), with
-    `settings` laid on it as by load_config. Only a path gives `run.dir` a default. Raises ConfigError."""
+    """The config of a path, a Config or nested dictionaries (which may say `extends`), overridden by `settings` as in
+    load_config. `run.dir` gets a default only from a path. Raises ConfigError.
+    """
     if isinstance(source, (str, os.PathLike)):
         return load(source, (), settings)
     if isinstance(source, Config):
@@ -67,29 +69,27 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
         tree = tree if parents is None else merge(_parents(Path(), parents, "extends", ()), tree)
     else:
         raise ConfigError(f"a config is a path, a Config or a dictionary of settings, not {type(source).__name__}")
-    return _with_stages(_with_model(validate(_laid(tree, list(plain(settings).items())))))
+    return _with_stages(_with_model(validate(_overridden(tree, list(plain(settings).items())))))
 
 
 def _with_model(loaded: Config) -> Config:
-    """Returns the config with a run folder as `model.name` resolved to a checkpoint."""
+    """The config with a run folder as `model.name` resolved to its newest checkpoint."""
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
 
-    name = model_folder(loaded.model.name)  # fixed now, so that a resumed run begins with the same weights
+    name = model_folder(loaded.model.name)  # resolved now, so that a resumed run has the same initial weights
     return loaded.model_copy(update={"model": loaded.model.model_copy(update={"name": name})})
 
 
 def _with_stages(loaded: Config) -> Config:
-    """Returns the config; raises ConfigError where a stage of it has settings that cannot be."""
+    """Returns the config. Raises ConfigError where the settings of a stage are invalid."""
     stages_of(loaded)
     return loaded
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
-    """Returns a Config from nested dictionaries; raises ConfigError for unknown keys, wrong types and values out of
-    range.
-    """
+    """A Config from nested dictionaries. Raises ConfigError for unknown keys, wrong types and values out of range."""
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -99,14 +99,12 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def derived(config: Config, **sections: Any) -> Config:
-    """Returns the settings with other sections, checked as those of a file are: a run writes them, and reads them when
-    it goes on.
-    """
+    """The config with some sections replaced, validated like a file, as a run writes it and reads it on resume."""
     return validate(plain(config.model_copy(update=sections)))
 
 
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
-    """Returns each stage with its settings: those of the run, with its own laid on them, in a folder below the run's.
+    """Each stage with its config: the run's settings overridden by its own, in a folder below the run's.
 
     model.name is that of the run. Raises ConfigError naming the stage.
     """
@@ -126,78 +124,76 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 
 
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
-    """Returns a setting times a factor; a whole number stays one. Raises ConfigError where it is no number."""
+    """A setting times a factor, rounded up for integers. Raises ConfigError where it is not a number."""
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"times.{name}={factor:g}: {name} is {value!r}, no number; name a setting that is one, e.g. "
+        raise ConfigError(f"times.{name}={factor:g}: {name} is {value!r}, not a number; name a numeric setting, e.g. "
                           "times={rollout.max_new_tokens: 0.5}")
     return max(math.ceil(value * factor), 1) if isinstance(value, int) else value * factor
 
 
 def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
-    """Raises ConfigError where the last of some stages has nothing to do, or nothing to do it with."""
+    """Raises ConfigError where the last of `stages` contradicts itself or those before it."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
     if config.model.name != model:
-        raise ConfigError(f"{where}: model.name={config.model.name!r} is not that of the run, {model!r}: the stages of "
-                          "a run go on from each other. Set it beside stages; begin=start begins a stage with it")
+        raise ConfigError(f"{where}: model.name={config.model.name!r} is not that of the run, {model!r}: stages start "
+                          "from each other's weights. Set it outside of stages; begin=start starts a stage from it")
     if stage.begin not in ("before", "start", *before):
-        raise ConfigError(f"{where}: begin={stage.begin!r} is no earlier stage."
+        raise ConfigError(f"{where}: begin={stage.begin!r} is not an earlier stage."
                           f"{did_you_mean(stage.begin, ['before', 'start', *before])} Known: "
                           f"{', '.join(['before', 'start', *before])}")
     if stage.kind == "merge":
         other = config.merge.other
         if not before:
-            raise ConfigError(f"{where}: kind=merge averages the weights of the stage before with others, and there is "
-                              "no stage before")
+            raise ConfigError(f"{where}: kind=merge averages the weights of the previous stage with others, and there "
+                              "is no previous stage")
         if other not in ("start", *before) and not os.path.isdir(other):
-            raise ConfigError(f"{where}: merge.other={other!r} is no earlier stage and no folder."
+            raise ConfigError(f"{where}: merge.other={other!r} is neither an earlier stage nor a folder."
                               f"{did_you_mean(other, ['start', *before])} Earlier stages: {', '.join(before)}")
         if other == before[-1]:
-            raise ConfigError(f"{where}: merge.other={other!r} is the stage before, which is merged anyway: name "
+            raise ConfigError(f"{where}: merge.other={other!r} is the previous stage, which is merged anyway: name "
                               "another one, or start")
     if stage.kind == "rounds" and config.tasks:
-        raise ConfigError(f"{where}: kind=rounds draws answers to one task, and this config has several: leave one "
-                          f"({', '.join(entry.label for entry in config.tasks)}) with tasks=null and task")
+        raise ConfigError(f"{where}: kind=rounds samples answers to one task, and this config has several: select "
+                          f"one ({', '.join(entry.label for entry in config.tasks)}) with tasks=null and task")
     if stage.hand_over == "best" and not (config.save.best and config.eval.samples and config.eval.splits):
         raise ConfigError(f"{where}: hand_over=best needs evaluations and save.best: set eval.samples, eval.splits and "
-                          "save.best, or leave it out")
+                          "save.best, or remove it")
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Returns lines `name: old -> new` for the settings whose change forbids a resume (schema.RESUMABLE names the
-    others).
-    """
-    a, b = lasting(old), lasting(new)
+    """Lines `name: old -> new` for the settings whose change prevents a resume (all but schema.RESUMABLE)."""
+    a, b = fixed_settings(old), fixed_settings(new)
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
 
 
-def lasting(config: Config) -> dict[str, Any]:
-    """Returns the settings that stay the same for the whole of a run, by dotted name."""
+def fixed_settings(config: Config) -> dict[str, Any]:
+    """Dotted name -> value of the settings that must not change during a run."""
     return {k: v for k, v in _flatten(config.model_dump(mode="json")).items() if not resumable(k)}
 
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
-    """Raises RunError where a supervised run is to go on as an RL run, or the other way round."""
+    """Raises RunError where a supervised run would be resumed as an RL run, or the other way round."""
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
-        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its "
+        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to start from its "
                        f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
                        "here (the old run is kept in a folder beside it).")
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """Returns (name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
+    """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
     from vlrl.config.descriptions import describe as of_model
 
     return list(of_model(Config))
 
 
-def located(name: str | Path) -> Path:
-    """Returns the file of a config: the one of that path, else the one that comes with vlrl and has that name. Raises
-    ConfigError where there is none, and where several of vlrl's have the name.
+def find_config(name: str | Path) -> Path:
+    """The file of a config: at that path, else the one of that name that comes with vlrl. Raises ConfigError where
+    there is none, or several of vlrl's have the name.
     """
     path = Path(name)
     if os.path.isfile(path):  # Path.is_file raises for a name that is too long
@@ -205,7 +201,7 @@ def located(name: str | Path) -> Path:
     if not os.path.exists(path) and (own := shipped(str(name))):
         return own
     if os.path.exists(path):
-        kind = "a folder" if os.path.isdir(path) else "no regular file"
+        kind = "a folder" if os.path.isdir(path) else "not a regular file"
         raise ConfigError(f"config {str(path)!r} is {kind}: name a YAML file, e.g. configs/quickstart.yaml")
     known = {p.name: f"configs/{_of_vlrl(p)}" for p in shipped_configs()}
     if os.path.isdir(path.parent):
@@ -216,8 +212,8 @@ def located(name: str | Path) -> Path:
 
 
 def shipped(name: str) -> Path | None:
-    """Returns the file of a config that comes with vlrl, by its path in configs/ or the end of that: "tiny.yaml",
-    "gui/gui_g1.yaml", "gui_g1.yaml"; None without one. Raises ConfigError where several end so.
+    """The file of a config that comes with vlrl, by its path in configs/ or the end of that ("gui/gui_g1.yaml" or
+    "gui_g1.yaml"); None without one. Raises ConfigError where several match.
     """
     name = os.path.normpath(name).removeprefix("configs/")
     place = vlrl.HOME / "configs" / name
@@ -225,7 +221,8 @@ def shipped(name: str) -> Path | None:
         return place
     fitting = [path for path in shipped_configs() if f"/{_of_vlrl(path)}".endswith(f"/{name}")]
     if len(fitting) > 1:
-        raise ConfigError(f"{name!r} is the name of several configs of vlrl: write {_either(map(_of_vlrl, fitting))}")
+        listed = " or ".join(map(_of_vlrl, fitting))
+        raise ConfigError(f"{name!r} is the name of several configs of vlrl: write {listed}")
     return fitting[0] if fitting else None
 
 
@@ -233,13 +230,8 @@ def _of_vlrl(path: Path) -> str:
     return path.relative_to(vlrl.HOME / "configs").as_posix()
 
 
-def _either(words: Iterable[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} or {last}"
-
-
 def shipped_configs() -> list[Path]:
-    """Returns every config that comes with vlrl; the files of launchers are none."""
+    """Every config that comes with vlrl; files for launchers are no configs."""
     return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml"))
             if path.parent.name not in ("accelerate", "skypilot")]
 
@@ -250,24 +242,24 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         tree = _parse(path.read_text(encoding="utf-8")) or {}
     except UnicodeDecodeError:
-        raise ConfigError(f"cannot read config {path}: it is no UTF-8 text. Save it as UTF-8.") from None
+        raise ConfigError(f"cannot read config {path}: it is not UTF-8. Save it as UTF-8.") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read config {path}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(tree, dict):
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
-        raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
+        raise ConfigError(f"config {path} must contain settings as 'key: value', not {kind}")
     parents = tree.pop("extends", None)
     if "preset" in tree:
-        from vlrl.config.presets import taken
+        from vlrl.config.presets import extract_preset
 
-        tree = taken(tree, path)
-    tree = _with_bases_of_stages(placed(tree, path.parent), path.parent, f"{path}: stages")
+        tree = extract_preset(tree, path)
+    tree = _with_bases_of_stages(resolve_paths(tree, path.parent), path.parent, f"{path}: stages")
     return tree if parents is None else merge(
         _parents(path.parent, parents, f"{path}: extends", (*visited, path.resolve())), tree)
 
 
 def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> dict[str, Any]:
-    """Returns the tree with each item of `stages` laid on the files that it extends."""
+    """Merges each item of `stages` over the files that it extends."""
     if not isinstance(tree.get("stages"), list):
         return tree
     laid = [merge(_parents(folder, stage["extends"], f"{origin}.{i}.extends", ()),
@@ -277,24 +269,24 @@ def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> di
 
 
 def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...]) -> dict[str, Any]:
-    """Returns what the files that `extends` names hold together: one, or a list in which later ones win."""
+    """The merged settings of the file, or list of files, that `extends` names; later ones win."""
     tree: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
         base = folder / str(parent)
         if not os.path.isfile(base):
             base = shipped(str(parent))
         if base is None:
-            from vlrl.config.presets import moved
+            from vlrl.config.presets import moved_hint
 
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
             raise ConfigError(f"{origin}: {parent!r} does not exist (it is relative to the file that names "
-                              f"it, or names one of vlrl's).{moved(str(parent)) or near}")
+                              f"it, or names one of vlrl's).{moved_hint(str(parent)) or near}")
         tree = merge(tree, _read(base, visited))
     return tree
 
 
 def _split(word: str) -> tuple[str, Any]:
-    """Returns the setting and the value of a `key=value` word."""
+    """The name and value of a `key=value` override."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
@@ -304,18 +296,19 @@ def _split(word: str) -> tuple[str, Any]:
         raise ConfigError(f"{key}: cannot read the value {text!r}: {error}") from None
 
 
-def _laid(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the tree with settings laid on it, names first, those of one stage last."""
+def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Applies overrides: names first, those of single stages last."""
     for key, value in sorted(_names_first(given), key=lambda setting: setting[0].startswith("stages.")):
         tree = _override(tree, key, value)
         if isinstance(tree.get("stages"), list):
-            tree = {**tree, "stages": [_reached(stage, key, value) for stage in tree["stages"]]}
+            tree = {**tree, "stages": [_stage_override(stage, key, value) for stage in tree["stages"]]}
     return tree
 
 
-def _reached(stage: Any, key: str, value: Any) -> Any:
-    """Returns a stage with a setting of the command line in the place of its own one: what is said there holds for
-    every stage. Files that bring the stages themselves are not laid on them.
+def _stage_override(stage: Any, key: str, value: Any) -> Any:
+    """Applies an override of the run to a stage that sets the same section, so that it holds for every stage.
+
+    Files that define the stages themselves are not merged into them.
     """
     first = key.partition(".")[0]
     if not isinstance(stage, Mapping) or first in ("stages", *StageEntry.model_fields):
@@ -327,12 +320,12 @@ def _reached(stage: Any, key: str, value: Any) -> Any:
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Returns the tree with one setting laid on it; `extends` lays a whole config file on it."""
+    """Applies one override; `extends` merges a complete config file."""
     if key == "extends":
         return merge(tree, _parents(Path(), value, "extends", ()))
     label = value if key in ("task", "task.name") and isinstance(value, str) else ""
     if label and tree.get("tasks"):
-        return _alone(tree, label)
+        return _select_task(tree, label)
     first, _, rest = key.partition(".")
     if (rest or isinstance(value, Mapping)) and first in SHORT and isinstance(tree.get(first), str):
         tree = {**tree, first: {"name": tree[first]}}
@@ -342,8 +335,8 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return merge(tree, given)
 
 
-def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """Returns the tree with one of its `tasks`, by label, as its `task`."""
+def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
+    """Selects one of `tasks`, by label, as the `task`."""
     entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
     given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
@@ -358,8 +351,8 @@ def _alone(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
 
 
 def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Returns a name drops the options of the old one, so `algo.loss.cap=5 algo.loss=cispo` is taken as if turned
-    round.
+    """Sorts overrides so that names come before their options, as a new name drops the options of the old one:
+    `algo.loss.cap=5 algo.loss=cispo` works in any order.
     """
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
              for key, info in model.model_fields.items() for end in ("", ".name") if info.annotation is Named}

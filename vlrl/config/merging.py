@@ -1,4 +1,4 @@
-"""Settings laid on settings, as a config file on what it extends, or a stage on its run."""
+"""Merging of settings: a config file over the one that it extends, overrides over a file, a stage over its run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from vlrl.errors import ConfigError
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
-    """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
-    {"0": {...}}, changes these items of a list; the names of `presets` add up.
+    """Merges `over` into `base`: dictionaries are merged, everything else is replaced.
 
-    `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
-    the options of the old one.
+    A dictionary of indices such as {"0": {...}} changes these items of a list; the names in `presets` accumulate.
+    `model` is the model of these settings. Where it has a Named, the curriculum or the engine, a new name drops the
+    options of the old one.
     """
     out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
     for key, value in over.items():
         old, kind = out.get(key), kind_of(model, key)
+        is_section = isinstance(kind, type) and issubclass(kind, Settings)  # {} changes nothing; else it clears
         if kind is Named and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
             out[key] = _merge_named(old, value)
         elif kind is CurriculumSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
@@ -32,39 +33,33 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
             out[key] = merge_engine(old, value)
         elif key == "presets" and model is Config and isinstance(old, list) and isinstance(value, list):
             out[key] = [*dict.fromkeys([*old, *value])]
-        elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
+        elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_index, value)):
             out[key] = _merge_items(key, old, value)
-        elif isinstance(old, Mapping) and isinstance(value, Mapping) and (value or _is_section(kind)):
+        elif isinstance(old, Mapping) and isinstance(value, Mapping) and (value or is_section):
             out[key] = merge(old, value, kind)
         else:
             out[key] = value
     return out
 
 
-def _is_section(kind: Any) -> bool:
-    """Returns whether a setting is a section of settings, of which an empty one changes nothing; an empty dictionary of
-    one's own keys (environment.options={}) clears it."""
-    return isinstance(kind, type) and issubclass(kind, Settings)
-
-
-def _is_place(key: Any) -> bool:
+def _is_index(key: Any) -> bool:
     return isinstance(key, str) and key.isascii() and key.isdecimal()
 
 
 def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
-    """Returns a list with some of its items changed; an item that is a name gets settings beside it."""
+    """A list with some of its items changed; an item that is a name becomes a dictionary with that name."""
     out = list(old)
-    for place, value in over.items():
-        if int(place) >= len(out):
-            raise ConfigError(f"{key}.{place}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
-        item: Any = {"name": out[int(place)]} if isinstance(out[int(place)], str) else out[int(place)]
-        out[int(place)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
+    for index, value in over.items():
+        if int(index) >= len(out):
+            raise ConfigError(f"{key}.{index}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
+        item: Any = {"name": out[int(index)]} if isinstance(out[int(index)], str) else out[int(index)]
+        out[int(index)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
     return out
 
 
 def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the
-    same one, and the later word holds.
+    """The settings algo.* without a clip range that `over` sets again: algo.clip_low and algo.loss.clip_low are the
+    same setting, and the later one counts.
     """
     out, later = dict(base), over.get("loss")
     for name in CLIPS:
@@ -82,7 +77,7 @@ def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) ->
 
 
 def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Another sampler drops the options of the old one; the filters, which stand beside them, stay."""
+    """A new sampler drops the options of the old one, but not the filters."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = CurriculumSettings().name
     if after.get("name", before.get("name", default)) != before.get("name", default):
@@ -91,7 +86,7 @@ def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any
 
 
 def kind_of(model: Any, key: str) -> Any:
-    """Returns what a setting of a model is; of one that may be null what it is otherwise."""
+    """The type of a setting of a model; for an optional setting the type besides None."""
     info = getattr(model, "model_fields", {}).get(key)
     if info is None:
         return None

@@ -1,6 +1,6 @@
-"""What settings are called in TRL, EasyR1, verl and VLM-R1; for the message about an unknown setting.
+"""Names of settings in TRL, EasyR1, verl and VLM-R1, for messages about unknown settings.
 
-docs/coming-from.md has the same names with the differences in meaning.
+docs/coming-from.md lists the same names, with differences in meaning.
 """
 
 from __future__ import annotations
@@ -86,24 +86,22 @@ _NAMES = {
     "algo.critic.gamma": "gamma",
     "algo.critic.lam": "lam",
 }
-"""Setting -> its names elsewhere, the last word of each, or the whole where that word alone is another one."""
+"""Setting -> its names elsewhere: the part after the last dot, or the full name where that part is ambiguous."""
 
 
 _MOST = 5
-"""Settings of one section that a message translates."""
+"""Settings of a section that a message translates at most."""
 
 
-def known_as(name: str) -> str:
-    """Returns `" Here it is train.lr (docs/coming-from.md)."` for a setting of others, by its last word; "" for any
-    other.
-    """
+def translation(name: str) -> str:
+    """`" Here it is train.lr (docs/coming-from.md)."` for a setting of another framework; "" for any other name."""
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
 
 
-def known_below(name: str, value: Any) -> str:
-    """Returns `" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings in a section of
-    others.
+def translations_below(name: str, value: Any) -> str:
+    """`" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings below a section of another
+    framework; "" for any other name.
     """
     hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
     more = ", ..." if hints[_MOST:] else ""

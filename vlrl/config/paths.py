@@ -1,7 +1,7 @@
-"""Paths in a config file: relative to the file's folder first, else to the working directory.
+"""Paths in a config file are relative to the file's folder, or else to the working directory.
 
-Paths on the command line, and `run.dir`, which is written, are relative to the working directory alone. A pattern
-(`rows-*.jsonl`) counts as found when it fits a file.
+Paths on the command line, and `run.dir`, are relative to the working directory only. A pattern (`rows-*.jsonl`) counts
+as found where it matches a file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,28 @@ _SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", 
              ("data", "media_roots"), ("model", "name"), ("engine", "key_file")}
 _CODE = re.compile(r"(?s)(.+\.py)(:\w+)?")
 _folders: dict[str, Path] = {}
-"""Relative path that neither place has -> the folder of the config file that names it; for messages."""
+"""Relative path found in neither folder -> folder of the config file that names it; for messages."""
 
 
-def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the settings of a config file in `folder`, with each path that lies there joined to it.
+def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The settings of a config file in `folder`, with each path that exists there joined to it.
 
-    Paths are the settings listed above, in `tasks` too, and every `path/file.py:name`.
+    Paths are the settings in _SETTINGS, in `tasks` too, and every `path/file.py:name`.
     """
-    return {key: _placed(value, folder, ("", str(key))) for key, value in tree.items()}
+    return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 
-def tried(value: str) -> str:
-    """Returns the places a relative path was looked for in, as `" (looked for as /a/rows.jsonl and /b/rows.jsonl)"`; ""
-    where there was one place.
-    """
+def searched_in(value: str) -> str:
+    """The two paths at which a relative path was looked for, as the end of a message; "" where there was only one."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 
 
-def _placed(value: Any, folder: Path, at: tuple[str, str]) -> Any:
+def _resolved(value: Any, folder: Path, at: tuple[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _placed(item, folder, (at[1], str(key))) for key, item in value.items()}
+        return {key: _resolved(item, folder, (at[1], str(key))) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_placed(item, folder, at) for item in value]
+        return [_resolved(item, folder, at) for item in value]
     if not isinstance(value, str) or not value or "\0" in value:
         return value
     code = _CODE.fullmatch(value)
@@ -52,22 +50,19 @@ def _placed(value: Any, folder: Path, at: tuple[str, str]) -> Any:
 def _located(path: str, folder: Path) -> str:
     if os.path.isabs(path) or folder.resolve() == Path.cwd():
         return path
-    if _is_there(folder / path):
+    if _exists(folder / path):
         return str(folder / path)
-    if not _is_there(Path(path)):
+    if not _exists(Path(path)):
         _folders[os.path.normpath(path)] = folder
     return path
 
 
-def _is_there(path: Path) -> bool:
-    return os.path.exists(path) or split_of_folder(str(path)) is not None or next(_fitting(path), None) is not None
+def _exists(path: Path) -> bool:
+    return os.path.exists(path) or split_of_folder(str(path)) is not None or (
+        glob.has_magic(str(path)) and next(glob.iglob(str(path)), None) is not None)
 
 
 def split_of_folder(name: str) -> tuple[str, str] | None:
-    """Returns an existing folder and the split of it that a name means, as folder@train; None for other names."""
+    """The (folder, split) of a name like folder@train, where the folder exists; None for other names."""
     match = re.fullmatch(r"(?s)(.+)@(\w[\w-]*)", name)
     return (match[1], match[2]) if match and os.path.isdir(match[1]) else None
-
-
-def _fitting(path: Path) -> Iterator[str]:
-    return glob.iglob(str(path)) if glob.has_magic(str(path)) else iter(())

@@ -1,4 +1,4 @@
-"""Settings as plain values and as YAML: what a run writes as its config.yaml is read as the same settings."""
+"""Settings as plain values and as YAML, which reads back as the same settings (config.yaml of a run)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vlrl.errors import ConfigError
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Returns nested settings as the values that YAML holds: a path as its text, a number of NumPy as Python's own.
+    """Nested settings as values of YAML: paths as texts, numbers of NumPy as Python's.
 
-    Raises ConfigError naming the setting for what no file can say.
+    Raises ConfigError naming the setting for any other value.
     """
     if isinstance(value, BaseModel):
         return plain(value.model_dump(), name)
@@ -36,5 +36,5 @@ def plain(value: Any, name: str = "") -> Any:
 
 
 def dump(config: BaseModel) -> str:
-    """Returns the resolved config as YAML."""
+    """The resolved config as YAML."""
     return yaml.safe_dump(plain(config), sort_keys=False)

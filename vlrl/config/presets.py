@@ -1,13 +1,13 @@
-"""Presets: files of configs/algorithms, curricula and stages that lie on any config, and what each says of itself.
+"""Presets: files in configs/algorithms, curricula and stages that extend any config, with a header about themselves.
 
     preset:
-      for: recall.yaml                              # a shipped config on which it is its paper's method
-      needs: {episodes: its credit is by turn}      # what a config has to give (NEEDS), and why
-      cost: a pass of the reference                 # beside the run without it
+      for: recall.yaml                              # a shipped config with which it is its paper's method
+      needs: {episodes: its credit is by turn}      # what a config has to provide (NEEDS), and why
+      cost: a pass of the reference                 # compared with the run without it
       paper: arXiv 2505.10978
 
-The loader takes this section out of the settings and notes the name of the file in `presets`, so that a run can say
-what its presets need and its config does not give (tools/machine/needs.py).
+The loader moves this section out of the settings and adds the name of the file to `presets`, so that a run can report
+needs of its presets that its config does not meet (tools/machine/needs.py).
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from vlrl.errors import ConfigError, did_you_mean
 
 SECTION = "preset"
 KINDS = {"algorithms": "algorithm", "curricula": "curriculum", "stages": "stages"}
-"""Folder of configs -> kind of the presets in it."""
+"""Folder in configs/ -> kind of its presets."""
 NEEDS = {
     "episodes": "a task with an environment",
     "answers": "a task of single answers",
     "tasks": "several tasks",
-    "parts": "so many reward parts that count",
+    "parts": "this many reward parts with a weight",
     "part": "a reward part of this name",
     "prompt": "a prompt that holds this text",
     "gate": "task.combine=gate:...",
     "field": "rows with this field",
     "setting": "this setting",
     "reasoning": "given solutions that reason before their final answer",
-    "mismatch": "an engine other than hf, 16 bits, or weights that are older than those that train",
-    "reference_reward": "a reward that asks the reference",
-    "knobs": "a task that makes its samples by difficulty",
-    "tokens": "rollout.max_new_tokens of at least so many",
-    "writes": "answers that hold this; settings cannot tell",
-    "unbuilt": "what this version does not have",
+    "mismatch": "an engine other than hf, 16 bits, or completions sampled by older weights",
+    "reference_reward": "a reward that uses the reference policy",
+    "knobs": "a task that generates samples by difficulty",
+    "tokens": "rollout.max_new_tokens of at least this number",
+    "writes": "answers that contain this, which settings cannot show",
+    "unbuilt": "something that this version does not have",
 }
-"""First word of a need -> what it asks for; the words behind it say which."""
+"""First word of a need -> what it asks for; the rest of the need says which."""
 _WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
 MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
-"""Presets of earlier versions -> where what they set is now."""
+"""Presets of earlier versions -> the preset that replaces them."""
 
 
 class Header(Settings):
@@ -69,7 +69,7 @@ class Header(Settings):
                 raise ValueError(f"the need {need!r} is not known.{did_you_mean(word, NEEDS)} Known: "
                                  f"{', '.join(NEEDS)}")
             if bool(which) == (word in _WITHOUT_WORDS):
-                raise ValueError(f"the need {word!r} takes {'no word' if which else 'a word'} behind it: "
+                raise ValueError(f"the need {word!r} takes {'no argument' if which else 'an argument'}: "
                                  f"{NEEDS[word]}")
             if word in ("parts", "tokens") and not which.isdecimal():
                 raise ValueError(f"the need {need!r} takes a number")
@@ -92,9 +92,9 @@ class Preset:
         return {"name": out.pop("name"), "kind": out.pop("kind"), "for": out.pop("task"), **out}
 
 
-def taken(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Returns the settings of a file, with its section `preset` replaced by its name in `presets`. Raises ConfigError
-    for a section that says something else than a Header.
+def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of a file with its section `preset` replaced by its name in `presets`. Raises ConfigError where the
+    section is not a valid Header.
     """
     out = dict(tree)
     if SECTION in out:
@@ -104,14 +104,14 @@ def taken(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """Returns what a preset is called: the file, relative to the shipped configs where it is one."""
+    """The name of a preset: its path, relative to configs/ for one that comes with vlrl."""
     home = (vlrl.HOME / "configs").resolve()
     path = path.resolve()
     return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
 
 
-def of(name: str) -> Preset | None:
-    """Returns a preset by the name that `presets` has of it; None where the file is gone, or is none any more."""
+def find_preset(name: str) -> Preset | None:
+    """The preset of a name in `presets`; None where the file no longer exists or is no preset."""
     path = vlrl.HOME / "configs" / name
     if not path.is_file():
         return None
@@ -124,14 +124,14 @@ def of(name: str) -> Preset | None:
 
 
 def shipped() -> list[Preset]:
-    """Returns every preset that comes with vlrl, by kind and name."""
+    """Every preset that comes with vlrl, by kind and name."""
     files = [path for folder in KINDS for path in sorted((vlrl.HOME / "configs" / folder).glob("*.yaml"))]
-    return [preset for path in files if (preset := of(name_of(path)))]
+    return [preset for path in files if (preset := find_preset(name_of(path)))]
 
 
-def moved(name: str) -> str:
-    """Returns words for a preset that an earlier version had; "" for any other name."""
-    return next((f" It is {now} now." for old, now in MOVED.items() if f"/{name}".endswith(f"/{old}")), "")
+def moved_hint(name: str) -> str:
+    """The end of a message about a preset that an earlier version had; "" for any other name."""
+    return next((f" It is now {now}." for old, now in MOVED.items() if f"/{name}".endswith(f"/{old}")), "")
 
 
 def _checked(section: Any, path: Path) -> Header:
@@ -141,4 +141,4 @@ def _checked(section: Any, path: Path) -> Header:
         first = error.errors()[0]
         at = ".".join([SECTION, *map(str, first["loc"])])
         raise ConfigError(f"{path}: {at}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}. A "
-                          "preset says for, needs, cost and paper") from None
+                          "preset has the fields for, needs, cost and paper") from None

@@ -1,5 +1,4 @@
-"""Anyone's own code: variants by name, `module:function` or `path/file.py:function`, where it failed, and where its
-prints go."""
+"""Functions and classes by name, `module:name` or `path/file.py:name`, and the handling of users' code."""
 
 from __future__ import annotations
 
@@ -17,27 +16,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vlrl.config.paths import tried
+from vlrl.config.paths import searched_in
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 
 _NOT_OWN = ("<", str(Path(__file__).parents[1]) + os.sep, *{sysconfig.get_path(k) + os.sep
                                                         for k in ("stdlib", "purelib", "platlib")})
 
 FILE_MODULE = "vlrl_user_file_"
-"""How the names of modules from files begin."""
+"""Prefix of the names of modules from files."""
 
 FOLDERS: set[Path] = set()
-"""On sys.path only because a task file was loaded from there; what lies in them is not installed."""
+"""Folders that are on sys.path only because a file was loaded from them."""
 
 
 class MissingFile(ConfigError):
-    """There is no file to take code from."""
+    """A file with code does not exist."""
 
 
 class Table(MutableMapping[str, Any]):
-    """Variants by name, of which a text `module:name` says where one is: its module is imported when it is looked up.
+    """Variants by name. An entry may be a text `module:name`, whose module is imported when the entry is looked up.
 
-    What a run does not ask for is not loaded, and a package names what lies above it without importing it.
+    So a run loads only what it uses, and a package can name modules of higher layers without importing them.
     """
 
     def __init__(self, entries: Mapping[str, Any]):
@@ -45,7 +44,10 @@ class Table(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         entry = self._entries[name]
-        return _named(entry) if isinstance(entry, str) else entry
+        if not isinstance(entry, str):
+            return entry
+        name, _, attribute = entry.partition(":")
+        return getattr(module(name), attribute)
 
     def __setitem__(self, name: str, entry: Any) -> None:
         self._entries[name] = entry
@@ -66,26 +68,20 @@ class Table(MutableMapping[str, Any]):
         return Table({**self._entries, **(more._entries if isinstance(more, Table) else more)})
 
 
-def _named(where: str) -> Any:
-    """Returns what a text `module:name` of a table stands for."""
-    name, _, attribute = where.partition(":")
-    return getattr(module(name), attribute)
-
-
 def module(name: str) -> ModuleType:
-    """Imports a module by its name: the one place where that is done."""
+    """Imports a module by its name; nothing else does."""
     return importlib.import_module(name)
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns the function or class that `name` stands for. Raises ConfigError naming `setting` when there is none."""
+    """The function or class of a name. Raises ConfigError naming `setting` where there is none."""
     if name in table:
         return table[name]
     place, colon, attribute = name.partition(":")
     if not colon:
-        from vlrl.config.value_hints import preset_of
+        from vlrl.config.value_hints import preset_hint
 
-        raise ConfigError(f"{setting}={name!r} is not known.{preset_of(setting, name) or did_you_mean(name, table)} "
+        raise ConfigError(f"{setting}={name!r} is not known.{preset_hint(setting, name) or did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")
     try:
         own = file_module(Path(place)) if place.endswith(".py") else module(place)
@@ -93,7 +89,7 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
         raise ConfigError(f"{setting}={name!r}: {error}") from None
     except VlrlError:
         raise
-    except (Exception, SystemExit) as error:  # the module is anyone's code
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         what = failure(error)
         if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
             what += ". A module must be importable; for a file write path/file.py:name."
@@ -108,14 +104,14 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 
 def file_module(path: Path) -> ModuleType:
-    """Returns the module that a file holds, run once a process. Raises MissingFile, and whatever the file raises.
+    """The module of a file, executed once per process. Raises MissingFile, and whatever the file raises.
 
-    It can import its neighbours by name: its folder comes last on sys.path, so that none of them hides another module.
+    It can import modules of its folder, which is appended to sys.path so that none of them shadows another module.
     """
     if not os.path.isfile(path):
-        raise MissingFile(f"the file {str(path)!r} does not exist{tried(str(path))}")
+        raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
     path = path.resolve()
-    # named by its path, so that two files of one name, or one called like a library, never meet
+    # named by its path, so that files of the same name, or named like a library, do not collide
     name = f"{FILE_MODULE}{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -136,9 +132,9 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """Returns what went wrong and where in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
+    """An error and its location in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
 
-    The place is the last one outside the library and the installed packages; without any it is left out.
+    The location is the last frame outside of vlrl and installed packages; without any it is omitted.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
@@ -146,21 +142,19 @@ def failure(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Returns `path/file.py:3: `, the last place outside the library and the installed packages; "" without any."""
+    """`path/file.py:3: `, the last frame outside of vlrl and installed packages; "" without any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""
 
 
 def _is_own(filename: str) -> bool:
-    """Returns whether code is the user's: neither vlrl's nor of a package installed anywhere, in another environment
-    too.
-    """
+    """Whether code is the user's: neither vlrl's nor of a package installed in any environment."""
     return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Sends what own code prints to standard error: standard output is for results. Also a decorator."""
+    """Redirects prints of users' code to standard error, as standard output is for results. Also a decorator."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

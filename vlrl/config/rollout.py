@@ -1,5 +1,6 @@
-"""The settings `rollout.*`, `async.*` and `curriculum.*`: how and when answers are drawn, to which prompts, and which
-are learned from."""
+"""The settings `rollout.*`, `async.*` and `curriculum.*`: sampling of completions, and the choice of prompts and
+groups.
+"""
 
 from __future__ import annotations
 
@@ -12,44 +13,41 @@ from vlrl.config.algo import AlgoSettings
 from vlrl.config.base import Count, MethodSettings, Named, Positive, Settings
 from vlrl.config.sections import default_of, section
 
-
-def _factor(value: Any) -> Any:
-    """Returns a number as the fixed factor of curriculum.oversample."""
-    return {"name": "fixed", "factor": value} if isinstance(value, (int, float)) else value
+_FACTOR = BeforeValidator(lambda v: {"name": "fixed", "factor": v} if isinstance(v, (int, float)) else v)
+"""curriculum.oversample=2 is short for the fixed factor 2."""
 
 
 class RolloutSettings(Settings):
-    """How many answers a step draws, how they are sampled, and how often they are learned from."""
+    """How many completions a step samples, how, and how often they are trained on."""
 
-    prompts_per_step: Positive = Field(default=32, description="Prompts a step, over all processes.")
-    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Answers per prompt.")
-    max_new_tokens: Positive = Field(default=512, description="Most tokens of one answer.")
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training uses the same.")
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="Texts that end an answer; they stay part of it. Evaluations use them too.")
-    thinking_budget: Positive | None = Field(
-        default=None, description="Tokens after which an answer without </think> gets rollout.thinking_end, and goes "
-        "on from there. Evaluations use it too.")
-    thinking_end: str = Field(
-        default="\n</think>\n", description="Text that ends thinking over budget; it is not learned from. "
-        "</think><answer> forces an answer as GLM-4.1V-Thinking does (2507.01006).")
-    step_tokens: Positive | None = Field(
-        default=None, description="Most tokens of an answer that one step writes: a longer one goes on in the next "
-        "step, and its group waits for it. Only what its last step wrote is learned from. Evaluations write whole "
-        "answers.")
-    score_ahead: bool = Field(
-        default=True, description="Score finished groups in a thread while others are generated; false for a task that "
-        "works in the main thread only.")
+    prompts_per_step: Positive = Field(default=32, description="Prompts per step, over all processes.")
+    group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Completions per prompt.")
+    max_new_tokens: Positive = Field(default=512, description="Most tokens of a completion.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training computes "
+                               "log-probabilities at the same one.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), description="Stop strings; they remain "
+                                                                  "part of the completion. Evaluations use them too.")
+    thinking_budget: Positive | None = Field(default=None, description="Tokens after which rollout.thinking_end is "
+                                             "appended to a completion without </think>, which then continues. "
+                                             "Evaluations use it too.")
+    thinking_end: str = Field(default="\n</think>\n", description="Text that ends thinking over budget; it is not "
+                              "trained on. </think><answer> forces an answer as GLM-4.1V-Thinking does (2507.01006).")
+    step_tokens: Positive | None = Field(default=None, description="Partial rollouts: most tokens of a completion that "
+                                         "one step generates. A longer one continues in the next step, and its group "
+                                         "waits for it; only the tokens of its last step are trained on. Evaluations "
+                                         "generate complete answers.")
+    score_ahead: bool = Field(default=True, description="Score finished groups in a thread while others are generated; "
+                              "false for tasks that work in the main thread only.")
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(
         default_factory=default_of("rollout.forget"))
     branch: Annotated[SerializeAsAny[MethodSettings], section("rollout.branch")] = Field(
         default_factory=default_of("rollout.branch"))
-    updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
+    updates: Positive = Field(default=1, description="Passes over each batch of rollouts (epochs of PPO).")
     minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
 
     @property
     def one_update(self) -> bool:
-        """Whether a batch of rollouts has one optimizer step, so that the policy is the one at its start."""
+        """Whether a batch of rollouts has one optimizer step, so that the policy is still the one that sampled."""
         return self.updates * self.minibatches == 1
 
     @model_validator(mode="after")
@@ -59,62 +57,63 @@ class RolloutSettings(Settings):
                              f"{self.max_new_tokens}, so it would never apply: lower it, or set it to null")
         if self.step_tokens is not None and self.step_tokens >= self.max_new_tokens:
             raise ValueError(f"rollout.step_tokens={self.step_tokens} is not below rollout.max_new_tokens="
-                             f"{self.max_new_tokens}, so every answer ends in its first step: lower it, or set it to "
-                             "null")
+                             f"{self.max_new_tokens}, so every completion ends in its first step: lower it, or set it "
+                             "to null")
         if "</think>" not in self.thinking_end:
-            raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
-                             "go on: add it")
+            raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not contain </think>, so thinking "
+                             "would not end: add it")
         return self
 
 
 class AsyncSettings(Settings):
-    """Generation beside the update: answers of later steps are drawn while a step learns (docs/asynchronous.md)."""
+    """Generation during the update: completions of later steps are sampled meanwhile (docs/asynchronous.md)."""
 
-    max_staleness: Count = Field(
-        default=0, description="Most steps between the weights that sample an answer and those that learn from it. 0 = "
-        "generate, then learn; 1 = the answers of a step are drawn while the step before it learns; more = so many "
-        "steps are drawn ahead, and the engine takes new weights as rarely. Needs algo.correction; the hf engine keeps "
-        "a copy of the model for it.")
+    max_staleness: Count = Field(default=0, description="Most steps between the weights that sample a completion and "
+                                 "the weights trained on it. 0 = generate, then update; 1 = a step's completions are "
+                                 "sampled during the update of the step before; n = sampling is up to n steps ahead, "
+                                 "and the engine gets new weights every n steps. Requires algo.correction; the hf "
+                                 "engine keeps a copy of the model for it.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Returns why other settings forbid it, and the way out; "" where nothing does."""
+        """Why other settings exclude it, with the way out; "" where none does."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
         if rollout.step_tokens is not None:
-            return (f"async.max_staleness={most} draws a step's answers before it is known which of "
-                    f"rollout.step_tokens={rollout.step_tokens} go on from the step before: leave "
-                    f"rollout.step_tokens out, or {off}")
+            return (f"async.max_staleness={most} samples the completions of a step before it is known which ones of "
+                    f"the step before continue (rollout.step_tokens={rollout.step_tokens}): remove "
+                    f"rollout.step_tokens, or {off}")
         if not algo.corrected:
-            return (f"async.max_staleness={most} learns from answers of older weights, and with algo.correction=none "
-                    f"algo.loss={algo.loss.name} takes them for answers of its own. Set algo.correction=token_truncate "
+            return (f"async.max_staleness={most} trains on completions of older weights, but with algo.correction=none "
+                    f"algo.loss={algo.loss.name} treats them as its own. Set algo.correction=token_truncate "
                     f"(extends=algorithms/decoupled_ppo.yaml is the decoupled objective), or {off}")
         return ""
 
 
 class CurriculumSettings(Settings):
-    """Which samples are drawn, and which groups are learned from. Further keys are options of the sampler."""
+    """Which samples are drawn, and which groups are trained on. Further keys are options of the sampler."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    name: str = Field(default="uniform", min_length=1, description="What draws the prompts: uniform, sequential, sec, "
-                      "... (docs/curriculum.md) or own module:Class. Its options stand beside: `curriculum.alpha=0.5`.")
-    keep: Named = Field(
-        default=Named(name="all"), description="Which groups are trained on; others are refilled. all; mixed: those "
-        "that give some answer an advantage; some_right: those with right and wrong answers; pass_range: pass rates "
-        "from low to high; std_ema: rewards that vary enough beside those of earlier steps; or own module:function.")
-    max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step to replace groups "
-                               "that are not kept.")
-    oversample: Annotated[Named, BeforeValidator(_factor)] = Field(
-        default=Named(name="fixed"), description="Groups drawn for each one wanted: a number from 1 on, or ema: 1 / "
-        "the share of groups that were neither all right nor all wrong, smoothed.")
-    select: Named = Field(
-        default=Named(name="first"), description="Which of more kept groups than are wanted are trained on: first, "
-        "nearest_half (pass rate), most_varied (rewards), or own module:function.")
-    part: str | None = Field(
-        default=None, min_length=1, description="The reward part that says whether an answer is correct, to "
-        "objectives, curricula, difficulty and evaluations alike; null = what the task names as its outcome.")
-    pass_at: float | None = Field(default=None, description="An answer is correct when that part is at least this "
-                                  "much; null = the task's threshold, 0.5 for another part than its own.")
+    name: str = Field(default="uniform", min_length=1, description="Sampler of prompts: uniform, sequential, sec, ... "
+                      "(docs/curriculum.md) or your own module:Class. Its options are further keys: "
+                      "`curriculum.alpha=0.5`.")
+    keep: Named = Field(default=Named(name="all"), description="Which groups are trained on; the others are replaced "
+                        "by new ones. all; mixed: groups with a non-zero advantage; some_right: groups with right and "
+                        "wrong answers; pass_range: pass rates from low to high; std_ema: rewards that vary enough "
+                        "compared with earlier steps; or your own module:function.")
+    max_refills: Count = Field(default=3, description="Most additional rounds of generation in a step to replace "
+                               "groups that are not kept.")
+    oversample: Annotated[Named, _FACTOR] = Field(
+        default=Named(name="fixed"), description="Groups sampled per group needed: a number of at least 1, or ema: 1 / "
+        "the smoothed share of groups that were neither all right nor all wrong.")
+    select: Named = Field(default=Named(name="first"), description="Which groups are trained on where more are kept "
+                          "than needed: first, nearest_half (pass rate), most_varied (rewards), or your own "
+                          "module:function.")
+    part: str | None = Field(default=None, min_length=1, description="The reward part that decides whether an answer "
+                             "is correct, in objectives, curricula, difficulty and evaluations; null = the task's "
+                             "outcome.")
+    pass_at: float | None = Field(default=None, description="An answer is correct where that part is at least this "
+                                  "large; null = the task's threshold, or 0.5 for a part that the task does not name.")
 
     @property
     def sampler(self) -> Named:
@@ -122,13 +121,13 @@ class CurriculumSettings(Settings):
         return Named(name=self.name, **(self.model_extra or {}))
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields groups drawn for a choice that is not made, and a choice that has none."""
+        """Oversampling without a selection, and a selection without oversampling."""
         oversample, select = self.oversample, self.select
         alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
             oversample.name == "ema" and oversample.options.get("most", 4) == 1)
         if select != type(self).model_fields["select"].default and alone:
-            yield ("curriculum.select", select, "curriculum.oversample=1 never draws more groups than are wanted")
+            yield ("curriculum.select", select, "curriculum.oversample=1 never samples more groups than needed")
         unchosen = self.keep.name == "all" and select.name == "first"
         if not alone and unchosen and self.name in ("uniform", "sequential"):
             yield ("curriculum.oversample", oversample, "curriculum.keep=all and curriculum.select=first train on the "
-                   "first groups, and the others are thrown away")
+                   "first groups and drop the others")

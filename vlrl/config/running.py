@@ -1,5 +1,5 @@
-"""The settings `run.*`, `eval.*`, `save.*`, `store.*`, `log.*` and `limits.*`: where a run lies, what it measures and
-keeps, what it shows, and where it stops."""
+"""The settings `run.*`, `eval.*`, `save.*`, `store.*`, `log.*` and `limits.*`: the run folder, evaluations,
+checkpoints, stored rollouts, logging, and limits at which a run stops."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from vlrl.config.base import Count, Fraction, NonNegative, Positive, Settings
 
 
 class RunSettings(Settings):
-    """Where the run lies."""
+    """The run folder, and what may start in it."""
 
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
-    steal_lock: bool = Field(
-        default=False, description="Take a run folder whose run on another host gives no sign of life for three "
-        "minutes, as after a crash of that host. A run that lives keeps its folder.")
-    checks: Literal["stop", "warn"] = Field(
-        default="stop", description="What the checks of the first samples do (media that no prompt shows, a prompt "
-        "without what `score` reads, a perfect answer below the maximum; docs/write-a-task.md): stop the run before "
-        "the model is loaded, or warn.")
+    steal_lock: bool = Field(default=False, description="Take over a run folder that is locked by a run on another "
+                             "host without a heartbeat for three minutes, e.g. after a crash of that host. A live run "
+                             "keeps its folder.")
+    checks: Literal["stop", "warn"] = Field(default="stop", description="What to do about errors found in the first "
+                                            "samples (media that no prompt shows, a prompt without the tags that "
+                                            "`score` reads, a perfect answer below the maximum; docs/write-a-task.md): "
+                                            "stop the run before the model is loaded, or warn.")
 
 
 class EvalSettings(Settings):
-    """Measuring on splits that are not trained on."""
+    """Evaluations during training."""
 
-    every: Count = Field(default=0, description="Steps between evaluations; 0 = before and after only.")
+    every: Count = Field(default=0, description="Steps between evaluations; 0 = only before and after training.")
     samples: Count = Field(default=256, description="Samples per split; 0 = no evaluation.")
-    splits: tuple[str, ...] = Field(default=("heldout",), description="Splits evaluated.")
-    temperature: NonNegative = Field(default=0.0, description="0 = greedy.")
+    splits: tuple[str, ...] = Field(default=("heldout",), description="Splits to evaluate on.")
+    temperature: NonNegative = Field(default=0.0, description="Sampling temperature; 0 = greedy.")
 
     @field_validator("splits")
     @classmethod
     def _each_once(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
         twice = [name for i, name in enumerate(splits) if name in splits[:i]]
         if twice:
-            raise ValueError(f"eval.splits={list(splits)}: '{twice[0]}' stands there twice; name each split once")
+            raise ValueError(f"eval.splits={list(splits)}: '{twice[0]}' is given twice; name each split once")
         return splits
 
 
@@ -45,82 +45,78 @@ class SaveSettings(Settings):
     """Checkpoints (docs/long-runs.md)."""
 
     every: Count = Field(default=50, description="Steps between checkpoints; the last step is always saved.")
-    keep: Positive = Field(default=2, description="Most checkpoints kept.")
-    best: str = Field(
-        default="reward/mean", description="Metric of eval.jsonl of the first of eval.splits: the checkpoint with its "
-        "highest value (of `loss`, which supervised runs have, the lowest) is kept besides, as checkpoints/best. Empty "
-        "= none.")
-    background: bool = Field(
-        default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
-        "and written while training goes on. Where that much memory is not free, or with false, training waits.")
-    grace: NonNegative = Field(
-        default=20.0, description="Seconds that the step in flight may take after SIGTERM, SIGUSR1 or SIGHUP before it "
-        "is given up. After Ctrl-C it may take as long as it likes.")
+    keep: Positive = Field(default=2, description="Checkpoints to keep, the newest ones.")
+    best: str = Field(default="reward/mean", description="Metric in eval.jsonl, for the first of eval.splits: the "
+                      "checkpoint with its highest value (lowest for `loss`, in supervised runs) is kept in addition, "
+                      "as checkpoints/best. Empty = none.")
+    background: bool = Field(default=True, description="Copy weights and optimizer state to host memory (12 bytes per "
+                             "trainable parameter) and write them while training continues. Without that much free "
+                             "memory, or with false, training waits.")
+    grace: NonNegative = Field(default=20.0, description="Seconds after SIGTERM, SIGUSR1 or SIGHUP in which the "
+                               "current step may finish before it is abandoned. After Ctrl-C there is no limit.")
 
 
 class StoreSettings(Settings):
-    """What the run folder keeps of the rollouts."""
+    """What is stored of the rollouts."""
 
-    media: Literal["copy", "link", "none"] = Field(default="copy", description="How media enters the run folder.")
-    rollouts: bool = Field(default=True, description="Write every rollout.")
-    alternatives: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=0, description="Most probable tokens kept beside each trained one, for the viewer; 0 = none.")
+    media: Literal["copy", "link", "none"] = Field(default="copy", description="How media are stored in the run "
+                                                   "folder: copied, as links, or not.")
+    rollouts: bool = Field(default=True, description="Store every rollout.")
+    alternatives: Annotated[int, Field(ge=0, le=100)] = Field(default=0, description="Most probable tokens to store "
+                                                              "for each trained token, for the inspector; 0 = none.")
 
 
 class LogSettings(Settings):
-    """What is shown and sent while the run goes on."""
+    """What is printed and sent to trackers during the run."""
 
     trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
-        default=(), description="Where metrics are sent besides metrics.jsonl.")
-    project: str = Field(default="vlrl", description="Project name at the trackers.")
-    pictures: Count = Field(
-        default=0, description="Groups of which trackers get the pictures with the boxes of target and answers and a "
-        "table of answers and reward parts, and with them histograms over the step; at every evaluation, and in "
-        "training every log.pictures_every steps. 0 = none. Whoever may look at the tracker sees the data.")
-    pictures_every: Positive = Field(default=10, description="Steps of training between pictures of log.pictures.")
-    samples_every: Count = Field(default=10, description="Steps between printed sample answers; 0 = never.")
+        default=(), description="Trackers that get the metrics, in addition to metrics.jsonl.")
+    project: str = Field(default="vlrl", description="Project name in the trackers.")
+    pictures: Count = Field(default=0, description="Number of groups whose images (with the boxes of target and "
+                            "answers), answers and reward parts are sent to the trackers, with histograms over the "
+                            "step: at every evaluation, and in training every log.pictures_every steps. 0 = none. "
+                            "Anyone with access to the tracker sees the data.")
+    pictures_every: Positive = Field(default=10, description="Training steps between the images of log.pictures.")
+    samples_every: Count = Field(default=10, description="Steps between printed sample completions; 0 = never.")
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields pictures that no tracker gets."""
+        """Images that no tracker gets."""
         if self.pictures and not self.trackers:
             yield "log.pictures", self.pictures, "log.trackers=[]: no tracker gets them"
 
 
 class LimitsSettings(Settings):
-    """Where a run stops, or leaves something out, instead of going wrong."""
+    """Limits at which a run stops or skips something, and timeouts."""
 
-    prompt_tokens: Positive = Field(default=16384, description="A longer prompt is rejected at load, never truncated.")
-    rejected: Fraction = Field(
-        default=0.5, description="Stop when more than this share of the drawn prompts is rejected.")
-    score_errors: Fraction = Field(
-        default=0.1, description="Stop when more than this share of a step's rollouts fails to score.")
-    environment_errors: Fraction = Field(
-        default=0.1, description="Stop when more than this share of a step's episodes ended with an error of their "
-        "environment. Such an episode is not scored, and counts nowhere else.")
-    service_errors: Fraction = Field(
-        default=0.5, description="Stop when a service, such as a judge, did not answer for more than this share of a "
-        "step's rollouts. Such a rollout is unscorable, and counts nowhere else.")
-    mismatch: NonNegative | None = Field(
-        default=None, description="Stop when mismatch/kl of a step, how far sampler and trainer disagree, is larger "
-        "per token; null = never. alerts.mismatch_above tells of it.")
-    nonfinite_steps: Count = Field(
-        default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
-        "stops when that happens in more than so many steps in a row; 0 = at the first one.")
-    score_s: NonNegative = Field(
-        default=60.0, description="Seconds that a task's code may take for one answer. It runs in a process of its own "
-        "(Linux), which is ended then and started again; the answer's reward is 0, and it counts as a scoring error. "
-        "0 = no limit, in the training process.")
-    stuck_s: NonNegative = Field(
-        default=7200.0, description="Stop, with the stacks of all threads on disk, when no phase of a step begins or "
-        "ends for so many seconds; 0 = never.")
-    image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is refused unread.")
-    video_pixels: Positive = Field(
-        default=2_000_000_000, description="A video whose sampled frames have more pixels together is refused unread; "
-        "they take three bytes each.")
-    media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
-    url_seconds: float = Field(
-        default=60.0, gt=0, description="A URL of data.urls that is not there after so long, redirects and further "
-        "tries included, is refused.")
+    prompt_tokens: Positive = Field(default=16384, description="A longer prompt is rejected, never truncated.")
+    rejected: Fraction = Field(default=0.5, description="Stop where more than this share of the drawn prompts is "
+                               "rejected.")
+    score_errors: Fraction = Field(default=0.1, description="Stop where scoring fails for more than this share of a "
+                                   "step's rollouts.")
+    environment_errors: Fraction = Field(default=0.1, description="Stop where more than this share of a step's "
+                                         "episodes ends with an error of the environment. Such episodes are not scored "
+                                         "and count in no other limit.")
+    service_errors: Fraction = Field(default=0.5, description="Stop where a service, such as a judge, does not respond "
+                                     "for more than this share of a step's rollouts. Such rollouts are not scored and "
+                                     "count in no other limit.")
+    mismatch: NonNegative | None = Field(default=None, description="Stop where mismatch/kl of a step, the KL per token "
+                                         "between sampler and trainer, is larger; null = never. alerts.mismatch_above "
+                                         "only alerts.")
+    nonfinite_steps: Count = Field(default=3, description="Optimizer steps with a NaN or infinite loss or gradient are "
+                                   "skipped; stop after more than this many consecutive steps in which that happens; 0 "
+                                   "= at the first one.")
+    score_s: NonNegative = Field(default=60.0, description="Timeout in seconds for scoring one answer. On Linux the "
+                                 "task's code runs in a process of its own, which is then killed and restarted; the "
+                                 "reward is 0 and counts as a scoring error. 0 = no limit, in the training process.")
+    stuck_s: NonNegative = Field(default=7200.0, description="Stop, and write the stacks of all threads to disk, where "
+                                 "no phase of a step begins or ends for this many seconds; 0 = never.")
+    image_pixels: Positive = Field(default=64_000_000, description="An image with more pixels is an error; it is not "
+                                   "decoded.")
+    video_pixels: Positive = Field(default=2_000_000_000, description="A video whose sampled frames have more pixels "
+                                   "in total is an error; it is not decoded. A pixel takes three bytes.")
+    media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is an error; it is not read.")
+    url_seconds: float = Field(default=60.0, gt=0, description="Timeout in seconds for a download (data.urls), "
+                               "redirects and retries included.")
     collective_s: Annotated[int, Field(ge=1, le=10**7)] = Field(
-        default=1800, description="With several processes: seconds that one waits for the others, e.g. for the longest "
-        "answers of a step, before the run ends with an error that names who was missing where.")
+        default=1800, description="With several processes: timeout in seconds for waiting for the others, e.g. for the "
+        "longest completions of a step; the error names the missing ranks and the collective.")

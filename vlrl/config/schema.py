@@ -1,6 +1,6 @@
-"""All settings of a run, `Config`: its sections, each in a module of its own, and rules over several of them.
+"""`Config`, all settings of a run: its sections, each defined in a module of its own, and rules across sections.
 
-Names, types, defaults and limits, and what each is for; loading.py reads them from files.
+Each setting has a name, type, default, bounds and description; loading.py reads settings from files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from vlrl.config.running import EvalSettings, LimitsSettings, LogSettings, RunSe
 from vlrl.config.sections import SECTIONS, active
 from vlrl.config.services import PLACES as SERVICE_PLACES
 from vlrl.config.services import ServicesSettings, with_reference
-from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
-from vlrl.config.stages import apart as stages_apart
-from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
-from vlrl.config.tasks import apart as tasks_apart
+from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry, check_stage_names
+from vlrl.config.tasks import TaskEntry, TaskSettings, check_labels, label_of
 
 __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AnswerType", "AsyncSettings", "Config", "CurriculumSettings",
            "DataSettings", "EngineSettings", "EnvironmentSettings", "EpisodeSettings", "EvalSettings",
@@ -37,13 +35,13 @@ RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts",
              "limits.nonfinite_steps", "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name",
              *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES),
              *(f"{name}.{place}" for name, entry in SECTIONS.items() for place in entry.places))
-"""Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
+"""Settings and sections that may differ between a checkpoint and the run that resumes from it."""
 SHORT = ("engine", "task", "curriculum")
-"""Top-level settings of which a text alone is the `name`."""
+"""Sections that may be given as a text, which is then their `name`."""
 
 
 def resumable(name: str) -> bool:
-    """Returns whether the setting `name`, e.g. engine.servers, may differ between a checkpoint and the run that resumes
+    """Whether the setting `name`, e.g. engine.servers, may differ between a checkpoint and the run that resumes from
     it.
     """
     return any(name == one or name.startswith(f"{one}.") for one in RESUMABLE)
@@ -53,21 +51,19 @@ class Config(Settings):
     """All settings of a run."""
 
     model_config = ConfigDict(serialize_by_alias=True)
-    steps: Count = Field(default=100, description="Training steps in all, those before a resume included.")
+    steps: Count = Field(default=100, description="Training steps in total, those before a resume included.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of sampling, data order and dropout.")
-    resume: Literal["auto", "never", "must"] = Field(
-        default="auto", description="auto: go on from the newest checkpoint if there is one; never: start over; must: "
-        "fail without one.")
-    tasks: tuple[TaskEntry, ...] = Field(
-        default=(), description="Several tasks instead of `task`, each with name, weight, label, data and what `task` "
-        "has (docs/tasks.md).")
-    stages: tuple[StageEntry, ...] = Field(
-        default=(), description="Parts that follow one another, each from the weights of the one before: a list of "
-        "name, kind (sft, rl, rounds, merge), begin, hand_over, and settings that override those beside it "
-        "(docs/stages.md).")
-    presets: tuple[str, ...] = Field(
-        default=(), description="The presets that these settings were made of, noted by the loader: what they need is "
-        "compared with the rest (`vlrl presets`).")
+    resume: Literal["auto", "never", "must"] = Field(default="auto", description="auto: resume from the newest "
+                                                     "checkpoint if there is one; never: start over; must: fail "
+                                                     "without a checkpoint.")
+    tasks: tuple[TaskEntry, ...] = Field(default=(), description="Several tasks in place of `task`, each with name, "
+                                         "weight, label, data and the settings of `task` (docs/tasks.md).")
+    stages: tuple[StageEntry, ...] = Field(default=(), description="Stages of the run, by default each from the "
+                                           "weights of the previous one: a list of name, kind (sft, rl, rounds, "
+                                           "merge), begin, hand_over, and settings that override those of the run "
+                                           "(docs/stages.md).")
+    presets: tuple[str, ...] = Field(default=(), description="The presets in these settings, recorded by the loader so "
+                                     "that their needs can be checked (`vlrl presets`).")
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
@@ -93,8 +89,8 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, values: Any) -> Any:
-        """Returns `engine: hf`, `task: grounding` and `curriculum: sec` are short for their `name`; `task: null` takes
-        away what a base says.
+        """Expands `engine: hf`, `task: grounding` and `curriculum: sec` to their `name`; `task: null` removes a base's
+        task.
         """
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
@@ -108,7 +104,7 @@ class Config(Settings):
             if not self.task.name:
                 given = next(iter(self.task.model_dump(exclude_defaults=True)))
                 raise ValueError(f"task.{given} is set, but this config has several tasks ({self.task_name}): set it "
-                                 f"of one of them, e.g. tasks.0.{given}")
+                                 f"for one of them, e.g. tasks.0.{given}")
             raise ValueError(f"task.name={self.task.name!r} and tasks ({self.task_name}) are both set, and a run has "
                              "one task or several: remove task (task=null), or tasks (tasks=null)")
         if not self.tasks and not self.task.name:
@@ -120,12 +116,11 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _each_apart(self) -> Config:
-        tasks_apart(self.tasks)
+        check_labels(self.tasks)
         if self.data.solutions and self.tasks:
-            raise ValueError(f"data.solutions={self.data.solutions!r} names rows by their place in the training split "
-                             "of one task, and this config has several: leave one of them (task=LABEL), or leave it "
-                             "out")
-        stages_apart(self.stages)
+            raise ValueError(f"data.solutions={self.data.solutions!r} refers to rows by their number in the training "
+                             "split of one task, and this config has several: select one (task=LABEL), or remove it")
+        check_stage_names(self.stages)
         return self
 
     @model_validator(mode="after")
@@ -137,10 +132,10 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _best_is_measured(self) -> Config:
-        usual = SaveSettings.model_fields["best"].default  # set by nobody, so nothing is promised
+        usual = SaveSettings.model_fields["best"].default  # the default promises nothing
         if self.save.best not in ("", usual) and not (self.eval.samples and self.eval.splits):
             raise ValueError(f"save.best={self.save.best!r} keeps the checkpoint of the best evaluation, but nothing "
-                             "is evaluated: set eval.samples (and eval.every), or take save.best away")
+                             "is evaluated: set eval.samples (and eval.every), or remove save.best")
         return self
 
     @property
@@ -150,12 +145,12 @@ class Config(Settings):
 
     @property
     def task_name(self) -> str:
-        """What is trained on, in a word: the task's name, or the labels of several."""
+        """The name of the task, or the labels of several."""
         return " + ".join(entry.label for entry in self.tasks) or self.task.name
 
     @property
     def shares(self) -> dict[str, float]:
-        """label -> weight of each task of several; {} where none has a weight, so that one sampler draws of all."""
+        """Label -> weight of each task; {} where none has a weight, so that one sampler draws from all tasks."""
         if all(entry.weight is None for entry in self.tasks):
             return {}
         return {entry.label: 1.0 if entry.weight is None else entry.weight for entry in self.tasks}
@@ -164,14 +159,14 @@ class Config(Settings):
     def _consistent(self) -> Config:
         if self.rollout.minibatches > self.rollout.prompts_per_step:
             raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
-                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a mini-batch would be empty; "
-                             "lower the one (a preset may set it) or raise the other")
+                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a minibatch would be empty; "
+                             "lower it (a preset may set it) or raise the other")
         low = self.model.min_pixels
         if low and low > self.limits.image_pixels:
             raise ValueError(f"model.min_pixels={low} enlarges every image beyond limits.image_pixels="
                              f"{self.limits.image_pixels}: lower it")
         most = self.engine.max_model_len
         if most is not None and most <= self.rollout.max_new_tokens:
-            raise ValueError(f"engine.max_model_len={most} leaves no room for a prompt beside rollout.max_new_tokens="
-                             f"{self.rollout.max_new_tokens}: raise the one, or lower the other")
+            raise ValueError(f"engine.max_model_len={most} leaves no room for a prompt in addition to "
+                             f"rollout.max_new_tokens={self.rollout.max_new_tokens}: raise it, or lower the other")
         return self

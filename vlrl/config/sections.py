@@ -1,12 +1,12 @@
-"""Sections of the config that belong to a method: the only list of methods. No torch.
+"""Sections of the config that belong to methods: the only list of methods. No torch.
 
-A method lies in a folder of its own: `settings.py`, a MethodSettings without torch, and the method itself
-(algo/method.py). Both are texts here. The settings are imported when the config sets the section, or where its default
-is not null; the method is, when its section is active.
+A method is a folder with `settings.py`, a MethodSettings without torch, and the method itself (algo/method.py). Both
+are named by text here. The settings are imported where the config sets the section or its default is not null, the
+method where its section is active.
 
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(default_factory=...)
 
-The order is that in which hooks are called and gradients are added.
+Hooks are called, and gradients added, in the order of SECTIONS.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from vlrl.config.registry import Table
 
 
 class Entry(NamedTuple):
-    """Where a section's settings and its method are, as `module:name`."""
+    """A section's settings and method, as `module:name`."""
 
     settings: str
     method: str
     places: tuple[str, ...] = ()
-    """Settings of it that say where and how long, and change no result: they may differ on resume."""
+    """Its settings that change no result (locations, timeouts), so they may differ on resume."""
 
 
 SECTIONS = {
@@ -48,39 +48,40 @@ _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 """Section -> the class of its method."""
 GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
-"""Names that answers of methods have among the variants of a sample: that of a second attempt (algo.guided), and of an
-answer whose place in the group one has taken."""
+"""Variants of rollouts made by methods: a second attempt (algo.guided), and a rollout that a second attempt has
+replaced in its group."""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",
 })
-"""What an advantage may require of a method (algo.inputs.requires) -> (config, advantage's name) -> why that is not
-there; "" where it is."""
+"""What an advantage may require of a method (algo.inputs.requires) -> function of (config, advantage's name) that
+returns why it is not available, or ""."""
 
 PAIRS = "bradley_terry"
-"""The loss of a run that learns to score answers from pairs of them."""
+"""The loss that trains a reward model on pairs of answers."""
 
 HEADS = Table({
     "algo.critic": "vlrl.methods.critic.gae:of_run",
     f"algo.loss={PAIRS}": "vlrl.methods.preferences.head:of_run",
 })
-"""Section, or function of the objective, -> (config, width, device) -> the head that it learns with (models/heads.py).
-"""
+"""Section, or loss, with a head of its own (models/heads.py) -> function of (config, width, device) that makes it."""
 WITHOUT_HEAD = {
     "algo.critic": "algo.critic=null and an advantage without a critic, such as algo.advantage=grpo",
     f"algo.loss={PAIRS}": "another algo.loss",
 }
-"""Key of HEADS -> the settings that ask for no head."""
+"""Key of HEADS -> settings that need no head."""
 
 
 def head_of(config: Any) -> str:
-    """Returns what asks for a head, as HEADS names it; "" where nothing does."""
+    """The key of HEADS that a config needs; "" where it needs no head."""
     asking = (*(name for name, _ in active(config)), f"algo.loss={config.algo.loss.name}")
     return next((name for name in asking if name in HEADS), "")
 
 
 class SectionMarker:
-    """What says in a field's annotation whose section it is; the values are checked by that section's settings."""
+    """Marks a field as the section of a method in its annotation; its values are validated by that section's
+    settings.
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -93,7 +94,7 @@ class SectionMarker:
         return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any, otherwise: Callable[[Any], Any]) -> Any:
-        """Null, where it is allowed, is left to the annotation."""
+        """Null, where allowed, is validated by the annotation."""
         return otherwise(value) if value is None else self.model.model_validate(value)
 
 
@@ -101,17 +102,17 @@ section = SectionMarker
 
 
 def default_of(name: str) -> Callable[[], MethodSettings]:
-    """Returns what makes the default of a section that is never null."""
+    """The factory for the default of a section that is never null."""
     return lambda: _SETTINGS[name]()
 
 
 def model_of(info: FieldInfo) -> type[MethodSettings] | None:
-    """Returns the settings of a field that is a section of a method; None for others."""
+    """The settings model of a field that is the section of a method; None for other fields."""
     return next((one.model for one in info.metadata if isinstance(one, SectionMarker)), None)
 
 
 def active(config: Any) -> Iterator[tuple[str, MethodSettings]]:
-    """Yields the sections that are in use, with their settings, in the order of SECTIONS."""
+    """The active sections with their settings, in the order of SECTIONS."""
     for name in SECTIONS:
         settings = config
         for field in name.split("."):

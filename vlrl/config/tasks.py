@@ -1,4 +1,4 @@
-"""The settings `task` and `tasks`."""
+"""The settings `task` and `tasks`: one task, or a mixture of several."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from vlrl.config.base import Names, Settings, refuse_bool
 
 
 class TaskSettings(BaseModel):
-    """`task.name` and what every task understands; further keys are the task's own fields."""
+    """`task.name` and the settings of every task; further keys are the task's own fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
     coordinates: Literal["auto", "original", "processed", "norm1000", "norm999", "norm1"] = Field(
         default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
-    rewards: dict[str, Any] = Field(
-        default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
-    parts: Names = Field(
-        default=(), description="Further reward parts, which any task can have, each a name or {name: ..., options}: "
-        "judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, principles, likelihood, consistency, "
-        "reward_model "
-        "(docs/services.md), or own file.py:function. task.rewards.<part> sets the weight.")
-    combine: str = Field(
-        default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
-        "is above 0) or gate:<part>>=<least>, max:<a>,<b> (the larger one, plus the rest), "
-        "tool_star:<format>,<accuracy>,<tools>, or own file.py:function(parts, weights); auto = the "
-        "task's own way, mostly sum.")
+    rewards: dict[str, Any] = Field(default_factory=dict, description="Weight of each reward part: a number, or a "
+                                    "schedule [[step, weight], ...] with linear interpolation.")
+    parts: Names = Field(default=(), description="Additional reward parts for any task, each a name or {name: ..., "
+                         "options}: judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, "
+                         "principles, likelihood, consistency, reward_model (docs/services.md), or your own "
+                         "file.py:function. task.rewards.<part> sets the weight.")
+    combine: str = Field(default="auto", description="How parts are combined into the reward: sum, product, "
+                         "gate:<part> (the others count only where it is above 0) or gate:<part>>=<least>, max:<a>,<b> "
+                         "(the larger of two, plus the rest), tool_star:<format>,<accuracy>,<tools>, or your own "
+                         "file.py:function(parts, weights); auto = as the task defines, usually sum.")
 
 
 class TaskData(Settings):
-    """The files of one task of several; null = what `data` says."""
+    """The data files of one task of several; null = as in `data`."""
 
-    train: str | None = Field(default=None, description="Instead of data.train.")
-    heldout: str | None = Field(default=None, description="Instead of data.heldout.")
-    root: str | None = Field(default=None, description="Instead of data.root.")
-    format: str | None = Field(default=None, description="Instead of data.format.")
-    columns: Mapping[str, str] | None = Field(default=None, description="Instead of data.columns.")
+    train: str | None = Field(default=None, description="Used in place of data.train.")
+    heldout: str | None = Field(default=None, description="Used in place of data.heldout.")
+    root: str | None = Field(default=None, description="Used in place of data.root.")
+    format: str | None = Field(default=None, description="Used in place of data.format.")
+    columns: Mapping[str, str] | None = Field(default=None, description="Used in place of data.columns.")
 
 
 class TaskEntry(TaskSettings):
-    """One task of several, in `tasks`: what `task` has, its share, its label, and its own data files."""
+    """One task of several, in `tasks`: the settings of `task`, a weight, a label, and data files of its own."""
 
-    weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
-        default=None, description="Its share of the draws, relative to the others; null = 1 where another has one.")
-    label: str = Field(default="", description="What it is called; empty = the last part of its name.")
+    weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(default=None, description="Share of the drawn "
+                                                                 "prompts, relative to the other tasks; null = 1 where "
+                                                                 "another task has a weight.")
+    label: str = Field(default="", description="Name in metrics and commands; empty = the last part of the task's "
+                       "name.")
     data: TaskData = TaskData()
 
     @model_validator(mode="before")
@@ -69,7 +69,7 @@ class TaskEntry(TaskSettings):
     def _plain(cls, label: str) -> str:
         if not re.fullmatch(r"(?=.*\w)[\w.-]{1,60}", label) or label in _METRIC_GROUPS:
             raise ValueError("a label has 1 to 60 letters, digits, '_', '-' or '.', and is none of "
-                             f"{', '.join(_METRIC_GROUPS)}, by which metrics begin")
+                             f"{', '.join(_METRIC_GROUPS)}, which are prefixes of metrics")
         return label
 
     @model_validator(mode="after")
@@ -84,20 +84,20 @@ _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "var
 
 
 def label_of(name: str) -> str:
-    """Returns what a task is called by default: the last part of its name, without the file's suffix."""
+    """The default label of a task: the last part of its name, without the file's suffix."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         location = Path(location).stem
     return re.sub(r"[^\w.-]+", "-", attribute or location.rpartition(".")[2])[:60]
 
 
-def apart(tasks: Sequence[TaskEntry]) -> None:
-    """Raises ValueError where two tasks have one label, or none is ever drawn."""
+def check_labels(tasks: Sequence[TaskEntry]) -> None:
+    """Raises ValueError where two tasks have the same label, or no task would ever be drawn."""
     labels = [entry.label for entry in tasks]
     for i, label in enumerate(labels):
         if label in labels[:i]:
             first = labels.index(label)
             raise ValueError(f"tasks.{first}.name={tasks[first].name!r} and tasks.{i}.name={tasks[i].name!r} are both "
-                             f"called {label!r}: give one another label, e.g. tasks.{i}.label={label}-{i}")
+                             f"labelled {label!r}: change the label of one, e.g. tasks.{i}.label={label}-{i}")
     if tasks and all(entry.weight == 0 for entry in tasks):
-        raise ValueError("tasks: every weight is 0, so nothing would be drawn; give one a weight above 0")
+        raise ValueError("tasks: every weight is 0, so no prompt would be drawn; give one task a weight above 0")

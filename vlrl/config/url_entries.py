@@ -1,4 +1,4 @@
-"""The entries of `data.urls`: hosts that media may be downloaded from; and URLs in messages. No torch."""
+"""The entries of `data.urls`, hosts that media may be downloaded from; and URLs in messages. No torch."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from urllib.parse import urlsplit, urlunsplit
 from vlrl.errors import ConfigError
 
 PORTS = {"https": 443, "http": 80}
-"""Schemes that media may be downloaded by, and their default ports."""
+"""Allowed schemes -> default port."""
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
 _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?\Z")
 
 
 @cache
-def parts(entry: str) -> dict[str, Any]:
-    """scheme, any (of its subdomains), host and port of an entry of data.urls. Raises ConfigError."""
+def parse_entry(entry: str) -> dict[str, Any]:
+    """{scheme, any (subdomain), host, port} of an entry of data.urls. Raises ConfigError."""
     match = _ENTRY.match(entry)
-    host = plain_host(match["host"]) if match else None
+    host = normalised_host(match["host"]) if match else None
     port = int(match["port"]) if match and match["port"] else 0
     if not match or host is None or port > 65535:
-        raise ConfigError(f"data.urls: {entry[:100]!r} is no host; write images.example.org, *.example.org, "
+        raise ConfigError(f"data.urls: {entry[:100]!r} is not a host; write images.example.org, *.example.org, "
                           "example.org:8443, or http://example.org where it has no https")
     return {"scheme": (match["scheme"] or "https://")[:-3], "any": bool(match["any"]), "host": host, "port": port}
 
 
-def plain_host(host: str) -> str | None:
-    """Returns a host in lower case; None for what is neither a name nor an address as it is usually written."""
+def normalised_host(host: str) -> str | None:
+    """A host in lower case; None where it is neither a name nor an address in its usual form."""
     host = host.lower().strip("[]").removesuffix(".")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host)) if "%" not in host else None
@@ -39,8 +39,8 @@ def plain_host(host: str) -> str | None:
     return host if _HOST.match(host) and not numeric else None
 
 
-def shown(url: str) -> str:
-    """Returns a URL as it may be printed: without what may be a secret (user, password, query, fragment)."""
+def redacted(url: str) -> str:
+    """A URL for messages, without parts that may be secret (user, password, query, fragment)."""
     try:
         split = urlsplit(url)
         host = split.netloc.rpartition("@")[2]

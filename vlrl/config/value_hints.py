@@ -1,4 +1,4 @@
-"""What was meant by a value of the wrong kind, as the end of a message: a class for its name, a number for a name."""
+"""Hints for values of a wrong kind, e.g. a class in place of its name or a number in place of a name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
 """Section -> folder of its presets."""
 
 
-def meant(setting: str, value: Any) -> str:
-    """What to write instead of the value of a setting; "" where nothing is known."""
+def value_hint(setting: str, value: Any) -> str:
+    """What to write in place of a setting's value; "" where that is not known."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
                 f"{value.__name__}")
@@ -31,7 +31,7 @@ def meant(setting: str, value: Any) -> str:
     return ""
 
 
-def preset_of(setting: str, name: str) -> str:
+def preset_hint(setting: str, name: str) -> str:
     """`" There is a preset of that name: extends=algorithms/grpo.yaml."`, or "" where none has it."""
     folder = _PRESETS.get(setting.partition(".")[0], "")
     file = Path(folder, f"{name}.yaml")

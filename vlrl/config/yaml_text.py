@@ -1,4 +1,4 @@
-"""YAML texts with errors that name the line: each key of a mapping once, and merge keys that bring no flood."""
+"""YAML with errors that name the line, without duplicate keys, and with limits on aliases and merge keys."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import yaml
 from yaml.composer import ComposerError
 
 MOST_VALUES = 100_000
-"""Values of a text, each alias (`*name`) counted with all that it stands for: few lines can stand for billions."""
+"""Limit on the values of a text with all aliases (`*name`) expanded: a few lines can expand to billions."""
 MOST_MERGED = 10_000
-"""Keys that the merge keys (`<<`) of a config may bring."""
+"""Limit on the keys that merge keys (`<<`) of a config add."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a mapping has each key once; YAML's own loader lets the last one win. Merged mappings (`<<`) may
-    bring so many keys, as each of a chain of them brings all of the one before."""
+    """A loader that refuses duplicate keys, where YAML's own takes the last one, and too many merged keys (`<<`), which
+    grow along a chain of merges.
+    """
 
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
-        """Adds merged keys to the mapping's own, which win, as the first of several merged ones does. PyYAML 6.0.4
-        itself lets what a merged mapping has merged win over its own.
+        """Adds merged keys to the mapping's own. Own keys win, then those of the first merged mapping; in PyYAML 6.0.4
+        keys that a merged mapping has merged itself win over its own.
         """
         merged = next((value for key, value in node.value if key.tag == _MERGE), None)
         node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
@@ -51,14 +52,14 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
-                raise ComposerError(None, None, f"line {line}: the key '{name}' stands in line {lines[name]} already; "
+                raise ComposerError(None, None, f"line {line}: the key '{name}' is already in line {lines[name]}; "
                                     "keep one of them", None)
             lines[name] = line
         return node
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
-    """Returns the number of values below a node. Raises ComposerError for more than MOST_VALUES, or a circle."""
+    """The number of values below a node. Raises ComposerError for more than MOST_VALUES, or a cycle."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (count := known.get(id(node))) is None:
@@ -73,7 +74,7 @@ def _count(node: Any, known: dict[int, int]) -> int:
 
 
 def parse(text: str) -> Any:
-    """Returns the value of a YAML text. Raises ValueError that says what is wrong with it."""
+    """The value of a YAML text. Raises ValueError with the reason."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:

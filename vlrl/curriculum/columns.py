@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.paths import tried
+from vlrl.config.paths import searched_in
 from vlrl.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Columns:
     def __init__(self, name: str):
         self.path = Path(name)
         if not os.path.isfile(self.path):
-            raise ConfigError(f"data.difficulty={name!r}: this file does not exist{tried(name)}; `vlrl data "
+            raise ConfigError(f"data.difficulty={name!r}: this file does not exist{searched_in(name)}; `vlrl data "
                               "difficulty` writes one")
         self._read: tuple[dict[str, int], dict[str, dict[int, Any]]] | None = None
         self._reported = False

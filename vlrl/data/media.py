@@ -25,7 +25,7 @@ from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
 
 from vlrl.config.registry import Table
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.config.url_entries import shown
+from vlrl.config.url_entries import redacted
 from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import EmbeddedMedia
 from vlrl.errors import DataError, VlrlError
@@ -199,7 +199,7 @@ def missing_file(path: str | Path) -> str:
 
 def _refuse_url(path: str) -> None:
     if _URL.match(path):
-        raise DataError(f"media path {shown(path)} is a URL, and nothing is downloaded unless data.urls allows "
+        raise DataError(f"media path {redacted(path)} is a URL, and nothing is downloaded unless data.urls allows "
                         "it: download it and name the file, or set data.urls to the allowed hosts")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from vlrl.config.url_entries import shown
+from vlrl.config.url_entries import redacted
 from vlrl.errors import ConfigError
 
 
@@ -40,8 +40,8 @@ def checked_server_url(url: str, like: str) -> str:
     except ValueError:
         parts, secret, right = None, "@" in url, False
     if secret:
-        raise ConfigError(f"the address {shown(url)} has a user name or password: remove it, as addresses are printed "
-                          "and stored")
+        raise ConfigError(f"the address {redacted(url)} has a user name or password: remove it, as addresses are "
+                          "printed and stored")
     if not right or parts is None:
         raise ConfigError(f"the environment's address {url!r} must look like {like}")
     return urlunsplit(parts)

@@ -394,8 +394,9 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
     try:
         return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))
     except pydantic.ValidationError as error:
-        from vlrl.config.value_hints import meant
+        from vlrl.config.value_hints import value_hint
 
-        raise ConfigError(f"task.{key}={value!r}: {meant(f'task.{key}', value) or error.errors()[0]['msg']}") from None
+        reason = value_hint(f"task.{key}", value) or error.errors()[0]["msg"]
+        raise ConfigError(f"task.{key}={value!r}: {reason}") from None
     except ValueError as error:
         raise ConfigError(f"task.{key}={value!r}: {error}") from None

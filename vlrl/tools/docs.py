@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vlrl.config.descriptions import shown, spell
+from vlrl.config.descriptions import format_value, type_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"
@@ -53,7 +53,7 @@ def _tasks() -> Iterator[str]:
     yield _table(("setting", "value", "default", "meaning"), _fields(Task))
     for name in builtin_names():
         cls = load_class(name)
-        weights = ", ".join(f"`task.rewards.{part}={shown(w)}`" for part, w in cls.rewards_for({}).items())
+        weights = ", ".join(f"`task.rewards.{part}={format_value(w)}`" for part, w in cls.rewards_for({}).items())
         yield f"### {name}"
         first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
         yield _wrap(f"{first} Weights: {weights or 'none'}.")
@@ -71,7 +71,7 @@ def _fields(cls: type) -> list[tuple[str, str, str, str]]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
             name = node.target.id
             if not name.startswith("_") and "ClassVar" not in ast.unparse(node.annotation):
-                rows.append((f"`task.{name}`", spell(hints[name]), _code(getattr(cls, name)), _text_of(after)))
+                rows.append((f"`task.{name}`", type_text(hints[name]), _code(getattr(cls, name)), _text_of(after)))
     return rows
 
 
@@ -92,7 +92,7 @@ def _wrap(text: str) -> str:
 
 
 def _code(value: Any) -> str:
-    return f"`{shown(value)}`".replace("\n", "\\n")
+    return f"`{format_value(value)}`".replace("\n", "\\n")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

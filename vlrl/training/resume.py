@@ -73,7 +73,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
 
 def refuse_other_run(path: Path, settings: Config) -> None:
     """Raises RunError where a checkpoint was saved with other settings than those of its folder."""
-    before, now = checkpoint.settings_of(path), config.lasting(settings)
+    before, now = checkpoint.settings_of(path), config.fixed_settings(settings)
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]
     if changed:

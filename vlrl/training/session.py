@@ -66,7 +66,7 @@ class Session:
         self._stack = contextlib.ExitStack()
         self._stop = threading.Event()
         self._writer = BackgroundWriter()
-        self._saver = Saver(self.folder.checkpoints, settings.save, config.lasting(settings))
+        self._saver = Saver(self.folder.checkpoints, settings.save, config.fixed_settings(settings))
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
         self._emergency: EmergencyCheckpoint | None = None
         """None before the first step."""

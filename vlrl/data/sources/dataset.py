@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.paths import split_of_folder, tried
+from vlrl.config.paths import searched_in, split_of_folder
 from vlrl.config.schema import DataSettings
 from vlrl.data.media import MediaAccess
 from vlrl.data.row_samples import checked_sample, make_sample, repeated_id
@@ -156,4 +156,4 @@ def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
         return matches, None
     if hub_name:
         return hub.fetch_split(hub_name, cache_folder(cache))
-    raise ConfigError(f"this file does not exist{tried(name)}")
+    raise ConfigError(f"this file does not exist{searched_in(name)}")

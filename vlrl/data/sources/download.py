@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.config.url_entries import PORTS, parts, plain_host, shown
+from vlrl.config.url_entries import PORTS, normalised_host, parse_entry, redacted
 from vlrl.data.media import RemoteMedia
 from vlrl.errors import DataError, RunError
 from vlrl.store.files import file_sha256, read_json, suffix_of, write_text
@@ -109,7 +109,7 @@ class Policy:
         """Whether a host may be contacted; entries are `host`, `*.host`, `host:port` and `http://host`."""
         if self.hosts is None:
             return scheme == "https" and (port == 443 or self.guard.any_port)
-        return any(self._matches(parts(entry), scheme, host, port) for entry in self.hosts)
+        return any(self._matches(parse_entry(entry), scheme, host, port) for entry in self.hosts)
 
     def _matches(self, entry: dict[str, Any], scheme: str, host: str, port: int) -> bool:
         wanted = entry["port"] or PORTS[entry["scheme"]]
@@ -125,7 +125,7 @@ class RemoteUrl(RemoteMedia):
     policy: Policy = field(repr=False)
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return redacted(self.url)
 
     def fetched(self, limits: LimitsSettings) -> Path:
         return fetched_file(self, limits.media_bytes, limits.url_seconds)
@@ -161,7 +161,7 @@ def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
             return _fetch(remote, most_bytes, deadline, entry)
         except _Retry as error:
             if not left or time.monotonic() + pause >= deadline:
-                raise DataError(f"media URL {shown(remote.url)} cannot be fetched: {error}") from None
+                raise DataError(f"media URL {redacted(remote.url)} cannot be fetched: {error}") from None
         time.sleep(pause)
         pause *= 2
     raise AssertionError
@@ -181,7 +181,7 @@ class _Target:
 def _target(url: str, policy: Policy) -> _Target:
     """The host and path to request. Raises DataError unless this is a plain URL of an allowed host."""
     def refuse(why: str) -> DataError:
-        return DataError(f"media URL {shown(url)} {why}")
+        return DataError(f"media URL {redacted(url)} {why}")
 
     if len(url) > MOST_URL or not url.isascii() or not all("!" <= c <= "~" and c != "\\" for c in url):
         raise refuse(f"must be at most {MOST_URL} ASCII characters without spaces; write others as %XX and xn--")
@@ -194,7 +194,7 @@ def _target(url: str, policy: Policy) -> _Target:
         raise refuse("must begin with https://")
     if split.username is not None or split.password is not None or "@" in split.netloc:
         raise refuse("has a user or a password, which would be stored in the run folder; remove them")
-    host = plain_host(split.hostname or "")
+    host = normalised_host(split.hostname or "")
     if host is None:
         raise refuse("has no host")
     port = port if port is not None else PORTS[split.scheme]
@@ -218,7 +218,7 @@ def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) 
     asking.start()
     asking.join(max(0.0, deadline - time.monotonic()))
     if not result:
-        raise DataError(f"media URL {shown(url)}: resolving its host timed out (limits.url_seconds)")
+        raise DataError(f"media URL {redacted(url)}: resolving its host timed out (limits.url_seconds)")
     if isinstance(result[0], Exception) or not result[0]:
         raise _Retry(f"the host {target.host} is not found")
     for text in result[0]:
@@ -227,8 +227,8 @@ def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) 
         except ValueError:
             permitted = False
         if not permitted:
-            raise DataError(f"media URL {shown(url)}: {target.host} has the address {text[:60]}, which is not one of "
-                            "the public internet; it is not contacted")
+            raise DataError(f"media URL {redacted(url)}: {target.host} has the address {text[:60]}, which is not one "
+                            "of the public internet; it is not contacted")
     return result[0]
 
 
@@ -242,9 +242,9 @@ def _fetch(remote: RemoteUrl, most: int, deadline: float, entry: Path) -> Path:
         if isinstance(answer, Path):
             return answer
         if not answer:
-            raise DataError(f"media URL {shown(url)} redirects without a location")
+            raise DataError(f"media URL {redacted(url)} redirects without a location")
         url = urljoin(url, answer)
-    raise DataError(f"media URL {shown(remote.url)} redirects more than {MOST_HOPS} times")
+    raise DataError(f"media URL {redacted(remote.url)} redirects more than {MOST_HOPS} times")
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:
@@ -297,14 +297,14 @@ def _failures(url: str) -> Iterator[None]:
     try:
         yield
     except (TimeoutError, httpx.TimeoutException):
-        raise DataError(f"media URL {shown(url)} timed out (limits.url_seconds)") from None
+        raise DataError(f"media URL {redacted(url)} timed out (limits.url_seconds)") from None
     except (httpx.ProtocolError, httpx.UnsupportedProtocol) as error:
         if isinstance(error, httpx.RemoteProtocolError) and _BROKEN.search(str(error)):
             raise _Retry("the server closed the connection") from None
-        raise DataError(f"media URL {shown(url)}: the answer is not HTTP: {str(error)[:100]}") from None
+        raise DataError(f"media URL {redacted(url)}: the answer is not HTTP: {str(error)[:100]}") from None
     except httpx.NetworkError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise DataError(f"media URL {shown(url)}: its certificate is invalid: {str(error)[:200]}") from None
+            raise DataError(f"media URL {redacted(url)}: its certificate is invalid: {str(error)[:200]}") from None
         raise _Retry(f"{type(error).__name__}: {str(error)[:100]}") from None
 
 
@@ -320,9 +320,9 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
     if response.status_code != 200:
         if response.status_code in _AGAIN:
             raise _Retry(f"the server answers {response.status_code}")
-        raise DataError(f"media URL {shown(remote.url)}: the server answers {response.status_code}")
+        raise DataError(f"media URL {redacted(remote.url)}: the server answers {response.status_code}")
     if (packing := response.headers.get("content-encoding", "").strip().lower()) not in ("identity", ""):
-        raise DataError(f"media URL {shown(remote.url)} answers with a content encoding that was not requested "
+        raise DataError(f"media URL {redacted(remote.url)} answers with a content encoding that was not requested "
                         f"({packing[:40]})")
     length = response.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > most:
@@ -339,7 +339,7 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
             digest.update(chunk)
             file.write(chunk)
         if not size:
-            raise DataError(f"media URL {shown(remote.url)} is empty")
+            raise DataError(f"media URL {redacted(remote.url)} is empty")
         file.flush()
         path = folder / (digest.hexdigest() + suffix_of(head))
         os.replace(file.name, path)
@@ -358,4 +358,4 @@ def _on_disk(cache: Path) -> Iterator[None]:
 
 
 def _too_large(url: str, most: int) -> DataError:
-    return DataError(f"media URL {shown(url)} has more bytes than limits.media_bytes={most}")
+    return DataError(f"media URL {redacted(url)} has more bytes than limits.media_bytes={most}")

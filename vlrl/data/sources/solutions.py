@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.paths import tried
+from vlrl.config.paths import searched_in
 from vlrl.data.sequences import SampleSequence, where
 from vlrl.errors import ConfigError, DataError
 from vlrl.types import Sample
@@ -40,8 +40,8 @@ def read_solutions(name: str) -> list[Solution]:
     not a solution."""
     path = Path(name)
     if not os.path.isfile(path):
-        raise ConfigError(f"data.solutions={name!r}: this file does not exist{tried(name)}. A stage of kind rounds "
-                          "writes one (rows.jsonl)")
+        raise ConfigError(f"data.solutions={name!r}: this file does not exist{searched_in(name)}. A stage of kind "
+                          "rounds writes one (rows.jsonl)")
     out = []
     for place, line in enumerate(path.read_bytes().splitlines(), 1):  # str.splitlines would also split at U+2028
         try:

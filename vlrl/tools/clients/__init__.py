@@ -1,1 +1,1 @@
-"""Models of others behind HTTP, asked."""
+"""Clients of OpenAI-compatible servers."""

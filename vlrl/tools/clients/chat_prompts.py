@@ -1,4 +1,4 @@
-"""Samples as chat messages in OpenAI's form, for servers that are asked over HTTP: images as data URLs."""
+"""Samples as chat messages in OpenAI's format, with images as data URLs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vlrl.types import Prompt, Sample
 
 
 class ChatEncoder:
-    """Turns samples into prompts of messages (`Prompt.mm["messages"]`), as models.processing.Encoder does for a model
-    of one's own. A video is its frames, as images.
+    """Turns samples into prompts that hold messages (`Prompt.mm["messages"]`), like models.processing.Encoder for local
+    models. A video becomes its frames.
     """
 
     def __init__(self, config: Config):
@@ -31,24 +31,24 @@ class ChatEncoder:
         self._clips = ClipCache(config.data.clip_cache_mib)
 
     def copy(self) -> ChatEncoder:
-        """Returns an encoder for another thread: this one."""
+        """An encoder for another thread: this one, as it has no state."""
         return self
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
-        """Returns the prompt of a sample. Raises DataError for media that cannot be read."""
+        """The prompt of a sample. Raises DataError for media that cannot be read."""
         return self.prompt(sample, task_messages(task, sample), schemas(task, sample))
 
     def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
                tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Returns the prompt of a sample whose messages are known. Raises DataError where it has tools."""
+        """The prompt of a sample with given messages. Raises DataError where it has tools."""
         if tools or sample.get("tools"):
-            raise DataError(f"sample '{sample.id}': it has tools, and an endpoint is asked for one answer. Evaluate it "
+            raise DataError(f"sample '{sample.id}': it has tools, which an endpoint does not support. Evaluate it "
                             "with engine=hf or engine=vllm")
         loaded = [media.load(m, self.config.limits, self._video, self._clips) for m in sample.media]
         places = iter(loaded)
         shown = [{**message, "content": _content(message["content"], places)} for message in messages]
         if next(places, None) is not None:
-            raise DataError(f"sample '{sample.id}': its messages place fewer media than the sample has")
+            raise DataError(f"sample '{sample.id}': its messages show fewer media than the sample has")
         none = np.zeros(0, np.int64)
         text = json.dumps(list(messages), ensure_ascii=False, sort_keys=True)
         return Prompt(sample_id=sample.id, text=text, ids=none, raw_ids=none, positions=none[None],
@@ -56,7 +56,7 @@ class ChatEncoder:
 
 
 def _content(content: Any, places: Any) -> Any:
-    """Returns the content of a message with the media that it places."""
+    """The content of a message with its media as data URLs."""
     if isinstance(content, str):
         return content
     out: list[dict[str, Any]] = []
@@ -66,6 +66,6 @@ def _content(content: Any, places: Any) -> Any:
             continue
         media = next(places, None)
         if media is None:
-            raise DataError("the messages place more media than the sample has")
+            raise DataError("the messages show more media than the sample has")
         out += [{"type": "image_url", "image_url": {"url": url}} for url in data_urls(media)]
     return out

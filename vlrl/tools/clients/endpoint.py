@@ -1,10 +1,10 @@
-"""Answers of an OpenAI-compatible server, as an engine: chat completions over HTTP, images as data URLs.
+"""An OpenAI-compatible server as an engine: chat completions over HTTP, images as data URLs.
 
     with closing(Endpoint("http://127.0.0.1:8000/v1", "my-model", seed=0)) as engine:
         engine.generate([Request(prompt=ChatEncoder(config)(task, sample), n=4, sampling=Sampling(max_new_tokens=64))])
 
-A server is asked again when it is busy, breaks off or answers nonsense; what it then has not answered is a Completion
-with an `error`, which nobody scores. See services/chat.py for what is asked, and what not.
+Requests are retried where the server is busy, disconnects or replies invalidly (services/chat.py). One that still fails
+becomes a Completion with an `error`, which is not scored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatR
 from vlrl.types import Completion, Turn
 
 _TRIED = 16
-"""Requests after which an evaluation of which none was answered ends."""
+"""Requests that may fail before the first success; then the server is given up."""
 
 Keep = Callable[[Request, int, ChatReply], None]
-"""(request, which answer to it, the reply)"""
+"""(request, number of the completion, reply)"""
 
 
 class Endpoint:
-    """An engine over a server. `seed`, a request's key and the place of an answer make the seed that is sent.
+    """An engine over a server. The seed sent is derived from `seed`, the request's key and the completion's number.
 
-    concurrency: requests at a time. key, timeout_s, retries, option: as of a ChatClient.
+    concurrency: concurrent requests. key, timeout_s, retries, option: as for ChatClient.
     """
 
     def __init__(self, url: str, model: str | None, *, seed: int = 0, key: str = "", timeout_s: float = 300.0,
@@ -42,21 +42,21 @@ class Endpoint:
         self.address, self.model = self._client.address, self._client.model
         self._pool = ThreadPoolExecutor(concurrency, "endpoint")
         self.keep: Keep | None = None
-        """Called with each reply as it comes, in the thread that asked."""
+        """Called with each reply when it arrives, in a worker thread."""
         self._count = threading.Lock()
         self._answered = self._failed = 0
 
     def sync(self, policy: Any, step: int) -> None:
-        """Does nothing: the weights are the server's."""
+        """Does nothing: the server has its own weights."""
 
     def close(self) -> None:
-        """Gives up what is still asked, and closes all connections."""
+        """Cancels pending requests and closes all connections."""
         self._client.closed.set()
         self._pool.shutdown(cancel_futures=True)
         self._client.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns `request.n` completions per request; those that the server did not give have an `error`.
+        """`request.n` completions per request; failed ones have an `error`.
 
         Raises ConfigError where it refuses key, path or model, TrainingError where it answers nothing at all.
         """
@@ -71,13 +71,15 @@ class Endpoint:
     # --- one request ----------------------------------------------------------------------------------------------
 
     def _completion(self, request: Request, index: int) -> Completion:
-        """Returns one answer, or one with an error."""
+        """One completion, which has an error where the request fails."""
         try:
             reply = self._client.complete(self._body(request, index), request.sampling.max_new_tokens)
         except ChatError as error:
             message = self._client.without_key(str(error))[:MOST_DETAIL]
             self._note(False, message)
-            return _unanswered(message)
+            none = np.zeros(0, np.int64)
+            return Completion(tokens=none, logprobs=none.astype(np.float32), loss_mask=none.astype(bool), text="",
+                              finish_reason="stop", error=f"not answered: {message}")
         self._note(True)
         if self.keep:
             self.keep(request, index, reply)
@@ -91,30 +93,25 @@ class Endpoint:
                 **({"stop": list(s.stop)} if s.stop else {})}
 
     def _note(self, answered: bool, detail: str = "") -> None:
-        """Counts answers; a server that has answered nothing of so many requests ends the evaluation."""
+        """Counts successes and failures. Raises TrainingError where the first _TRIED requests fail."""
         with self._count:
             self._answered, self._failed = self._answered + answered, self._failed + (not answered)
             hopeless = not self._answered and self._failed >= _TRIED
         if hopeless and not self._client.closed.is_set():
-            raise TrainingError(f"the server {self.address} answered none of {_TRIED} requests; the last one: {detail}")
+            raise TrainingError(f"the server {self.address} answered none of {_TRIED} requests; the last error: "
+                                f"{detail}")
 
 
 def _result(future: Future[Completion]) -> Completion:
-    """Returns a future's result, looking up now and then so that Ctrl-C is heard."""
+    """The result of a future, waiting in intervals so that Ctrl-C works."""
     while not future.done():
         wait([future], timeout=0.5)
     return future.result()
 
 
 def completion_of(reply: ChatReply) -> Completion:
-    """Returns a reply as an answer; as many tokens as the server counts, whose ids are not known."""
+    """A reply as a completion, with as many tokens as the server counts and ids that are unknown (0)."""
     n = reply.tokens_out
     return Completion(tokens=np.zeros(n, np.int64), logprobs=np.zeros(n, np.float32), loss_mask=np.ones(n, bool),
                       text=reply.text, finish_reason="length" if reply.finish_reason == "length" else "stop",
                       turns=(Turn(start=0, end=n),))
-
-
-def _unanswered(error: str) -> Completion:
-    none = np.zeros(0, np.int64)
-    return Completion(tokens=none, logprobs=none.astype(np.float32), loss_mask=none.astype(bool), text="",
-                      finish_reason="stop", error=f"not answered: {error}")

@@ -1,7 +1,7 @@
-"""Replies of a server that costs something, each on the disk as it comes: asked for once, counted once.
+"""Replies of a paid server, each written to disk when it arrives, so that none is requested or counted twice.
 
-    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # of an earlier process too
-    missing = replies.fill(endpoint, [(7, 0), (7, 1)], requests, progress, "asking the teacher")
+    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # those of earlier processes included
+    failed = replies.fill(endpoint, [(7, 0), (7, 1)], requests, progress, "asking the teacher")
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import resume_lines
 
 Place = tuple[int, int]
-"""(number of the row, which reply to it)"""
+"""(number of the row, number of the reply)"""
 _TOGETHER = 256
-"""Requests that are begun together."""
+"""Requests per batch."""
 _MILLION = 1e6
 
 
 @dataclass(eq=False)
 class Replies:
-    """The replies so far, on the disk and here."""
+    """The replies so far, on disk and in memory."""
 
     path: Path
     replies: dict[Place, dict[str, Any]] = field(default_factory=dict)
@@ -40,15 +40,15 @@ class Replies:
 
     @classmethod
     def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
-        """Returns what a file holds; it is begun where there is none. Raises ConfigError where its facts are others."""
+        """The replies in a file, which is created if needed. Raises ConfigError where its facts differ."""
         stored = cls(path)
         for line in resume_lines(path, facts, "answers of a teacher", "file"):
             with contextlib.suppress(KeyError, TypeError):
-                stored.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
+                stored.replies.setdefault((line["number"], line["answer"]), line)  # each was paid for once
         return stored
 
     def add(self, number: int, answer: int, reply: ChatReply) -> None:
-        """Keeps a reply; called from any thread."""
+        """Stores a reply; can be called from any thread."""
         line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
                 "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
         with self._lock:
@@ -56,7 +56,7 @@ class Replies:
             self.replies[number, answer] = line
 
     def reply(self, place: Place) -> ChatReply | None:
-        """Returns a reply; None where there is none yet."""
+        """A stored reply, or None."""
         line = self.replies.get(place)
         if line is None:
             return None
@@ -64,8 +64,9 @@ class Replies:
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
              requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
-        """Asks for the replies that are wanted and not there, each kept as it comes; returns how many the server did
-        not give. `requests` makes those of some places, whose key ends with the place, and may leave some out.
+        """Requests the missing ones of `wanted` and stores each reply; returns the number of failed requests.
+
+        requests: makes the requests of some places, with keys that end with the place; it may leave some out.
         """
         missing = [place for place in wanted if place not in self.replies]
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
@@ -84,7 +85,7 @@ class Replies:
         return failed
 
     def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:
-        """Returns tokens, and with prices of a million tokens what they cost; each reply counts once."""
+        """Numbers of replies, retries and tokens, and with prices per million tokens the total price."""
         lines = self.replies.values()
         tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
         untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)

@@ -152,7 +152,7 @@ def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, fold
     Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation.
     """
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers
-        with contextlib.closing(_endpoint(config, source)) as engine:
+        with contextlib.closing(endpoint_of(config, source)) as engine:
             source = replace(source, model=engine.model)
     server, chosen = (source, None) if isinstance(source, Server) else (None, source)
     settings = grid_for(make_task(config), grid, server, each_wording).settings(config)
@@ -183,12 +183,13 @@ def _prepared(config: Config, source: ModelChoice | Server) -> Iterator[EvalRunt
             yield prepared
         return
     task, encode = make_task(config), ChatEncoder(config)
-    with (serving(config, task) as services, contextlib.closing(_endpoint(config, source)) as engine,
+    with (serving(config, task) as services, contextlib.closing(endpoint_of(config, source)) as engine,
           Prefetcher(encode, task, config.data.workers) as prefetch):  # pyright: ignore[reportArgumentType]
         yield EvalRuntime(config=config, task=task, prefetch=prefetch, engine=engine, services=services, remote=True)
 
 
-def _endpoint(config: Config, server: Server) -> Endpoint:
+def endpoint_of(config: Config, server: Server) -> Endpoint:
+    """A client of a server; the config gives the seed."""
     return Endpoint(server.url, server.model, seed=config.seed, key=server.key, timeout_s=server.timeout_s,
                     retries=server.retries, concurrency=server.concurrency, option=server.option)
 
@@ -198,7 +199,7 @@ def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: 
     """The metrics, and the cost of the judge."""
     rows, cost = file.rows(), None
     if judge:
-        with contextlib.closing(_endpoint(config, judge.server)) as engine:
+        with contextlib.closing(endpoint_of(config, judge.server)) as engine:
             asks = ReasoningJudge(engine, ChatEncoder(config), folder, judge.votes, judge.text_only)
             by_name = {d.name: d for d in settings}
             rows = asks.judged(rows, lambda row: _question(task, config, by_name[row["setting"]], row), progress)

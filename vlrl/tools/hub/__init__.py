@@ -1,1 +1,1 @@
-"""Models and rollouts, exported and published."""
+"""Export of models and rollouts, and their publication on the Hugging Face Hub."""

@@ -1,10 +1,10 @@
-"""A checkpoint as a model folder of its own: for from_pretrained, vLLM or the hub. `vlrl export`.
+"""`vlrl export`: a checkpoint as a model folder for from_pretrained, vLLM or the Hub.
 
     exported = export(Path("runs/quickstart"), Path("models/quickstart"), dtype="bfloat16")
 
 An adapter is merged into its base model in float32. The processor (chat template and pixel limits included) is the
-checkpoint's, so a prompt has the same tokens; what only the trainer needs is left out. The folder appears under its
-name when it is whole and has been loaded again and compared.
+checkpoint's, so a prompt has the same tokens; trainer state is left out. The folder gets its final name only when it is
+complete and has been loaded again and compared.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ from vlrl.store import checkpoint
 from vlrl.store.checkpoint import MANIFEST
 from vlrl.store.trainer_state import STATE, TENSORS
 from vlrl.task import Task
-from vlrl.tools.hub.unread_weights import carry
+from vlrl.tools.hub.unread_weights import copy_unread
 from vlrl.types import Media, Prompt, Sample
 
 DTYPES = ("bfloat16", "float16", "float32")
 SHARD = "5GB"
-"""Most bytes of one weights file."""
+"""Largest size of a weights file."""
 _ANSWER = "The circle is red."
 _TOLERANCE = 1e-3
-"""Most that a log-probability may change in float32; merging changes the last bits."""
+"""Largest accepted change of a log-probability in float32; merging changes the last bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """What was written, and how it compares with the checkpoint on one prompt with an image."""
+    """The exported files, and a comparison with the checkpoint on one prompt with an image."""
 
     source: Path
     folder: Path
     adapter: bool
-    """Still an adapter."""
+    """Whether it is an adapter, not merged."""
     dtype: str
     parameters: int
     files: tuple[str, ...]
     bytes: int
     tokens: tuple[str, ...] = ()
-    """The answer that was given to both; of an adapter nothing is compared, its files are equal."""
+    """Tokens of the compared completion; () for an adapter, whose files are copies."""
     before: tuple[float, ...] = ()
-    """Log-probabilities of these tokens under the checkpoint (base and adapter apart), in float32."""
+    """Their log-probabilities under the checkpoint (adapter not merged), in float32."""
     after: tuple[float, ...] = ()
-    """The same under the exported model, as from_pretrained loads it."""
+    """Their log-probabilities under the exported model, as from_pretrained loads it."""
     carried: tuple[str, ...] = ()
-    """Tensors that the model's class leaves unread, as in the base model; see unread_weights."""
+    """Tensors of the base model that the model's class does not load; see unread_weights."""
     warnings: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
-        """The largest change of a log-probability."""
+        """Largest change of a log-probability."""
         return max((abs(a - b) for a, b in zip(self.before, self.after, strict=True)), default=0.0)
 
 
 def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = False) -> ExportedModel:
-    """Writes the model of a run's newest checkpoint, or of a checkpoint, into the folder `out`.
+    """Exports a checkpoint, or the newest checkpoint of a run, to the folder `out`.
 
-    dtype: of the weights; None = the base model's for an adapter, else the widest that the checkpoint holds. `adapter`
-    keeps an adapter as it is. Raises RunError when `out` holds files, when the checkpoint is damaged, or when what was
-    written does not load as the same model.
+    dtype: type of the weights; None = the base model's for an adapter, else the widest in the checkpoint. adapter: do
+    not merge an adapter. Raises RunError where `out` contains files, the checkpoint is damaged, or the exported model
+    does not load as the same model.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known. Known: {', '.join(DTYPES)}.")
@@ -89,8 +89,11 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     assert path
     base = loading.adapter_base(str(path))
     if adapter and base is None:
-        raise ConfigError(f"{path} holds a whole model, not an adapter; export it without --adapter.")
-    _refuse_files(out)
+        raise ConfigError(f"{path} is a complete model, not an adapter; export it without --adapter.")
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; name a folder to write to")
+    if out.is_dir() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty, and nothing is overwritten: name another folder, or remove it first")
     transformers.logging.disable_progress_bar()
     temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
     try:
@@ -112,20 +115,13 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
 
 
 def merged(path: Path, folder: Path) -> Path:
-    """Returns the folder of a whole model: `path`, or its adapter merged into its base, below `folder`."""
+    """The folder of a complete model: `path`, or an export of its merged adapter below `folder`."""
     if not (path / "adapter_config.json").is_file():
         return path
     out = folder / f"model-{path.name}"
     if not out.is_dir():
         export(path, out)
     return out
-
-
-def _refuse_files(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; name a folder to write to")
-    if out.is_dir() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty, and nothing is overwritten: name another folder, or remove it first")
 
 
 @contextmanager
@@ -137,11 +133,11 @@ def _writing(out: Path) -> Iterator[None]:
                        "another folder.") from error
 
 
-# --- an adapter as it is ----------------------------------------------------------------------------------------------
+# --- an adapter ----------------------------------------------------------------------------------------------
 
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Returns every file of the checkpoint but the trainer's; the weights in another type where one is asked for."""
+    """Copies the files of the checkpoint except the trainer's, with the weights in `dtype` if given."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)
@@ -153,11 +149,11 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
     return {"dtype": dtype or _widest(path), "parameters": sum(t.numel() for t in tensors.values())}
 
 
-# --- a whole model ----------------------------------------------------------------------------------------------------
+# --- a complete model -------------------------------------------------------------------------------------------------
 
 
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Returns the merged model, its generation config and its processor, loaded again and compared."""
+    """Writes the merged model, generation config and processor, loads them again and compares."""
     dtype = dtype or (_declared(base) if base else _widest(path))
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
@@ -170,36 +166,35 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
     model.to(getattr(torch, dtype))
     write_model(model, processor, out, max_shard_size=SHARD)
     trained_on = base or (checkpoint.settings_of(path) or {}).get("model", {}).get("name")
-    carried = carry(trained_on, model, out) if trained_on else ()
+    carried = copy_unread(trained_on, model, out) if trained_on else ()
     parameters, digest = sum(p.numel() for p in model.parameters()), _digest(model)
     del model, whole
     after = _load_again(out, dtype, digest, prompt, batch)
     if dtype == "float32" and (before - after).abs().max() > _TOLERANCE:
         raise RunError(f"the exported model gives other log-probabilities than {path}: {after.tolist()} instead of "
-                       f"{before.tolist()}. Nothing was kept.")
+                       f"{before.tolist()}. Nothing was exported.")
     words = tuple(processor.tokenizer.convert_ids_to_tokens(batch.targets.tolist()))
     return {"dtype": dtype, "parameters": parameters, "tokens": words, "before": tuple(before.tolist()),
             "after": tuple(after.tolist()), "carried": carried}
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
-    """Returns log-probabilities under the saved model as transformers loads it; RunError when it is not the one
-    saved.
-    """
+    """Log-probabilities under the saved model as transformers loads it. Raises RunError where it is another model."""
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
     ids = _encode(loading.load_processor(ModelSettings(name=str(out)), family_of(loaded.config)), loaded, out).ids
     if ids.tolist() != prompt.ids.tolist():
-        raise RunError(f"its saved processor makes other tokens of a prompt than the checkpoint's ({len(ids)} instead "
-                       f"of {len(prompt)}). Nothing was kept.")
+        raise RunError(f"the saved processor tokenizes a prompt otherwise than the checkpoint's ({len(ids)} tokens "
+                       f"instead of {len(prompt)}). Nothing was exported.")
     if _digest(loaded) != digest:
-        raise RunError(f"the weights saved in {out} are not those read back. Nothing was kept; check the disk.")
+        raise RunError(f"the weights saved in {out} differ when they are read back. Nothing was exported; check the "
+                       "disk.")
     return _logprobs(loaded.float().eval(), batch)
 
 
 def _question(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
-    """Returns a prompt with a drawn image, and it with an answer as one padded row, which any attention computes."""
+    """A prompt with a drawn image, and a padded batch of it with a completion, which works with any attention."""
     prompt = _encode(processor, model, path)
     tokenizer = processor.tokenizer
     answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
@@ -222,14 +217,14 @@ class _Describe(Task):
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: packing.Batch) -> torch.Tensor:
-    """Returns [N] log-probabilities of the answer tokens, over the whole vocabulary."""
+    """[N] log-probabilities of the completion tokens."""
     logits = model(**batch.inputs, logits_to_keep=batch.columns, use_cache=False).logits.flatten(0, 1)
     chosen = torch.log_softmax(logits.index_select(0, batch.select).float(), -1)
     return chosen.gather(1, batch.targets[:, None])[:, 0]
 
 
 def _digest(model: Any) -> str:
-    """sha256 over the names and bytes of all weights."""
+    """SHA-256 over the names and bytes of all weights."""
     total = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         total.update(name.encode())
@@ -238,7 +233,7 @@ def _digest(model: Any) -> str:
 
 
 def _declared(base: str) -> str:
-    """Returns the type that the base model's own config names."""
+    """The type in the base model's config."""
     from transformers import AutoConfig
 
     try:
@@ -252,7 +247,7 @@ def _declared(base: str) -> str:
 
 
 def _widest(path: Path) -> str:
-    """Returns the widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
+    """The widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = set()
     for file in path.glob("*.safetensors"):

@@ -1,8 +1,10 @@
-"""The card of a published model, made of the run that trained it: what is known, what was measured, what is not known.
+"""The card of a published model, written from the files of the run that trained it.
 
-    text = card(Subject(repo="org/name", exported=exported, run=RunFolder("runs/a"), step=80), Private.here(...), base)
+    model = PublishedModel(repo="org/name", exported=exported, run=RunFolder("runs/a"), step=80)
+    text = card(model, PrivateWords.here(...), base)
 
-Paths and names of the machine are left out; nothing is said that no file of the run says.
+Paths and names of this machine are redacted. The metadata are huggingface_hub's ModelCardData; the body is text of the
+run, for which its ModelCard has only a template engine (jinja2, which is not required here).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 import vlrl
 from vlrl.config import validate
@@ -37,33 +40,33 @@ from vlrl.tools.tasks.rescore import stored_steps
 from vlrl.training.build_task import make_task
 
 CURVE = "reward.png"
-"""The picture that the card shows; it lies beside it."""
+"""The image in the card, a file next to it."""
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _UNSAID = ("run.", "log.", "store.", "alerts.", "resume", "data.", "model.name", "services.judge.url",
            "services.judge.key_env", "services.judge.cache", "seed")
-"""Settings that say nothing of the model, or are said elsewhere in the card."""
+"""Settings without influence on the model, or shown elsewhere in the card."""
 _MOST_COMMANDS = 4000  # characters of a command
 
 
 @dataclass(frozen=True)
 class Base:
-    """The model that training began with."""
+    """The model that training started from."""
 
     name: str
     on_hub: bool
     licence: str | None
     through: tuple[str, ...] = ()
-    """Runs of this machine between it and the published model, the first one first."""
+    """Runs on this machine between it and the published model, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedModel:
-    """What is published."""
+    """An exported model and where it comes from."""
 
     repo: str
     exported: ExportedModel
     run: RunFolder | None
-    """The run that it comes from; None where its folder is not one of a run."""
+    """Its run; None where the checkpoint is not in a run folder."""
     step: int | None
     """Steps completed by its weights."""
 
@@ -78,7 +81,7 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """Returns the model that `model.name` stands for, followed back through runs of this machine."""
+    """The model behind a `model.name`, followed back through runs on this machine."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)
@@ -92,7 +95,7 @@ def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
 
 
 def validated(folder: Path) -> Config | None:
-    """Returns the settings of a run folder; None where they cannot be read."""
+    """The config of a run folder; None where it cannot be read."""
     try:
         return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
     except (OSError, ValueError, TypeError, yaml.YAMLError):
@@ -100,21 +103,21 @@ def validated(folder: Path) -> Config | None:
 
 
 def card(subject: PublishedModel, private: PrivateWords, base: Base | None) -> str:
-    """Returns the card as Markdown with its metadata in front. `base` is None where nothing says what it was."""
-    head = yaml.safe_dump(_metadata(subject, base), sort_keys=False, allow_unicode=True)
+    """The card as Markdown with its metadata block. `base` is None where the base model is unknown."""
     lines = usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub))
-    sections = [_intro(subject, base), lines, *_of_run(subject, private), _unknown(subject, base)]
-    return f"---\n{head}---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
+    sections = [_intro(subject, base), lines, *_of_run(subject, private), _unknowns(subject, base)]
+    return f"---\n{_metadata(subject, base).to_yaml()}\n---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
 
 
-def _metadata(subject: PublishedModel, base: Base | None) -> dict[str, Any]:
+def _metadata(subject: PublishedModel, base: Base | None) -> ModelCardData:
     adapter = subject.exported.adapter
-    data = [] if subject.config is None else _hub_data(subject.config)
-    return {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "image-text-to-text",
-            "license": (base and base.licence) or "unknown",
-            **({"base_model": base.name, "base_model_relation": "adapter" if adapter else "finetune"}
-               if base and base.on_hub else {}),
-            **({"datasets": data} if data else {}), "tags": ["vlrl", "reinforcement-learning", "vision-language"]}
+    of_base: dict[str, Any] = {}
+    if base and base.on_hub:
+        of_base = {"base_model": base.name, "base_model_relation": "adapter" if adapter else "finetune"}
+    return ModelCardData(
+        library_name="peft" if adapter else "transformers", pipeline_tag="image-text-to-text",
+        license=(base and base.licence) or "unknown", datasets=(subject.config and _hub_data(subject.config)) or None,
+        tags=["vlrl", "reinforcement-learning", "vision-language"], **of_base)
 
 
 def _intro(subject: PublishedModel, base: Base | None) -> str:
@@ -148,7 +151,7 @@ def _base_words(base: Base | None) -> str:
     return name + "".join(f", then the run `{run}`" for run in base.through)
 
 
-# --- what the run says ------------------------------------------------------------------------------------------------
+# --- from the files of the run ----------------------------------------------------------------------------------------
 
 
 def _of_run(subject: PublishedModel, private: PrivateWords) -> Iterator[str]:
@@ -163,7 +166,7 @@ def _of_run(subject: PublishedModel, private: PrivateWords) -> Iterator[str]:
 def _results(subject: PublishedModel, run: RunFolder) -> str:
     rows = main_gains(gains(run, subject.step))
     if not rows:
-        return "## Before and after\n\nNo evaluation was made."
+        return "## Before and after\n\nNo evaluations."
     lines = ["## Before and after", "", "| split | metric | n | before | after | gain |", "|---|---|---|---|---|---|"]
     lines += [f"| {r.split} | {r.metric} | {r.n} | {r.before} | {r.after} | "
               f"{signed(r.gain) if r.steps[0] < r.steps[1] else '–'} |" for r in rows]
@@ -174,7 +177,7 @@ def _remarks(subject: PublishedModel, run: RunFolder, rows: Sequence[Gain]) -> I
     last, config = rows[0].steps[1], subject.config
     temperature = config.eval.temperature if config else None
     how = f"at temperature {temperature:g}" if temperature else "greedily"
-    yield (f"Steps {rows[0].steps[0]} and {last}, answered {how}. [low, high] is the 95 % bootstrap interval over the "
+    yield (f"Steps {rows[0].steps[0]} and {last}, sampled {how}. [low, high] is the 95 % bootstrap interval over the "
            "samples, of the gain over the same samples in pairs; it says nothing of the spread between seeds.")
     if last != subject.step:
         yield f"The weights published here are those after step {subject.step}, which was not evaluated."
@@ -187,13 +190,13 @@ def _remarks(subject: PublishedModel, run: RunFolder, rows: Sequence[Gain]) -> I
 
 
 def _rewards(run: RunFolder, step: int | None) -> str:
-    """Returns each part with its weight, and its mean over the first and the last steps."""
+    """A table of reward parts with weights, and means over the first and the last steps."""
     weights = _weights(run, step)
     lines = run.metrics()[:step]
     count = max(1, min(10, len(lines) // 2))
     ends = slice(None, count), slice(-count, None)
     if not weights:
-        return "The weights of its parts are unknown here: the run kept no rollouts."
+        return "The weights of its parts are unknown here: the run stored no rollouts."
     several = len(weights) > 1
     rows = ["| part | weight | first steps | last steps |", "|---|---|---|---|"]
     for task, parts in weights.items():
@@ -204,7 +207,7 @@ def _rewards(run: RunFolder, step: int | None) -> str:
             rows.append(f"| {f'{task}: ' if several else ''}`{name}` | {weight} | {means} |")
     means = " | ".join(_mean(lines, "reward/mean", end) for end in ends)
     return "\n".join([*rows, f"| reward | | {means} |", "",
-                      f"Means over the training answers of {count} steps, drawn at the temperature of training."])
+                      f"Means over the training completions of {count} steps, sampled at the training temperature."])
 
 
 def _mean(lines: Sequence[Mapping[str, Any]], key: str, end: slice) -> str:
@@ -213,7 +216,7 @@ def _mean(lines: Sequence[Mapping[str, Any]], key: str, end: slice) -> str:
 
 
 def _weights(run: RunFolder, step: int | None) -> dict[str, dict[str, tuple[float, float]]]:
-    """task -> part -> its weight in the first and in the last stored step before `step`."""
+    """Task -> part -> its weight in the first and the last stored step before `step`."""
     steps = [s for s in stored_steps(run, None) if step is None or s < step]
     weights: dict[str, dict[str, tuple[float, float]]] = {}
     for at in dict.fromkeys(steps[:1] + steps[-1:]):
@@ -222,10 +225,6 @@ def _weights(run: RunFolder, step: int | None) -> dict[str, dict[str, tuple[floa
             for name, weight in row["weights"] or ():
                 parts[name] = parts.get(name, (weight, weight))[0], weight
     return weights
-
-
-def _entries(config: Config) -> list[tuple[str, Any]]:
-    return [(entry.label, entry.data) for entry in config.tasks] or [(config.task_name, config.data)]
 
 
 def _hub_data(config: Config) -> list[str]:
@@ -237,7 +236,8 @@ def _hub_data(config: Config) -> list[str]:
 def _data(run: RunFolder, config: Config, private: PrivateWords) -> str:
     pins = read_json(run.path / PINS) or {}
     rows = ["| task | split | source |", "|---|---|---|"]
-    for label, data in _entries(config):
+    entries = [(entry.label, entry.data) for entry in config.tasks] or [(config.task_name, config.data)]
+    for label, data in entries:
         for split in ("train", "heldout"):
             rows.append(f"| `{label}` | {split} | {_source(getattr(data, split, None), pins, private)} |")
     return "\n".join([*rows, "", f"`data.seed` is {config.data.seed}."])
@@ -245,7 +245,7 @@ def _data(run: RunFolder, config: Config, private: PrivateWords) -> str:
 
 def _source(text: str | None, pins: Mapping[str, Any], private: PrivateWords) -> str:
     if not text:
-        return "samples of the task itself"
+        return "samples generated by the task"
     name = hub.parse_hub_name(text)
     if name and not hub.is_local(text):
         commit = f" at commit `{pins[text]}`" if text in pins else ""
@@ -254,7 +254,7 @@ def _source(text: str | None, pins: Mapping[str, Any], private: PrivateWords) ->
 
 
 def _template(config: Config, private: PrivateWords) -> str:
-    """Returns the prompt that the task asks with, where it has one."""
+    """The task's prompt template, where it has one."""
     if config.tasks:
         return ""
     try:
@@ -275,7 +275,7 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
     packages = ", ".join(f"{name} {version}" for name, version in (env.get("packages") or {}).items())
     lines = ["| | |", "|---|---|", f"| command | `{command(env.get('command'), private)}` |",
              f"| seeds | `seed={config.seed}`, `data.seed={config.data.seed}` |",
-             f"| answers a step | {config.rollout.prompts_per_step} prompts, {config.rollout.group_size} each |",
+             f"| completions per step | {config.rollout.prompts_per_step} prompts, {config.rollout.group_size} each |",
              f"| time of the steps | {duration(seconds)} on {private.text(machine)} |",
              f"| versions | Python {env.get('python', 'unknown')}, {packages or 'packages unknown'} |",
              *([f"| commit of the working directory | `{git}`"
@@ -285,7 +285,7 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
 
 
 def command(words: Any, private: PrivateWords) -> str:
-    """Returns the command that started a run, without paths of the machine and addresses."""
+    """The command that started a run, without paths and addresses."""
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if not words:
         return "unknown"
@@ -303,29 +303,29 @@ def _changed(config: Config, private: PrivateWords) -> Iterator[tuple[str, str]]
             yield name, private.setting(str(value)).replace("\n", " ")
 
 
-# --- what is not known ------------------------------------------------------------------------------------------------
+# --- unknowns ------------------------------------------------------------------------------------------------
 
 
-def _unknown(subject: PublishedModel, base: Base | None) -> str:
+def _unknowns(subject: PublishedModel, base: Base | None) -> str:
     lines = []
     if base is None or base.licence is None:
-        lines.append("The licence of the base model; it holds for this model too.")
+        lines.append("The licence of the base model, which applies to this model too.")
     if subject.config is None:
-        lines.append("The run: its folder was not beside the weights, so neither data, reward, settings nor results "
-                     "are known here.")
+        lines.append("The run: its folder was not found with the weights, so data, reward, settings and results are "
+                     "unknown.")
     else:
         lines += ["How far the result depends on the seed: this is one run.",
                   "Whether the base model has seen the held-out samples before."]
-    lines += ["Safety, bias, languages, and what it has unlearned: only what stands above was measured.",
-              "Rewards can be met in ways that were not meant; answers should be read before the model is used."]
+    lines += ["Safety, bias, other languages, and forgotten abilities: only the results above were measured.",
+              "Rewards can be earned in unintended ways; read completions before using the model."]
     return "## What is not known\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def _licence_beside(path: Path) -> str | None:
-    """Returns the licence that the card of a local model names."""
+    """The licence in the card of a local model."""
     try:
-        _, head, _ = (path / "README.md").read_text(encoding="utf-8").split("---", 2)
-        licence = (yaml.safe_load(head) or {}).get("license")
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        card = ModelCard((path / "README.md").read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    except (OSError, ValueError, yaml.YAMLError):
         return None
+    licence = card.data.to_dict().get("license")
     return licence if isinstance(licence, str) else None

@@ -1,9 +1,9 @@
-"""A run's model for the Hub: the exported files without what is private, its card, its curve, and its rollouts apart.
+"""A run's model for the Hub: the exported files without private words, the model card and the reward curve.
 
     release = prepare(Path("runs/a"), "org/name", exported, private)
     push(HubTarget("org/name"), release.files, "Model of a run of vlrl")
 
-Nothing is sent here. What is exported is left as it is; the files of a release are copies where they had to change.
+Nothing is sent here. The exported folder is not changed; files of a release are redacted copies where needed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from vlrl.errors import RunError
 from vlrl.store import RunFolder, checkpoint
 from vlrl.store.files import file_sha256, read_json, write_text
 from vlrl.tools.experiments.report import plot_reward
-from vlrl.tools.hub import rollout_dataset as publish
+from vlrl.tools.hub import rollout_dataset
 from vlrl.tools.hub.export import ExportedModel
 from vlrl.tools.hub.model_card import CURVE, Base, PublishedModel, base_of, card
 from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.run import is_run
 
 RECORD = ".vlrl-export.json"
-"""In an exported folder: what it was made of, so that a push that was cut off need not export again. It is not sent."""
+"""Record in an exported folder of its origin, so that an interrupted push need not export again. It is not sent."""
 _VOCABULARY = {"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"}
 _HEADER = 100_000_000  # bytes of a safetensors header, at most
 
 
 @dataclass(frozen=True)
 class Release:
-    """What would be sent."""
+    """The files to send."""
 
     subject: PublishedModel
     card: str
@@ -42,7 +42,7 @@ class Release:
 
 
 def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
-    """Returns the checkpoint that a path means, the run that it lies in, and the steps that its weights completed."""
+    """The checkpoint of a path, its run (None where it is not in a run folder), and the steps it has completed."""
     path = checkpoint.find(source).path
     assert path
     if path.parent.name != "checkpoints" or not is_run(path.parent.parent):
@@ -52,20 +52,25 @@ def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
 
 def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWords,
             ask_licence: Callable[[str], str | None] = lambda name: None) -> Release:
-    """Returns the files of a release of what was exported from `source`, with their card.
+    """The release of a model exported from `source`, with its card.
 
-    ask_licence: of a base model of the Hub; None where it is not known. Raises RunError when a file holds something of
-    this machine that cannot be taken out of it.
+    ask_licence: the licence of a base model on the Hub; None where it is not known. Raises RunError where a file
+    contains private words that cannot be redacted.
     """
     _, run, step = source_run(source)
     subject = PublishedModel(repo=repo, exported=exported, run=run, step=step)
-    base = base_of(subject.config.model.name) if subject.config else _declared_base(exported)
+    if subject.config:
+        base = base_of(subject.config.model.name)
+    else:  # a checkpoint without a run: the base model in an adapter's config
+        name = (read_json(exported.folder / "adapter_config.json") or {}).get("base_model_name_or_path")
+        base = base_of(name) if isinstance(name, str) and name else None
     if base and base.on_hub and base.licence is None:
         base = replace(base, licence=ask_licence(base.name))
     text = card(subject, private, base)
     files: dict[str, Path | bytes] = {"README.md": text.encode()}
     if run is not None:
-        files[CURVE] = _curve(run)
+        with tempfile.TemporaryDirectory() as scratch:
+            files[CURVE] = plot_reward(run, Path(scratch) / CURVE).read_bytes()
     for name in exported.files:
         if name not in ("README.md", CURVE) and not Path(name).name.startswith("."):
             files[name] = _clean(exported.folder / name, private, base)
@@ -75,22 +80,22 @@ def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWo
 
 
 def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool) -> dict[str, Path | bytes]:
-    """Writes the training rollouts of the run of `source` into `folder`, and returns them as files of a data set.
+    """Exports the training rollouts of the run of `source` to `folder`, and returns the files of the data set.
 
-    Raises RunError where there is no run, or where it kept none.
+    Raises RunError where there is no run, or it has stored no rollouts.
     """
     path, run, _ = source_run(source)
     if run is None:
-        raise RunError(f"{path} lies in no run folder, so there are no rollouts: leave out --rollouts")
-    publish.export(run, folder, media=with_media, private=private)
-    return publish.files_of(folder)
+        raise RunError(f"{path} is not in a run folder, so it has no rollouts: leave out --rollouts")
+    rollout_dataset.export(run, folder, media=with_media, private=private)
+    return rollout_dataset.files_of(folder)
 
 
-# --- an export that is there ------------------------------------------------------------------------------------------
+# --- an earlier export ------------------------------------------------------------------------------------------
 
 
 def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) -> None:
-    """Notes in the exported folder what it was made of."""
+    """Records the origin of an exported folder in it."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
     content = {"of": _digest(checkpoint.find(source).path), "asked": dict(request), "sizes": sizes, "exported": known}
@@ -98,7 +103,7 @@ def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) ->
 
 
 def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> ExportedModel | None:
-    """Returns the export that `folder` holds where it is one of the same checkpoint in the same form, else None."""
+    """The export in `folder`, where it is of the same checkpoint and request, else None."""
     content = read_json(folder / RECORD)
     if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
             content.get("asked") != dict(request)):
@@ -111,7 +116,7 @@ def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported
 
 
 def _digest(path: Path | None) -> str:
-    """Tells one checkpoint from another by its manifest, or without one by its files."""
+    """Identifies a checkpoint by its manifest, or without one by its files."""
     assert path
     manifest = path / checkpoint.MANIFEST
     if manifest.is_file():
@@ -123,19 +128,8 @@ def _digest(path: Path | None) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _declared_base(exported: ExportedModel) -> Base | None:
-    """Returns the base that an adapter names itself, of a checkpoint without a run."""
-    name = (read_json(exported.folder / "adapter_config.json") or {}).get("base_model_name_or_path")
-    return base_of(name) if isinstance(name, str) and name else None
-
-
-def _curve(run: RunFolder) -> bytes:
-    with tempfile.TemporaryDirectory() as scratch:
-        return plot_reward(run, Path(scratch) / CURVE).read_bytes()
-
-
 def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
-    """Returns a file as it is, or a settings file without paths of this machine."""
+    """A file, or the redacted content of a settings file."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
     try:
@@ -152,12 +146,12 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
     text = _text(name, content)
     findings = private.findings(text, vocabulary=name in _VOCABULARY) if text else []
     if findings:
-        raise RunError(f"{name} would tell {' and '.join(findings)}: nothing is sent. Take it out of that file of the "
-                       "checkpoint, or export it and change it by hand.")
+        raise RunError(f"{name} would reveal {' and '.join(findings)}: nothing is sent. Remove it from that file of "
+                       "the checkpoint, or export it and edit it by hand.")
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """Returns what can be read of a file as text: of weights their header."""
+    """The readable text of a file; of weights their header."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

@@ -1,5 +1,5 @@
-"""Lines of a model card that load the published model. `tests/tools/test_model_card.py` runs those of transformers and
-PEFT as they are printed.
+"""The section of a model card on how to load the model. `tests/tools/test_model_card.py` runs the code for transformers
+and PEFT as printed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ print(processor.decode(answer, skip_special_tokens=True))"""
 
 
 def usage(repo: str, exported: ExportedModel, base: str | None, on_hub: bool) -> str:
-    """Returns the section of the card on how to load the model; an adapter needs the name of its base."""
+    """The section as Markdown; "" for an adapter without a known base model."""
     if exported.adapter and base is None:
         return ""
     form = _ADAPTER if exported.adapter else _WHOLE
-    note = "" if on_hub or not exported.adapter else f"\n\n`{base}` is not on the Hub: it must lie at that place."
+    note = "" if on_hub or not exported.adapter else f"\n\n`{base}` is not on the Hub: it must exist at that path."
     served = "" if exported.adapter else _VLLM.format(repo=repo)
     return "## Use\n\n" + form.format(repo=repo, base=base, ask=_ASK) + note + served

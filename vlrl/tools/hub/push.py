@@ -1,9 +1,12 @@
-"""Files to a repository of the Hugging Face Hub, in one commit: the only place that sends anything there.
+"""Uploads files to a repository of the Hugging Face Hub in one commit; nothing else sends anything there.
 
     push(HubTarget("org/name"), {"config.json": b"{}", "model.safetensors": Path("models/a/model.safetensors")})
 
 HF_TOKEN is the token, HF_ENDPOINT another Hub. Large files are sent first and the commit last, so a repository never
-holds half a model; what the Hub has already got is not sent again when the same call is repeated.
+has half a model; files that the Hub already has are not sent again when the same call is repeated.
+
+HfApi.create_commit and not upload_folder: what is published is not a folder but exported files with some replaced by
+redacted content, and upload_folder would need a second copy of the weights in a staging folder.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from vlrl.errors import ConfigError, RunError, VlrlError
 Files = Mapping[str, Path | bytes]
 """Name in the repository -> a file, or its content."""
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
-"""Files of an earlier push that are removed when the new one has none of their name."""
+"""Files of an earlier commit that are deleted unless the new one has a file of that name."""
 
 
 @dataclass(frozen=True)
 class HubTarget:
-    """A repository, and who may read it."""
+    """A repository and its visibility."""
 
     repo: str
     kind: Literal["model", "dataset"] = "model"
@@ -37,7 +40,7 @@ class HubTarget:
 
 
 def token(repo: str) -> str:
-    """Returns the token of the environment. Raises ConfigError without one, and where the Hub is switched off."""
+    """The token in the environment. Raises ConfigError without one, or where the Hub is disabled."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -45,8 +48,8 @@ def token(repo: str) -> str:
                           "with --dry-run.")
     value = os.environ.get("HF_TOKEN", "").strip()
     if not value:
-        raise ConfigError(f"{repo}: HF_TOKEN is not set. Set it to a token of the Hub that may write there; no other "
-                          "place is looked at.")
+        raise ConfigError(f"{repo}: HF_TOKEN is not set. Set it to a token of the Hub with write access; a token from "
+                          "elsewhere is not used.")
     return value
 
 
@@ -58,22 +61,22 @@ def check_name(target: HubTarget) -> None:
     try:
         validate_repo_id(target.repo)
     except errors.HFValidationError as error:
-        raise ConfigError(f"{target.repo!r} is no name of a {target.noun}: {error}") from None
+        raise ConfigError(f"{target.repo!r} is not a valid name of a {target.noun}: {error}") from None
     if target.repo.count("/") != 1:
-        raise ConfigError(f"{target.repo!r} is no name of a {target.noun}: it is organisation/name or user/name")
+        raise ConfigError(f"{target.repo!r} is not a valid name of a {target.noun}: write organisation/name or "
+                          "user/name")
 
 
 def sizes(files: Files) -> list[tuple[str, int]]:
-    """Returns the name and the bytes of each file, in order of their names."""
+    """(name, bytes) of each file, sorted by name."""
     return sorted((name, len(one) if isinstance(one, bytes) else one.stat().st_size) for name, one in files.items())
 
 
 def push(target: HubTarget, files: Files, message: str) -> str:
-    """Sends files as one commit to a repository, which is made where there is none; returns its address.
+    """Uploads files as one commit to a repository, which is created if needed; returns its address.
 
-    Weights of an earlier commit that are not among `files` are removed from the new one. Raises ConfigError for a bad
-    name or token, and for a public repository where `target` is not public; RunError when the Hub refuses or cannot be
-    reached.
+    Weights of earlier commits that are not among `files` are deleted. Raises ConfigError for an invalid name or token,
+    and for a public repository where `target` is not public; RunError where the Hub refuses or cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -98,7 +101,7 @@ def push(target: HubTarget, files: Files, message: str) -> str:
 
 
 def licence_of(model: str) -> str | None:
-    """Returns the licence that the card of a model of the Hub names; None where it names none or cannot be asked."""
+    """The licence in the card of a model on the Hub; None where it has none or cannot be read."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -110,7 +113,7 @@ def licence_of(model: str) -> str | None:
 
 
 def _refuse_readers(api: Any, target: HubTarget) -> None:
-    """Raises ConfigError where a repository of this name exists that anyone may read, and none was asked for."""
+    """Raises ConfigError where the repository exists and is public, but `target` is not."""
     from huggingface_hub import errors
 
     if target.public:
@@ -124,13 +127,13 @@ def _refuse_readers(api: Any, target: HubTarget) -> None:
             raise errors.HfHubHTTPError("not authorized", response=error.response) from None
         return
     if not existing.private:
-        raise ConfigError(f"{target.repo} exists, and anyone may read it: nothing is sent. Pass --public if that is "
-                          "meant, make it private there, or name another one.")
+        raise ConfigError(f"{target.repo} exists and is public: nothing is sent. Pass --public if that is intended, "
+                          "make it private, or name another one.")
 
 
 @contextmanager
 def _failures(target: HubTarget) -> Iterator[None]:
-    """Says what to do about what the Hub, the network or the library raise, without what they were sent."""
+    """Turns errors of the Hub, the network and the library into RunErrors that quote nothing of the upload."""
     from huggingface_hub import errors
 
     try:
@@ -140,22 +143,22 @@ def _failures(target: HubTarget) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise _refused(target, error) from None
     except ValueError as error:
-        raise RunError(f"{target.repo}: the Hub does not take it: {str(error).splitlines()[0][:300]}") from None
+        raise RunError(f"{target.repo}: the Hub does not accept it: {str(error).splitlines()[0][:300]}") from None
     except (errors.HTTPError, RuntimeError, OSError) as error:
         inner = error
         while inner is not None and not isinstance(inner, (errors.HTTPError, OSError)):
-            inner = inner.__cause__  # the library wraps what befell the upload of one file
+            inner = inner.__cause__  # the library wraps errors of single uploads
         if inner is None:
             raise
         if isinstance(inner, errors.HfHubHTTPError):
             raise _refused(target, inner) from None
-        raise RunError(f"{target.repo}: the Hub cannot be reached, or the connection was cut: {type(inner).__name__}. "
-                       "Nothing of it can be seen there yet. The same command goes on: files that have arrived are not "
+        raise RunError(f"{target.repo}: the Hub cannot be reached, or the connection was lost: {type(inner).__name__}. "
+                       "Nothing is visible there yet. Repeat the command to continue: files that have arrived are not "
                        "sent again.") from None
 
 
 def _refused(target: HubTarget, error: Any) -> RunError:
     status = error.response.status_code if error.response is not None else 0
-    way = {401: " The token of HF_TOKEN is not known there: set another one.",
-           403: " Set HF_TOKEN to a token that may write there."}.get(status, "")
-    return RunError(f"{target.repo}: the Hub refuses it with status {status}.{way}")
+    way = {401: " The token in HF_TOKEN is not valid there: set another one.",
+           403: " Set HF_TOKEN to a token with write access."}.get(status, "")
+    return RunError(f"{target.repo}: the Hub refused it with status {status}.{way}")

@@ -1,14 +1,15 @@
-"""What must not leave this machine with a file that is published: its paths, its names, the secrets of its environment.
+"""Redaction of published files: paths and names of this machine, and secrets in its environment.
 
-    private = Private.here(run.path)
+    private = PrivateWords.here(run.path)
     private.text("cannot read /home/ann/pictures/3.png")     # "cannot read 3.png"
     private.findings(text)                                      # ["the home folder"], for a refusal
 
-Words of this machine are known and are replaced anywhere; other absolute paths only where a text is no model's.
+Known words of this machine are replaced everywhere; other absolute paths only in texts that no model has written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -23,12 +24,12 @@ from typing import Any
 from vlrl.data.embedded import without_bytes
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)KEY(?:$|_)|API_?KEY|WEBHOOK|COOKIE", re.IGNORECASE)
-"""Names of environment variables whose values are no one's business."""
+"""Names of environment variables with secret values."""
 _SHORTEST = 8
-"""Shorter values of such variables are no secrets: on, true, 1."""
+"""Shorter values of such variables, such as on, true or 1, are not secret."""
 _PATH = re.compile(r"(?<![\w.:/…<])(?:file://)?(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\\"'<>:|,;(){}\[\]]+[/\\])+"
                    r"([^\s/\\\"'<>:|,;(){}\[\]]*)")
-"""An absolute path of at least two components; its last one is kept."""
+"""An absolute path of at least two components, of which the last one is kept."""
 _WHOLE = re.compile(r"(?:file://)?(?:~[\w-]*|[A-Za-z]:)?[/\\][^\n]*[^\n/\\][/\\][^\n]*")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]{1,15})://[^\s\"'<>]*", re.IGNORECASE)
 _NAMES = ("the name of the host", "the name of the user")
@@ -38,13 +39,14 @@ _COMMON_HOSTS = {"localhost", "localhost.localdomain", ""}
 
 @dataclass(frozen=True)
 class PrivateWords:
-    """Words that must not be published -> what they are."""
+    """Words that must not be published."""
 
     words: Mapping[str, str]
+    """Word -> description for messages."""
 
     @classmethod
     def here(cls, *folders: Path) -> PrivateWords:
-        """Returns the words of this machine, process and environment, and the paths of `folders`."""
+        """The private words of this machine, process and environment, and the paths of `folders`."""
         words: dict[str, str] = {}
         for name, value in os.environ.items():
             if _SECRET.search(name) and len(value) >= _SHORTEST and not os.path.exists(value):
@@ -54,35 +56,35 @@ class PrivateWords:
         for what, place in [*places.items(), *(("a folder of the run", folder) for folder in folders)]:
             for path in (os.path.abspath(place), os.path.realpath(place)):
                 if len(Path(path).parts) > 2 or (what == "the home folder" and len(path) > 1):
-                    words.setdefault(path, what)  # /tmp tells nothing
+                    words.setdefault(path, what)  # /tmp says nothing about the machine
         for host in {socket.gethostname(), os.environ.get("HOSTNAME", "")} - _COMMON_HOSTS:
             words.setdefault(host, _NAMES[0])
-        user = _user()
-        if user:
+        with contextlib.suppress(OSError, KeyError, ImportError):  # a user without an entry
+            user = getpass.getuser()
             words |= {f"{user}@": _NAMES[1], f"/home/{user}": "the home folder"}
         return cls(words)
 
     def findings(self, text: str, vocabulary: bool = False) -> list[str]:
-        """Names what of this machine stands in a text, without repeating it; of a vocabulary short words, and the names
-        of host and user, may be tokens like any other."""
+        """Descriptions of the private words in a text. In a vocabulary, short words and the names of host and user may
+        be ordinary tokens.
+        """
         return list(dict.fromkeys(what for word, what in self.words.items()
                                   if not (vocabulary and (what in _NAMES or len(word) < _SHORTEST))
                                   and _form(word, what).search(text)))
 
     def model_text(self, text: str) -> str:
-        """Returns a text of a model or of rows without the words of this machine; all else stays."""
+        """A text of a model or of rows without private words, otherwise unchanged."""
         for word in sorted(self.words, key=len, reverse=True):
             if word in text:
                 text = _form(word, self.words[word]).sub("…", text)
         return text
 
     def text(self, text: str) -> str:
-        """Returns a message or setting without words of this machine, with the last part of each absolute path."""
+        """A message or setting without private words, and with only the last component of absolute paths."""
         return self.model_text(_PATH.sub(r"\1", text))
 
     def value(self, value: Any) -> Any:
-        """Returns a JSON-able value whose texts are cleaned; of a text that is a path the last part, of media the
-        hash."""
+        """A JSON value with its texts redacted; paths are reduced to their last component, embedded media to a hash."""
         if isinstance(value, str):
             return self._last(value) or self.text(str(without_bytes(value)))
         if isinstance(value, Mapping):
@@ -90,7 +92,7 @@ class PrivateWords:
         return [self.value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def config(self, value: Any) -> Any:
-        """Returns the JSON of a model's file cleaned as `value`, but that templates in it stay as they are."""
+        """The JSON of a model's config redacted as by `value`, except that templates are kept."""
         if isinstance(value, str):
             return self._last(value) or self.model_text(value)
         if isinstance(value, Mapping):
@@ -98,13 +100,13 @@ class PrivateWords:
         return [self.config(item) for item in value] if isinstance(value, list) else value
 
     def _last(self, text: str) -> str | None:
-        """Returns the last part of a text that is nothing but an absolute path; None for any other."""
+        """The last component of a text that is an absolute path; None for other texts."""
         if len(text) >= 4096 or not _WHOLE.fullmatch(text):
             return None
         return self.model_text(re.split(r"[/\\]", text.rstrip("/\\"))[-1])
 
     def json(self, text: str | None) -> str | None:
-        """Returns a JSON text with its values cleaned; a text that is no JSON is cleaned as a message."""
+        """A JSON text with its values redacted; a text that is not JSON is redacted as a message."""
         if text is None:
             return None
         try:
@@ -113,19 +115,12 @@ class PrivateWords:
             return self.text(text)
 
     def setting(self, text: str) -> str:
-        """Returns a word of a command line or a setting: no absolute path, nothing of an address but its scheme."""
+        """A word of a command line or a setting, without absolute paths and with only the scheme of URLs."""
         return self.text(_URL.sub(lambda match: f"{match[1]}://…", re.sub(r"(?:\.\.[/\\])+", "", text)))
 
 
 def _form(word: str, what: str) -> re.Pattern[str]:
-    """Names and paths count as whole words, secrets anywhere."""
+    """Names and paths match complete words, secrets any part of a text."""
     if what.startswith(_VALUE):
         return re.compile(re.escape(word))
     return re.compile(r"(?<!\w)" + re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else ""))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a user without an entry
-        return ""

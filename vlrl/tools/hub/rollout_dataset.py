@@ -1,10 +1,10 @@
-"""A run's rollouts, with their pictures and the notes on them, as a data set: parquet and a card.
+"""A run's rollouts, with their images and the notes on them, as a data set: Parquet and a card.
 
     exported = export(RunFolder("runs/a"), Path("a-rollouts"), steps=range(0, 100))
     push(HubTarget("org/a-rollouts", "dataset"), files_of(Path("a-rollouts")), "Rollouts of vlrl")
 
-The folder is what the `datasets` library and the Hub read as it is: `data/*.parquet` with the features of its columns
-(pictures as images), and README.md, a card that says what made it.
+The `datasets` library and the Hub read the folder directly: `data/*.parquet` with the features of its columns (images
+as Image), and README.md, the card.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sam
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
-"""Texts that are made here: the first three are JSON."""
+"""Text columns that are not in the run folder; the first three are JSON."""
 _JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -42,19 +42,14 @@ _FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS
              **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
              "images": {"feature": {"_type": "Image"}, "_type": "List"}}
 _TOGETHER, _GROUP_BYTES = 500, 16 << 20
-"""Rollouts of a row group, and bytes of their pictures, at most."""
+"""Limits of a row group: rollouts, and bytes of their images."""
 _CARD = """---
-pretty_name: {title}
-tags: [vlrl, reinforcement-learning, vision-language]
-configs:
-- config_name: default
-  data_files:
-{files}
+{metadata}
 ---
 
 # {title}
 
-{rows} rollouts of a run of vlrl: what the model wrote, every part of its reward, and what was asked and shown.
+{rows} rollouts of a run of vlrl: completions, every part of their rewards, prompts and images.
 
 | | |
 |---|---|
@@ -62,46 +57,46 @@ configs:
 | task | `{task}` |
 | steps | {steps} |
 | notes | {notes} |
-| pictures | {pictures} |
+| images | {images} |
 
 Columns: `prompt` (with the chat template), `completion`, `reward`, `parts` and `weights` (JSON, by part), `correct`,
-`advantage`, `sample` and `target` (JSON), `images` (as the model was given them, before resizing), `turns` (JSON; of an
-episode each action and observation), `flag` and `comment` of people who read it, `error` (why it could not be scored),
-`group_id` and `index` (answers to one prompt share the group).
+`advantage`, `sample` and `target` (JSON), `images` (before resizing), `turns` (JSON; the actions and observations of an
+episode), `flag` and `comment` of people who read it, `error` (why it could not be scored), `group_id` and `index`
+(completions of one prompt form a group).
 
-The texts are a model's and may be wrong. The data set that the pictures and questions come from has its own licence.
+The texts are written by a model and may be wrong. The data set of the images and questions has its own licence.
 """
 
 
 @dataclass
 class ExportedRollouts:
-    """What was written."""
+    """The exported folder and what is in it."""
 
     folder: Path
     rows: int = 0
     images: int = 0
     notes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    """What is not in it -> how often."""
+    """Description of what is left out -> count."""
 
     def miss(self, what: str) -> None:
-        """Counts something that is left out."""
+        """Counts something as left out."""
         self.left_out[what] = self.left_out.get(what, 0) + 1
 
 
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
            notes: Notes | None = None, progress: Progress = no_progress, media: bool = True,
            private: PrivateWords | None = None) -> ExportedRollouts:
-    """Writes the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
+    """Exports the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
 
-    media: with their pictures. private: what is taken out of every text, for others to read.
-    Raises RunError when there are none, ConfigError for a folder that holds something already.
+    media: include images. private: words to redact in every text. Raises RunError where there are no rollouts,
+    ConfigError for a folder that is not empty.
     """
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
         raise RunError(f"{run.path} holds no {f'evaluations of {split!r}' if split else 'rollouts'} of these steps")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} holds something already: name a new folder with -o")
+        raise ConfigError(f"{folder} is not empty: name a new folder with -o")
     (folder / "data").mkdir(parents=True, exist_ok=True)
     out, name = ExportedRollouts(folder), f"{split or 'train'}-00000-of-00001.parquet"
     metadata = {"huggingface": json.dumps({"info": {"features": _FEATURES}})}
@@ -118,7 +113,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
 
 
 def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields rows in row groups, of _TOGETHER rows or _GROUP_BYTES of pictures at most."""
+    """Splits rows into row groups of at most _TOGETHER rows, or about _GROUP_BYTES of images."""
     some, size = [], 0
     for row in rows:
         some.append(row)
@@ -131,7 +126,7 @@ def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def files_of(folder: Path) -> dict[str, Path | bytes]:
-    """Returns the files of an exported folder by their names in the repository of a data set."""
+    """The files of an exported folder by their names in the repository."""
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -148,37 +143,41 @@ def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out:
 
 
 def _published(row: Mapping[str, Any], private: PrivateWords) -> dict[str, Any]:
-    """Returns a row without words of this machine, and without paths where a text is not the model's."""
+    """A row without private words, and without paths in texts that the model has not written."""
     cleaned = {name: private.model_text(value) if isinstance(value, str) else value for name, value in row.items()}
     return {**cleaned, **{name: private.json(row[name]) for name in _JSON},
             "error": None if row["error"] is None else private.text(row["error"])}
 
 
 def _image(run: RunFolder, media: Mapping[str, Any], out: ExportedRollouts, wanted: bool) -> dict[str, Any] | None:
-    """Returns a picture as `datasets` keeps it; None, and counted, for a video, for what is not there or wanted."""
+    """An image as `datasets` stores it; None, and counted as left out, for a video or a missing or unwanted image."""
     if not wanted:
-        return out.miss("pictures and videos (--with-media)")
+        return out.miss("images and videos (--with-media)")
     if media["kind"] != "image":
         return out.miss("videos")
     path = run.path / str(media["path"] or "")
     try:
         if not media["path"] or not path.resolve().is_relative_to(run.path.resolve() / "media"):
-            return out.miss("pictures that the run did not keep (store.media)")
+            return out.miss("images that the run did not store (store.media)")
         data = path.read_bytes()
     except OSError:
-        return out.miss("pictures whose file is gone")
+        return out.miss("images whose file is missing")
     out.images += 1
     return {"bytes": data, "path": path.name}
 
 
 def _card(run: RunFolder, out: ExportedRollouts, file: str, split: str, steps: Sequence[int]) -> str:
     import yaml
+    from huggingface_hub import DatasetCardData
 
     config = run.path / "config.yaml"
     settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
     model, task = ((settings.get(part) or {}).get("name", "") for part in ("model", "task"))
     missing = "".join(f", {count} {what} left out" for what, count in out.left_out.items())
-    files = f"  - split: {json.dumps(split)}\n    path: {json.dumps(f'data/{file}')}"
-    return _CARD.format(title=json.dumps(f"Rollouts of {run.path.resolve().name}")[1:-1], files=files, rows=out.rows,
-                        model=Path(str(model)).name if str(model).startswith("/") else model, task=task,
-                        steps=f"{steps[0]} to {steps[-1]}", notes=out.notes, pictures=f"{out.images}{missing}")
+    title = f"Rollouts of {run.path.resolve().name}"
+    data_files = [{"split": split, "path": f"data/{file}"}]
+    metadata = DatasetCardData(pretty_name=title, tags=["vlrl", "reinforcement-learning", "vision-language"],
+                               configs=[{"config_name": "default", "data_files": data_files}])
+    return _CARD.format(metadata=metadata.to_yaml(), title=title, rows=out.rows, task=task,
+                        model=Path(str(model)).name if str(model).startswith("/") else model,
+                        steps=f"{steps[0]} to {steps[-1]}", notes=out.notes, images=f"{out.images}{missing}")

@@ -1,4 +1,4 @@
-"""Tensors of a base model that its class leaves unread (a head for drafts, `mtp.*`): an exported model has them too."""
+"""Copies tensors of a base model that its class does not load, such as a draft head `mtp.*`, to an exported model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from vlrl.models import loading
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def carry(base: str, model: Any, out: Path) -> tuple[str, ...]:
-    """Copies what the class of `model` leaves unread from the files of `base` into the model folder `out`, as it is;
-    returns the names. () where there is nothing, or `base` is not on this machine.
+def copy_unread(base: str, model: Any, out: Path) -> tuple[str, ...]:
+    """Copies the tensors in the files of `base` that the class of `model` does not load to the model folder `out`.
+
+    Returns their names; () where there are none, or `base` is not on this machine.
     """
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     tensors = _unread(_folder(base), [re.compile(p) for p in patterns]) if patterns else {}
@@ -50,7 +51,7 @@ def _unread(folder: Path, patterns: list[re.Pattern[str]]) -> dict[str, Any]:
 
 
 def _index(out: Path) -> dict[str, Any]:
-    """Returns the index of the weights in a folder; those of one file become the first of several."""
+    """The index of the weights in a folder; a single weights file is renamed to the first of several."""
     if (out / _INDEX).is_file():
         return json.loads((out / _INDEX).read_text(encoding="utf-8"))
     first = "model-00001-of-00001.safetensors"

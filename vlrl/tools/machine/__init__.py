@@ -1,1 +1,1 @@
-"""What a run needs, and what this machine can do."""
+"""Dry runs, estimates of memory, profiles, and checks of this machine."""

@@ -45,7 +45,7 @@ class Check(NamedTuple):
 
 def checks(runs: Path) -> Iterator[Check]:
     """Every check; `runs` is the folder for run folders."""
-    yield Check("versions/python", _python, "error")
+    yield Check("versions/python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _version_checks()
     yield from (
         Check("devices/CUDA", machine_checks.cuda, "warning"),
@@ -103,10 +103,6 @@ def run_check(check: Check) -> Finding:
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
-
-
-def _python() -> str:
-    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 def requirements() -> dict[str, tuple[Any, bool]]:

@@ -1,8 +1,8 @@
-"""A run without the run: everything a config leads to short of training, looked at before any weight is read.
+"""`vlrl train --dry-run`: everything that a config leads to, short of training.
 
-`check(config)` resolves the task and its data, renders and scores one sample as training would, measures prompt
-lengths and says what a step computes. Only the processor and the model's own config are read, never its weights, and
-nothing is written. What goes wrong is collected in `DryRun.problems`; all that does not depend on it is still there.
+`check(config)` resolves the task and its data, renders and scores one sample as training would, measures prompt lengths
+and computes the size of a step. Only the processor and the model's config are read, no weights, and nothing is written.
+Problems are collected in `DryRun.problems`; whatever does not depend on them is still reported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vlrl.store import RunFolder, checkpoint
 from vlrl.task import Task, task_oracle, task_samples
 from vlrl.task.scoring import AnswerScore
 from vlrl.tools.machine import memory, needs
-from vlrl.tools.play import episodes as acting
+from vlrl.tools.play import episodes as played_episodes
 from vlrl.tools.play.episode_lengths import PLAYED, EpisodeLength, ObservationStats, counted, measure
 from vlrl.tools.play.preview import (
     UNKNOWN,
@@ -60,7 +60,7 @@ from vlrl.training.resume import refuse_other_settings
 from vlrl.types import Completion, Prompt, Sample
 
 SAMPLES = 32
-"""Prompts that are encoded to measure their lengths."""
+"""Prompts that are encoded to measure lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +83,14 @@ class PromptLengths:
     most: int
     limit: int
     visual: int
-    """Visual tokens of the prompt that has most of them."""
+    """Largest number of visual tokens in a prompt."""
     rejected: tuple[str, ...] = ()
-    """Why prompts were left out."""
+    """Why prompts were rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What one step computes on one process when every answer is rollout.max_new_tokens long."""
+    """The work of one step on one process when every answer has rollout.max_new_tokens."""
 
     prompts: int
     answers: int
@@ -98,14 +98,14 @@ class StepWork:
     micro_batches: int
     """Forward and backward passes of one pass over the answers."""
     tokens: int
-    """Packed tokens of all micro-batches together, and ..."""
+    """Packed tokens of all micro-batches."""
     largest: int
-    """... of the largest one."""
+    """Packed tokens of the largest micro-batch."""
 
 
 @dataclass(kw_only=True)
 class DryRun:
-    """What was found; None where a problem stood in the way."""
+    """The report; fields that a problem prevents are None or empty."""
 
     run: str
     task: str
@@ -115,27 +115,26 @@ class DryRun:
     lengths: PromptLengths | None = None
     step: StepWork | None = None
     observed: ObservationStats | None = None
-    """What its episodes show; None for a task without an environment."""
+    """Observations of played episodes; None for a task without an environment."""
     episode: EpisodeLength | None = None
     """The longest episode that the settings allow."""
     parameters: tuple[int, int] | None = None
-    """Trained, all (an adapter included)."""
+    """Trainable parameters, and all (an adapter included)."""
     learns: str = ""
-    """The trained ones by part, in words."""
+    """The trainable parameters by part, in words."""
     memory: Any = None
     engine: str = ""
-    """What generates, and what of the device it takes beside `memory`; "" = the training model."""
+    """The engine and the memory that it takes besides `memory`; "" = the training model."""
     inert: list[str] = field(default_factory=list)
-    """Settings that cannot change anything; see vlrl.training.inert."""
+    """Settings that have no effect; see vlrl.training.inert."""
     needs: list[str] = field(default_factory=list)
-    """What the presets need and the settings do not give; see vlrl.tools.machine.needs."""
+    """Needs of the presets that the settings do not meet; see vlrl.tools.machine.needs."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    """What may be meant, and does not stop a run."""
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Collects an error of the user's to fix."""
+        """Turns a VlrlError into a problem of the report."""
         try:
             yield
         except VlrlError as error:
@@ -144,44 +143,42 @@ class DryRun:
 
 @prints_aside()
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
-    """Looks at everything that `config` leads to; `samples` prompts are encoded for their lengths.
+    """The dry run of a config; `samples` prompts are encoded to measure lengths.
 
-    `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
+    `tell(what)` is called as the work proceeds. Raises ConfigError only where the task cannot be made at all.
     """
     task = make_task(config)
-    with acting.environments(config, task) as host:  # forks, so before the model is built
+    with played_episodes.environments(config, task) as host:  # forks, so before the model is built
         return _checked(config, task, host, samples, tell)
 
 
 def problems_of(config: Config, rows: bool = True) -> list[str]:
-    """Returns what is wrong with the settings of a run and, with `rows`, with its data, as far as that is known without
-    the model; no prompt is made.
-    """
+    """Problems of a run's settings and, with `rows`, of its data that can be found without the model or a prompt."""
     task = make_task(config)
     report = DryRun(run="", task=config.task_name, model=config.model.name)
-    _bind_all(config, report)
-    if not report.problems:
-        with report.noting():
-            Algorithm(config)
+    _check_functions(config, report)
     if rows:
         _splits(config, task, report)
     return report.problems
 
 
-def _bind_all(config: Config, report: DryRun) -> None:
+def _check_functions(config: Config, report: DryRun) -> bool:
+    """Whether the functions, trackers and engine that settings name can be used; problems go into the report."""
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
                   lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
         with report.noting():
             named()
+    if not report.problems:
+        with report.noting():
+            Algorithm(config)
+    return not report.problems
 
 
 def _checked(config: Config, task: Task, host: Environments | None, samples: int,
              tell: Callable[[str], None]) -> DryRun:
     report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
-    _bind_all(config, report)
-    if not report.problems:
+    if _check_functions(config, report):
         with report.noting():
-            Algorithm(config)
             report.inert = [str(one) for one in inert.find(config, task)]
     with report.noting():
         report.run = _run_state(config)
@@ -215,8 +212,9 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
                     report.episode = report.observed.length(config.episode, config.rollout.max_new_tokens)
                 samples = min(samples, PLAYED)
             with report.noting(), _task_code(task):
-                _measure(config, task, [_opened(config, host, train[i], i) for i in _spread(len(train), samples)],
-                         encode, report)
+                spread = np.linspace(0, len(train) - 1, min(samples, len(train))).astype(int).tolist()
+                _measure(config, task, [_opened(config, host, train[i], i) for i in dict.fromkeys(spread)], encode,
+                         report)
     if skeleton is not None and report.lengths:
         tell("estimating memory")
         report.memory = memory.estimate(config, skeleton.config, report.lengths.most, report.lengths.visual,
@@ -230,26 +228,26 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
 
 
 def _run_state(config: Config) -> str:
-    """Returns what train would do in the run folder."""
+    """What `vlrl train` would do in the run folder, in words."""
     folder = Path(config.run.dir)
     _check_writable(folder)
     newest = checkpoint.latest(folder / "checkpoints").path
     if config.resume == "must" and newest is None:
         raise ConfigError(f"resume=must, but {folder / 'checkpoints'} has no complete checkpoint. Use resume=auto.")
     if config.resume == "never" and folder.is_dir() and any(folder.iterdir()):
-        return f"{folder}: starts over; what is there is moved aside"
+        return f"{folder}: starts over; the old run is moved aside"
     if newest is None:
         return f"{folder}: a new run"
     refuse_other_settings(RunFolder(folder), config)
-    return f"{folder}: goes on from {newest.name}"
+    return f"{folder}: resumes from {newest.name}"
 
 
 def _engine(config: Config) -> str:
-    """Returns the engine in words; "" for the training model."""
+    """The engine in words; "" for the training model."""
     settings = config.engine
     if settings.name == "vllm":
         return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
-                f"memory, on a CPU) beside the memory above{', but not during the update' if settings.sleep else ''}")
+                f"memory, on a CPU) besides the memory above{', but not during the update' if settings.sleep else ''}")
     if settings.name == "vllm_server":
         return f"vLLM servers: {', '.join(settings.servers) or 'those of `vlrl serve` on this machine'}; not asked here"
     return ""
@@ -258,14 +256,14 @@ def _engine(config: Config) -> str:
 def _check_writable(folder: Path) -> None:
     there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
     if not os.path.isdir(there):
-        raise ConfigError(f"run.dir={str(folder)!r}: {there} is no folder. Choose another run.dir.")
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} is not a folder. Choose another run.dir.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.dir={str(folder)!r}: {there} cannot be written. Choose another run.dir, or fix its "
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} is not writable. Choose another run.dir, or fix its "
                           "permissions.")
 
 
 def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
-    """Returns the samples of training and evaluation; an empty split is a problem."""
+    """The samples of training and evaluation; an empty split is a problem."""
     out: dict[str, Sequence[Sample]] = {}
     for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
         with report.noting():
@@ -289,7 +287,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
 
 @contextlib.contextmanager
 def _task_code(task: Task) -> Iterator[None]:
-    """Turns whatever a task's own code raises into a TaskError with file and line."""
+    """Turns any error of a task's own code into a TaskError with file and line."""
     try:
         yield
     except VlrlError:
@@ -302,9 +300,7 @@ def _task_code(task: Task) -> Iterator[None]:
 
 
 def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
-    """Returns the model without weights, and an encoder that numbers positions by it. Settles the task's
-    coordinates, and tells a report the number of parameters.
-    """
+    """The model without weights, and its encoder. Sets the task's coordinates, and the report's parameters."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -319,8 +315,8 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
 
 
 def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
-    """Returns a sample as the model of the config sees it; where that model is not on this machine, what can be said
-    without it. Nothing is fetched.
+    """A sample as the model of the config sees it, or without the model where it is not on this machine. Downloads
+    nothing.
     """
     task = copy.copy(task)
     try:
@@ -331,7 +327,7 @@ def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
 
 
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
-    """Returns one sample as the model sees it, and the oracle's answer to it with its reward."""
+    """One sample as the model sees it, with the perfect answer and its reward."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
         return preview_without_model(config.limits, task, sample)
@@ -355,20 +351,15 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
                  coordinates=convention_of(task, sample), target=group.target, oracle=oracle)
 
 
-def _spread(length: int, count: int) -> list[int]:
-    """Returns at most `count` places spread through a split."""
-    return list(dict.fromkeys(np.linspace(0, length - 1, min(count, length)).astype(int).tolist()))
-
-
-def _opened(config: Config, host: Environments | None, sample: Sample, place: int) -> Sample:
-    shown = acting.opened(config, host, sample, place) if host else sample
+def _opened(config: Config, host: Environments | None, sample: Sample, n: int) -> Sample:
+    shown = played_episodes.opened(config, host, sample, n) if host else sample
     if shown.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {shown.reset_error}")
     return shown
 
 
 def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
-    """Prompt lengths over samples, and what a step of such prompts computes."""
+    """Fills in the prompt lengths over samples, and the work of a step of such prompts."""
     prompts, rejected = [], []
     for sample in samples:
         try:
@@ -388,12 +379,12 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
 
 
 def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> StepWork:
-    """Returns one step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs, where every
+    """The work of a step over `prompts`, repeated up to rollout.prompts_per_step and packed as in training, where every
     answer has `tokens` tokens.
     """
     rollout, limit = config.rollout, config.train.tokens_per_batch
     drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
-    answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # they have nothing in common
+    answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # without a common beginning
     edges = [round(i * len(drawn) / rollout.minibatches) for i in range(rollout.minibatches + 1)]
     sizes: list[int] = []
     for start, end in pairwise(edges):

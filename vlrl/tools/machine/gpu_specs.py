@@ -28,9 +28,8 @@ CARDS = tuple(Card(*values) for values in (
 
 def card_of(name: str) -> Card | None:
     """The card whose name is part of `name`, such as "NVIDIA H100 80GB HBM3" or "rtx4090"; None for others."""
-    return next((card for card in CARDS if _pattern(card.name).search(name)), None)
+    def matches(card: Card) -> bool:
+        words = r"[\s_-]*".join(map(re.escape, card.name.split()))
+        return re.search(words + r"(?!\d)", name, re.IGNORECASE) is not None  # an RTX A4000 is no A40
 
-
-def _pattern(name: str) -> re.Pattern[str]:
-    """The words of a name, with or without spaces, and no further digit: an RTX A4000 is no A40."""
-    return re.compile(r"[\s_-]*".join(map(re.escape, name.split())) + r"(?!\d)", re.IGNORECASE)
+    return next(filter(matches, CARDS), None)

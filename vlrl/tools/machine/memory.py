@@ -1,4 +1,4 @@
-"""How much memory a process needs, computed before any weight is loaded.
+"""The memory that a process needs, computed before any weight is loaded.
 
     memory = estimate(config, AutoConfig.from_pretrained(config.model.name))
     print("\\n".join(table(memory)))
@@ -33,26 +33,26 @@ GIB = 2**30
 BAND = (0.7, 1.2)
 """Measured training peak / estimate, on models where megabytes matter; see `estimate`."""
 TEXT_TOKENS = 256
-"""Text of a prompt unless told: a question with its instructions."""
+"""Assumed tokens of a prompt's text: a question with its instructions."""
 IMAGE_PIXELS = 1_003_520
-"""Pixels of a prompt's image when `model.max_pixels` is not set: 1280 visual tokens of 28 x 28."""
+"""Assumed pixels of an image where `model.max_pixels` is not set: 1280 visual tokens of 28 x 28."""
 SAVED = {4: 1.3, 2: 1.7}
 """Values kept for the backward pass per value that enters or leaves a block's linear layers, by bytes per value.
 Measured 1.2 to 1.4 and 1.2 to 1.75; more at 2 bytes because the norms compute in float32."""
 RUNNING = 0.6
-"""Share of the above that is alive at once when nothing is kept."""
+"""Share of these values that is alive at once where nothing is kept for the backward pass."""
 LOGIT_COPIES = 2
-"""float32 copies of the logits of a chunk of tokens alive in logprobs.token_stats, forward and backward."""
+"""float32 copies of a chunk's logits that are alive in logprobs.token_stats, forward and backward."""
 NF4 = 0.5 + 1 / 64
 """Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
 EVAL_ROWS = 64
-"""Most prompts that evaluation/evaluate.py answers at once."""
+"""Largest number of prompts that evaluation/evaluate.py answers at once."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes per process. `resident` always exists; of `generation`, `training` and `step` one at a time, but for
-    generation beside the update (async.max_staleness)."""
+    """Bytes per process. `resident` is always allocated; of `generation`, `training` and `step` one at a time, unless
+    generation runs during the update (async.max_staleness)."""
 
     trained: int
     """Trainable parameters, float32."""
@@ -64,35 +64,35 @@ class Memory:
     """Frozen copy for the KL of a full fine-tune; 0 when algo.kl_coef=0 and under LoRA, where disabling is enough. A
     task that needs the service reference_logprobs keeps one too, which is not counted."""
     casts: int
-    """Copies in the compute type of trained float32 weights, which autocast keeps while it is on."""
+    """Copies of trained float32 weights in the compute type, which autocast keeps while it is on."""
     gradients: int
     """Of the trained weights, float32."""
     activations: int
-    """What a micro-batch keeps for the backward pass."""
+    """Values of a micro-batch that are kept for the backward pass."""
     block: int
-    """One block of the model at work: what it keeps and its gradients."""
+    """Intermediate values and gradients of the block that is being computed."""
     logits: int
-    """Logits of a chunk of answer tokens, their copies, and gradients of a trained output layer by chunk."""
+    """Logits of a chunk of answer tokens, their copies, and the chunk's gradient of a trained output layer."""
     step: int
     """Temporary float32 copy of the trained weights inside AdamW; on CUDA."""
     cache: int
     """KV cache of the completions being generated."""
     prefill: int
-    """KV cache of all prompts of a generation batch, and the vision tower or a block at work on those of them
-    that are computed at once."""
+    """KV cache of all prompts of a generation batch, and the intermediate values of the prompts that are computed at
+    once."""
     token: int
-    """Work for the next token of every answer: one layer's KV cache spread over the query heads, or logits."""
+    """For the next token of every answer: one layer's KV cache repeated over the query heads, or logits."""
     copy: int = 0
-    """The hf engine's own weights with async.max_staleness, which generates while the others learn."""
+    """The hf engine's own copy of the weights with async.max_staleness."""
 
     @property
     def resident(self) -> int:
-        """Bytes that are there all the time."""
+        """Bytes that are always allocated."""
         return self._sum(_RESIDENT)
 
     @property
     def generation(self) -> int:
-        """Bytes on top of `resident` while answers are written; prompts are computed before any is."""
+        """Bytes on top of `resident` during generation; all prompts are computed before the first answer."""
         return self.casts + max(self.prefill, self.cache + self.token)
 
     @property
@@ -146,29 +146,30 @@ class _MicroBatch:
     pairs: int
     """Entries of the attention masks."""
     shared: bool
-    """Rows are prefix-shared; of padded ones the answers' logits are copied out."""
+    """Whether rows share prefixes; of padded rows the answers' logits are copied out."""
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
              device: str | None = None, episode: EpisodeLength | None = None) -> Memory:
-    """Returns the memory of one process that trains `config` on a model with this transformers config. Loads no
-    weights.
+    """The memory of one process that trains `config` on a model with this transformers config. Loads no weights.
 
     prompt_tokens: tokens of one prompt, visual ones included (None: the visual ones and 256). visual_tokens: those of
     its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's). episode: the
-    length of episodes, which are packed as answers; each of their turns is taken to be read anew, with all before.
+    length of episodes, which are packed as answers; each turn is assumed to compute the prompt and all turns before it
+    again.
 
     Measured with PyTorch's memory profiler on a CPU, around real updates and generation, above the loaded weights. The
     training peak was 0.84 to 0.98 times the estimate on Qwen3-VL of 42 M parameters (hidden 512, 8 layers, vocabulary
     32,000; LoRA and full, with and without gradient checkpointing, logits in one chunk or several), and 0.7 to 1.2
     times (BAND) on models of 1 M of four families (images, padded rows and bfloat16 included; 1.6 once, where the peak
-    was 4 MB). Generation was 0.6 to 0.9 times: not every batch spreads its keys over the heads. Not measured: CUDA. Not
-    counted: the CUDA context (0.5 to 1 GiB), gaps between the allocator's blocks, experts that are not linear layers,
-    and what Python and the media hold in main memory. Raises ConfigError for a model that takes no images.
+    was 4 MB). Generation was 0.6 to 0.9 times: not every batch repeats its keys over the heads. Not measured on CUDA.
+    Not counted: the CUDA context (0.5 to 1 GiB), gaps between the allocator's blocks, experts that are not linear
+    layers, and main memory of Python and the media. Raises ConfigError for a model that takes no images.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    family_of(model_config)  # refuses what cannot be built
-    size, model = _dtype(config, device).itemsize, _build(model_config)
+    family_of(model_config)  # refuses models that take no images
+    size, model = _dtype(config, device).itemsize, _built(type(model_config),
+                                                          model_config.to_json_string(use_diff=False))
     family = family_in(model)
     blocks = _blocks(model, family, config.model)
     trained, frozen, largest = _weights(model, family, config, size)
@@ -183,7 +184,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
                                       size)
     text = model_config.get_text_config()
     rows, prompts = generation_rows(config)
-    read, patches_read = prompt, patches  # of one that is read at once
+    read, patches_read = prompt, patches  # of one prompt
     if episode:
         prompts, read, patches_read = rows, prompt + episode.tokens, patches + shown
     at_once = min(prompts, max(1, config.engine.prefill_tokens // read))
@@ -203,7 +204,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
 
 
 def table(memory: Memory) -> list[str]:
-    """Returns lines of the items in GiB, with the sums and what each is."""
+    """The items in GiB with their sums, as lines of text."""
     parts = (("always", memory.resident, _RESIDENT), ("generation", memory.generation, _GENERATION),
              ("training", memory.training, _TRAINING))
     lines = []
@@ -217,19 +218,15 @@ def table(memory: Memory) -> list[str]:
 
 
 def _dtype(config: Config, device: str) -> torch.dtype:
-    """loading.compute_dtype for a device that need not be here."""
+    """The compute type on a device that this machine may not have."""
     if config.model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     return loading.compute_dtype(config.model)
 
 
-def _build(model_config: Any) -> Any:
-    """Returns the model without weights; the last ones are kept, as many estimates are made of one."""
-    return _built(type(model_config), model_config.to_json_string(use_diff=False))
-
-
 @functools.lru_cache(maxsize=4)
 def _built(kind: Any, text: str) -> Any:
+    """The model of a transformers config without weights; cached, as many estimates are made of one model."""
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
@@ -237,7 +234,7 @@ def _built(kind: Any, text: str) -> Any:
 
 
 def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]:
-    """Returns the blocks that gradient checkpointing recomputes, in order."""
+    """The blocks that gradient checkpointing recomputes, in order."""
     adapted = adapted_layers(model, family, settings.lora.target) if settings.lora.rank else []
     learning = {family.part_of(name) for name in adapted} if adapted else {*settings.train}
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -253,7 +250,7 @@ def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]
 
 
 def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int, int, int]:
-    """Returns bytes of trainable parameters, of frozen ones (`size` bytes each), and of the largest trainable one."""
+    """Bytes of trainable parameters, of frozen ones (`size` bytes each), and of the largest trainable one."""
     lora = config.model.lora
     learns, frozen = [0], 0
     for name, parameter in model.named_parameters():
@@ -273,7 +270,7 @@ def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int
 
 
 def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _MicroBatch:
-    """Returns the largest micro-batch whose answers are all as long as allowed."""
+    """The largest micro-batch when all answers are as long as allowed."""
     limit, answer = config.train.tokens_per_batch, config.rollout.max_new_tokens
     groups = math.ceil(config.rollout.prompts_per_step / config.rollout.minibatches)
     size = config.rollout.group_size
@@ -291,9 +288,9 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Returns bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
+    """Bytes of a chunk's logits, or of one copy of them and the gradient of a trained output layer.
 
-    With several chunks the gradient of one is added to a sum of its own; in float32 not in place.
+    With several chunks each gradient is added to a sum; in float32 not in place.
     """
     text, rows = model_config.get_text_config(), chunk_rows(model_config.get_text_config().vocab_size)
     copy, gradient, total = 4 * min(answer_tokens, rows), 0, 0
@@ -307,12 +304,12 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """Returns bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes;
-    `patches` are those of the micro-batch.
+    """Bytes kept for the backward pass, and bytes of one block while it is computed, for a compute type of `size` bytes
+    and a micro-batch with `patches` patches.
 
-    A block keeps SAVED values for each that enters or leaves its linear layers; a decoder layer also keeps the keys and
-    values that it spreads over heads and answers, and the attention mask. Under gradient checkpointing only a block's
-    input is kept. A frozen vision tower keeps nothing.
+    A block keeps SAVED values for each value that enters or leaves its linear layers; a decoder layer also keeps the
+    attention mask and the keys and values that it repeats over heads and answers. Under gradient checkpointing only a
+    block's input is kept. A frozen vision tower keeps nothing.
     """
     lora = config.model.lora
     stream = size if lora.rank else 4  # residual stream: the type of the embeddings
@@ -321,7 +318,8 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
     text = model_config.get_text_config()
     attention = size * (2 * text.num_attention_heads * head_width(text) * batch.keys + batch.pairs)
     saved = batch.tokens * text.hidden_size * 2 * (4 + stream)  # embeddings and the last norm
-    saved += patches * _patch_values(model_config) * 4  # the pixels
+    vision = model_config.vision_config
+    saved += patches * 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2 * 4  # the pixels
     work = 0
     for block in blocks:
         count = counts.get(block.part, 0)
@@ -338,9 +336,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 
 
 def generation_rows(config: Config) -> tuple[int, int]:
-    """Returns answers written side by side, and their prompts, at most; auto counts as on a device with memory for
-    all.
-    """
+    """Largest numbers of answers generated at once and of their prompts; `auto` assumes a device with enough memory."""
     most, size = config.engine.batch_rollouts, config.rollout.group_size
     most = MOST_ROWS if most == "auto" else most
     rows = min(most, max(config.rollout.prompts_per_step * size, min(config.eval.samples, EVAL_ROWS)))
@@ -349,8 +345,8 @@ def generation_rows(config: Config) -> tuple[int, int]:
 
 
 def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
-    """Returns bytes of the KV cache of `rows` answers and `copies` prompts, and of one layer's spread over the query
-    heads while it is read."""
+    """Bytes of the KV cache of `rows` answers and `copies` prompts, and of one layer's cache repeated over the query
+    heads."""
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
     tokens += copies * ROOM if copies < rows else 0
@@ -359,21 +355,15 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
-    """Returns bytes of the largest block at work on prompts of `tokens` tokens and `patches` patches in all."""
+    """Bytes of the largest block while it computes prompts of `tokens` tokens and `patches` patches in all."""
     counts = {"language": tokens, "vision": patches}
     return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 
 
-# --- what a transformers config says ---------------------------------------------------------------------------------
-
-
-def _patch_values(model_config: Any) -> int:
-    """Returns numbers in one patch of the processed image or video."""
-    vision = model_config.vision_config
-    return 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2
+# --- sizes in a transformers config ---------------------------------------------------------------------------------
 
 
 def max_visual_tokens(config: Config, model_config: Any) -> int:
-    """Returns visual tokens of an image of as many pixels as the settings allow."""
+    """Visual tokens of an image with as many pixels as the settings allow."""
     side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

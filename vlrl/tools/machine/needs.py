@@ -1,7 +1,7 @@
-"""What the presets of a run need and its config does not give: `find(config, task)`.
+"""Needs of a run's presets that its config does not meet: `find(config, task)`.
 
-A preset names its needs in its file (config/presets.py); here is how each is looked at. What settings cannot tell, as
-that answers hold paragraphs, is said every time.
+A preset names its needs in its file (config/presets.py); this module checks them. Needs that no setting can show, such
+as answers with paragraphs, are always reported.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ class UnmetNeed:
 
 
 def find(config: Config, task: Task, sample: Sample | None = None) -> list[UnmetNeed]:
-    """Returns the needs of the config's presets that it does not meet, each once; none for supervised fine-tuning.
-    Without a sample of the training split nothing is said of its fields.
+    """The needs of the config's presets that it does not meet; none for supervised fine-tuning.
+
+    Without a `sample` of the training split, needs of fields count as met.
     """
     if config.algo.loss.name in SUPERVISED:
         return []
-    scene = RunContext(config, task, sample)
-    found = [(name, preset) for name in config.presets if (preset := presets.of(name))]
-    return [one for name, preset in found for one in _unmet(name, preset, scene)]
+    run = RunContext(config, task, sample)
+    found = [(name, preset) for name in config.presets if (preset := presets.find_preset(name))]
+    return [one for name, preset in found for one in _unmet(name, preset, run)]
 
 
 def of_stages(config: Config) -> list[UnmetNeed]:
-    """Returns the needs of a staged run's presets that are settings of one of its stages, and are not given there."""
-    found = [(name, preset) for name in config.presets if (preset := presets.of(name))]
+    """The needs of a staged run's presets that are settings of a stage, and are not set there."""
+    found = [(name, preset) for name in config.presets if (preset := presets.find_preset(name))]
     return [UnmetNeed(name, need, why) for name, preset in found for need, why in preset.needs.items()
             if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]
 
@@ -63,59 +64,46 @@ def _stage_setting(config: Config, name: str) -> bool:
 
 
 def _given(value: Any, name: str) -> bool:
-    """Returns whether nested settings have something at a dotted name."""
+    """Whether nested settings have a value at a dotted name."""
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return bool(value)
 
 
-def _unmet(name: str, preset: Preset, scene: RunContext) -> list[UnmetNeed]:
+def _unmet(name: str, preset: Preset, run: RunContext) -> list[UnmetNeed]:
     out = []
     for need, why in preset.needs.items():
         word, _, which = need.partition(" ")
-        if not CHECKS[word](scene, which):
+        if not CHECKS[word](run, which):
             out.append(UnmetNeed(name, need, why))
     return out
 
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """What needs are compared with."""
+    """The config, task and sample that needs are checked against."""
 
     config: Config
     task: Task
     sample: Sample | None = None
 
     def any_task(self, meets: Callable[[Task], Any]) -> bool:
-        """Returns whether the task, or one of several, meets something."""
+        """Whether the task, or one of several, meets a condition."""
         return any(meets(one) for one in self.task.members)
 
 
-def _counted(task: Task) -> int:
-    """Returns how many reward parts count at the first step."""
-    return sum(bool(weight_at(weight, 0)) for weight in task.weights.values())
-
-
-def _prompt(scene: RunContext, text: str) -> bool:
-    return scene.any_task(lambda one: any(text in words for words in (one.system, *one.templates)))
-
-
-def _field(scene: RunContext, name: str) -> bool:
-    settings, sample = scene.config, scene.sample
+def _field(run: RunContext, name: str) -> bool:
+    settings, sample = run.config, run.sample
     if sample is None or settings.data.difficulty:
         return True
     given = name == "category" and settings.curriculum.sampler.options.get("by", name) != name
     return given or sample.get(name) is not None
 
 
-def _setting(scene: RunContext, name: str) -> bool:
-    return name.startswith("stages.") or _given(scene.config.model_dump(mode="json", by_alias=True), name)
-
-
-def _reasoning(scene: RunContext) -> bool:
-    if scene.sample is None:
+def _reasoning(run: RunContext) -> bool:
+    if run.sample is None:
         return True
-    text = given_answer(scene.task.of(scene.sample), scene.sample)
+    text = given_answer(run.task.of(run.sample), run.sample)
     return bool(text and text[:answer_offset(text)].strip())
 
 
@@ -123,12 +111,14 @@ CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {
     "episodes": lambda s, _: s.any_task(has_environment),
     "answers": lambda s, _: not s.any_task(has_environment),
     "tasks": lambda s, _: len(s.task.members) > 1,
-    "parts": lambda s, count: s.any_task(lambda one: _counted(one) >= int(count)),
+    "parts": lambda s, count: s.any_task(lambda one: sum(
+        bool(weight_at(weight, 0)) for weight in one.weights.values()) >= int(count)),
     "part": lambda s, name: s.any_task(lambda one: name in one.weights),
-    "prompt": _prompt,
+    "prompt": lambda s, text: s.any_task(lambda one: any(text in words for words in (one.system, *one.templates))),
     "gate": lambda s, _: s.any_task(lambda one: one.combination.startswith("gate")),
     "field": _field,
-    "setting": _setting,
+    "setting": lambda s, name: (name.startswith("stages.")
+                                or _given(s.config.model_dump(mode="json", by_alias=True), name)),
     "reasoning": lambda s, _: _reasoning(s),
     "mismatch": lambda s, _: not samples_as_it_trains(s.config),
     "reference_reward": lambda s, _: "reference_logprobs" in s.task.needs,
@@ -137,4 +127,4 @@ CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {
     "writes": lambda s, _: False,
     "unbuilt": lambda s, _: False,
 }
-"""First word of a need -> whether a scene meets it, by the words behind."""
+"""First word of a need -> whether a run meets it, by the rest of the need."""

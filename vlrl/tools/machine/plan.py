@@ -1,4 +1,4 @@
-"""Does a config fit on so many GPUs? Estimated by arithmetic alone, without loading weights.
+"""Does a config fit on a number of GPUs? Estimated by arithmetic alone, without loading weights.
 
     result = plan(config, gpus=8, card=card_of("H100"))
     print("\\n".join(render(result)))
@@ -119,7 +119,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
     prompt_tokens, visual_tokens: see memory.estimate. observed: observations of the task's episodes, each of whose
     actions has rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for
-    settings that a run on so many GPUs would refuse.
+    settings that a run on these GPUs would refuse.
     """
     gib = card.gib if gib is None else gib
     shape = architecture(config.model.name)
@@ -158,7 +158,7 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
                           "engine of its own. Leave it at 1, or set engine.name=vllm_server")
     if config.engine.name != "hf" and heads % each:
         raise ConfigError(f"engine.tensor_parallel={each}: the {heads} attention heads of {config.model.name} cannot "
-                          "be divided among so many GPUs")
+                          "be divided among that many GPUs")
 
 
 @functools.lru_cache(maxsize=16)

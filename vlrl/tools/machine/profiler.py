@@ -1,10 +1,10 @@
-"""Where the time of a training step goes: `vlrl train CONFIG --profile`.
+"""The time of a training step by phase: `vlrl train CONFIG --profile`.
 
     report = profile(config, steps=3)
     print(render(report))
 
-A run of its own, in a folder beside `run.dir` and from the weights of `model.name`: one step to warm up, then `steps`
-that are measured. Nothing is evaluated or saved. Afterwards the last step's update, and 16 tokens of generation for its
+A separate run, in a folder next to `run.dir` and from the weights of `model.name`: one step to warm up, then `steps`
+measured ones. Nothing is evaluated or saved. Afterwards the last step's update, and 16 tokens of generation for its
 prompts, run once more under PyTorch's profiler.
 """
 
@@ -38,22 +38,22 @@ from vlrl.training.update import update
 from vlrl.types import Group
 
 WARM_UP = 1
-"""Steps before those that are measured."""
+"""Steps before the measured ones."""
 TRACED_TOKENS = 16
-"""Tokens per answer in the trace of generation: that of whole answers would take gigabytes."""
+"""Tokens per answer in the trace of generation; a trace of complete answers would take gigabytes."""
 OPERATORS = 30
 """Operators in operators.txt, per trace."""
 
 
 class Recorder:
-    """Seconds of nested phases by path: `rollout/generate/prefill`. Phases of other threads are not seen.
+    """Seconds of nested phases by path, e.g. `rollout/generate/prefill`. Phases of other threads are not recorded.
 
-    A CUDA device is waited for wherever a phase begins or ends, so phases do not overlap.
+    A CUDA device is synchronized wherever a phase begins or ends, so phases do not overlap.
     """
 
     def __init__(self, device: torch.device):
         self.seconds: dict[str, float] = {}
-        """Of each path, with what is inside it."""
+        """Path -> seconds, phases inside it included."""
         self._device, self._thread = device, threading.get_ident()
         self._open: list[tuple[str, float]] = []
 
@@ -81,7 +81,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def modules(self, modules: Sequence[torch.nn.Module], name: str) -> Iterator[None]:
-        """The forward passes of `modules` are phases, too."""
+        """Makes the forward passes of `modules` phases, too."""
         hooks = [h for m in modules for h in (
             m.register_forward_pre_hook(lambda *_: self.enter(name)),
             m.register_forward_hook(lambda *_: self.leave(), always_call=True))]
@@ -92,7 +92,7 @@ class Recorder:
                 hook.remove()
 
 
-# --- what the work of a phase is -------------------------------------------------------------------------------------
+# --- operations of a phase -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ class Peak:
 
 
 def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
-    """Returns the data sheet's for a known card in 16 bits, else that of a large matrix product, measured in a
-    second.
-    """
+    """The data sheet's for a known card in 16 bits, else the measured speed of a large matrix product."""
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
@@ -127,21 +125,21 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
 
 @dataclass(frozen=True)
 class Work:
-    """Useful operations and tokens by phase path."""
+    """Useful operations and tokens by path of the phase."""
 
     operations: Mapping[str, float]
     tokens: Mapping[str, int]
 
 
 def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config, model_config: Any) -> Work:
-    """Returns the work of one step on this process: of drawing all groups and of training on some of them."""
+    """The work of one step on this process: generating all groups, and training on some of them."""
     def total(groups: Sequence[Group], each: Callable[..., float]) -> float:
         return sum(each(len(g.prompt), patches_of(g.prompt.mm, model_config),
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
 
     passes, steps = config.rollout.updates, config.rollout.updates * config.rollout.minibatches
     wanted = Objective.of(config.algo).requires
-    judged = "values" in Algorithm(config).requires  # before the update, with what else is wanted of the old weights
+    judged = "values" in Algorithm(config).requires  # together with the old log-probabilities
     idle = (steps > 1 and not judged) + ("reference" in wanted) + steps * ("step" in wanted)
     forward, both = total(trained, cost.forward), total(trained, cost.of)
     prefill = total(drawn, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)
@@ -165,8 +163,8 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-class Profiled(Session):
-    """A session that measures its steps; it neither evaluates nor saves."""
+class ProfiledSession(Session):
+    """A session that measures its steps, and neither evaluates nor saves."""
 
     measured: dict[str, Any]
 
@@ -216,7 +214,7 @@ class Profiled(Session):
         self._state = "finished" if self.done == self.config.steps else "interrupted"
 
     def _trace(self) -> None:
-        """PyTorch's own traces of an update and of some generation, and their most expensive operators."""
+        """Writes PyTorch's traces of an update and of generation, and their most expensive operators."""
         parts, path = self.parts, self.folder.path
         sampling = Sampling(max_new_tokens=TRACED_TOKENS, temperature=self.config.rollout.temperature)
         requests = [Request(prompt=g.prompt, n=len(g.rollouts), sampling=sampling, key=(2, i), sample=g.sample)
@@ -232,20 +230,20 @@ class Profiled(Session):
 
 
 def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
-    """Profiles `steps` steps of a config; what profile.json holds, None when stopped before any was measured.
+    """Profiles `steps` steps of a config. Returns the content of profile.json; None when stopped before any step.
 
-    Everything is written to `<run.dir>-profile`; an earlier profile there is moved aside, and `run.dir` is not touched.
+    Everything is written to `<run.dir>-profile`; an earlier profile there is moved aside. `run.dir` is not touched.
     """
     run = config.run.model_copy(update={"dir": f"{config.run.dir}-profile"})
     alone = config.model_copy(update={
         "steps": WARM_UP + steps, "resume": "never", "run": run,
         "eval": config.eval.model_copy(update={"samples": 0}),
         "log": config.log.model_copy(update={"trackers": (), "samples_every": 0})})
-    return getattr(train(alone, make_session=Profiled), "measured", None)
+    return getattr(train(alone, make_session=ProfiledSession), "measured", None)
 
 
 def vision_towers(policy: Any) -> list[torch.nn.Module]:
-    """Returns the outermost modules of vision and merger, those of a reference copy included."""
+    """The outermost modules of vision tower and merger, those of a reference copy included."""
     def sees(name: str) -> bool:
         return policy.family.part_of(name) != "language"
 
@@ -254,7 +252,9 @@ def vision_towers(policy: Any) -> list[torch.nn.Module]:
 
 
 def traced(work: Callable[[], object], device: torch.device, path: Path | None = None) -> str:
-    """Runs `work` under PyTorch's profiler: a Chrome trace in `path`, and a table of the operators that take most."""
+    """Runs `work` under PyTorch's profiler: writes a Chrome trace to `path`, returns a table of the slowest
+    operators.
+    """
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
@@ -265,13 +265,13 @@ def traced(work: Callable[[], object], device: torch.device, path: Path | None =
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the card, or the processor's kind and the threads in use."""
+    """The name of the card, or the kind of device and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({torch.get_num_threads()} threads)"
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- the table ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -279,26 +279,27 @@ class Row:
     """A phase, per step."""
 
     phase: str
-    """Path; a row holds the rows below it."""
+    """Path; a phase includes the phases below it."""
     seconds: float
     share: float
-    """Of the step."""
+    """Of the time of the step."""
     tflop: float | None = None
     """Useful operations."""
     mfu: float | None = None
-    """Useful operations per second over the peak's."""
+    """Useful operations per second divided by the peak."""
     tokens_per_s: float | None = None
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """Returns rows of the table, parents first; `seconds` and `spent` are those of all steps in `work`."""
+    """The rows of the table, parents first; `seconds` and `spent` are totals over all steps in `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:
         seconds[f"{generate}/decode"] = seconds[generate] - seconds.get(f"{generate}/prefill", 0.0)
     top = sum(s for path, s in seconds.items() if "/" not in path)
     out = []
-    for path in sorted(seconds, key=lambda path: _order(path, seconds)):
+    order = {name: i for i, name in enumerate(_PHASES)}
+    for path in sorted(seconds, key=lambda path: [(order.get(n, len(order)), n) for n in path.split("/")]):
         operations = sum(w.operations.get(path, 0.0) for w in work)
         tokens = sum(w.tokens.get(path, 0) for w in work)
         row = Row(path, seconds[path] / steps, seconds[path] / spent)
@@ -309,17 +310,13 @@ def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak:
     return [*out, Row("the rest", (spent - top) / steps, (spent - top) / spent)]
 
 
-_FIRST = ("sync", "rollout", "encode", "generate", "prefill", "vision", "decode", "score", "values", "train", "pack",
+_PHASES = ("sync", "rollout", "encode", "generate", "prefill", "vision", "decode", "score", "values", "train", "pack",
           "reference", "forward", "backward", "optimizer", "store")
-"""Phases in the order of a step; others follow by name."""
-
-
-def _order(path: str, seconds: Mapping[str, float]) -> list[tuple[int, str]]:
-    return [(_FIRST.index(name) if name in _FIRST else len(_FIRST), name) for name in path.split("/")]
+"""Phases in the order of a step; others follow, sorted by name."""
 
 
 def render(report: Mapping[str, Any]) -> Any:
-    """Returns the table of a profile, for rich."""
+    """The table of a profile, for rich."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -341,9 +338,9 @@ def _number(value: float | None, form: str) -> str:
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:
-    """Returns what the table does not say."""
+    """Lines to print below the table."""
     several = f"; each of {report['processes']} processes, this one is rank 0" if report["processes"] > 1 else ""
-    return [f"MFU: useful operations (nothing twice, no padding) over {report['peak_tflops']:.4g} TFLOP/s, "
+    return [f"MFU: useful operations (no recomputation, no padding) over {report['peak_tflops']:.4g} TFLOP/s, "
             f"{report['peak_source']}{several}",
             f"peak memory {report['memory_gib']:.2f} GiB",
             f"{report['folder']}: profile.json, operators.txt, trace-update.json.gz and trace-generation.json.gz "

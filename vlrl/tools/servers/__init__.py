@@ -1,1 +1,1 @@
-"""The model of a config behind HTTP: `vlrl serve`."""
+"""`vlrl serve --chat` and `--record`: the model of a config behind an OpenAI-compatible HTTP server."""

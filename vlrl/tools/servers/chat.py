@@ -1,19 +1,17 @@
-"""`vlrl serve --chat`: the model of a config as a plain OpenAI-compatible endpoint, for harnesses of others.
+"""`vlrl serve --chat`: the model of a config as an OpenAI-compatible endpoint, for external evaluation harnesses.
 
-    POST /v1/chat/completions           one answer, at the temperature that is asked for
-    GET  /v1/models                     the one model
+    POST /v1/chat/completions           one completion, at the requested temperature
+    GET  /v1/models                     the model
     GET  /health
 
-Nothing is recorded. Otherwise as record.py: 127.0.0.1 alone, and every path but /health needs the key.
+Nothing is recorded. As in record.py, the server listens on 127.0.0.1 only, and every path but /health needs the key.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,21 +26,20 @@ from vlrl.engine.base import Engine, Request, Sampling
 from vlrl.errors import DataError
 from vlrl.models import policy
 from vlrl.models.processing import Encoder
-from vlrl.rollout.generate import sampling_of
 from vlrl.tools.evaluation.measure import choose_model
-from vlrl.tools.servers.chat_messages import RequestError, read
+from vlrl.tools.servers.chat_messages import RequestError, chat_reply, read, read_sampling
 from vlrl.training.build import make_accelerator, seed_everything
 from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.types import Sample
 
-_IGNORED = {"model", "user", "metadata", "store", "messages", "stream_options"}
-_FIXED: dict[str, tuple[Any, ...]] = {
+_ALLOWED: dict[str, tuple[Any, ...]] = {
     "n": (1, None), "stream": (False, None), "logprobs": (False, None), "frequency_penalty": (0, None),
     "presence_penalty": (0, None), "logit_bias": (None, {}), "top_logprobs": (None, 0), "tools": (None, []),
     "response_format": (None, {"type": "text"})}
-"""Fields with the values that they may have."""
+"""Fields with the values that have no effect."""
+_OWN = ("temperature", "top_p", "seed", "stream_options")
 _STREAM = 12
-"""First number of the key of random streams."""
+"""First number of the keys of random streams."""
 
 
 class Chat:
@@ -53,11 +50,11 @@ class Chat:
         self._access, self._lock, self._number = MediaAccess.of(config.data), threading.Lock(), itertools.count()
 
     def models(self) -> dict[str, Any]:
-        """Returns the list of models in OpenAI's form."""
+        """The list of models in OpenAI's format."""
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "vlrl"}]}
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the reply to a chat completion. Raises Refused for what would not be followed or read."""
+        """The reply to a chat completion. Raises RequestError for unsupported fields and invalid messages."""
         sampling, seed = self._sampling(body), body.get("seed")
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
         with self._lock:
@@ -69,46 +66,30 @@ class Chat:
                 raise RequestError(400, str(error)) from None
             key = (_STREAM, number if seed is None else seed)
             ((answer,),) = self.engine.generate([Request(prompt=prompt, n=1, sampling=sampling, key=key)])
-        used, n = len(prompt), len(answer.tokens)
-        return {"id": sample.id, "object": "chat.completion", "created": int(time.time()), "model": self.name,
-                "choices": [{"index": 0, "finish_reason": answer.finish_reason, "logprobs": None,
-                             "message": {"role": "assistant", "content": answer.text}}],
-                "usage": {"prompt_tokens": used, "completion_tokens": n, "total_tokens": used + n}}
+        return chat_reply(sample.id, self.name, answer, len(prompt))
 
     def _sampling(self, body: Mapping[str, Any]) -> Sampling:
-        rollout, given = self.config.rollout, {k: v for k, v in body.items() if k not in _IGNORED}
-        limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-        limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
-        temperature, top_p, seed = given.pop("temperature", None), given.pop("top_p", None), given.pop("seed", None)
-        stop = given.pop("stop", None) or []
-        stop = [stop] if isinstance(stop, str) else stop
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
-            raise RequestError(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
-                          f"{rollout.max_new_tokens}; raise that setting for longer answers")
+        temperature, top_p, seed = (body.get(name) for name in ("temperature", "top_p", "seed"))
         if not (temperature is None or _number(temperature, 0, 100)):
-            raise RequestError(400, f"temperature={str(temperature)[:40]}: a number from 0 on; 0 = greedy")
+            raise RequestError(400, f"temperature={str(temperature)[:40]}: give a number of at least 0; 0 = greedy")
         if not (top_p is None or (_number(top_p, 0, 1) and top_p > 0)):
-            raise RequestError(400, f"top_p={str(top_p)[:40]}: above 0 and at most 1")
+            raise RequestError(400, f"top_p={str(top_p)[:40]}: give a number above 0 and at most 1")
         if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63)):
-            raise RequestError(400, f"seed={str(seed)[:40]}: a whole number from 0 on")
-        if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
-            raise RequestError(400, "stop: a text, or a list of at most 4")
-        for name, value in given.items():
-            if value not in _FIXED.get(name, (None,)):
-                raise RequestError(400, f"{name[:60]!r} is not followed here: leave it out")
-        sampling = sampling_of(rollout, 1.0 if temperature is None else float(temperature), limit)
-        return replace(sampling, stop=tuple(stop) or sampling.stop, top_p=top_p)
+            raise RequestError(400, f"seed={str(seed)[:40]}: give a whole number of at least 0")
+        sampling = read_sampling({name: value for name, value in body.items() if name not in _OWN},
+                                 self.config.rollout, 1.0 if temperature is None else float(temperature), _ALLOWED,
+                                 null=True)
+        return replace(sampling, top_p=top_p)
 
 
 def _number(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and (
-        low <= value <= high)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 @contextlib.contextmanager
 def chat(config: Config) -> Iterator[Chat]:
-    """Yields what answers with the model that `vlrl eval` of the config would measure: the newest checkpoint of its
-    run, else model.name.
+    """Yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the run, else
+    model.name.
     """
     chosen = choose_model(config)
     settings = chosen.config

@@ -1,21 +1,28 @@
-"""Chat messages in OpenAI's form, as an agent loop sends them: read, and compared with what was recorded."""
+"""Chat completion requests and replies in OpenAI's format: messages, sampling fields, comparison of conversations."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.rollout import RolloutSettings
 from vlrl.data.embedded import EmbeddedMedia, decode_base64
 from vlrl.data.media import MediaAccess, media_source
+from vlrl.engine.base import Sampling
 from vlrl.errors import DataError, VlrlError
-from vlrl.types import Media
+from vlrl.rollout.generate import sampling_of
+from vlrl.types import Completion, Media
+
+IGNORED = {"model", "user", "metadata", "store", "messages"}
+"""Fields of a request that have no effect here."""
 
 
 class RequestError(VlrlError):
-    """Why a call gets no reply, and its HTTP status."""
+    """A request that is refused, with its HTTP status."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -28,7 +35,7 @@ class Message:
 
     role: str
     parts: tuple[tuple[str, str], ...]
-    """(text, the text) or (image, a hash of its URL)."""
+    """("text", the text) or ("image", a hash of its URL)."""
     media: tuple[Media, ...] = ()
 
     @property
@@ -37,14 +44,14 @@ class Message:
 
     @property
     def content(self) -> list[dict[str, Any]]:
-        """As chat templates take it."""
+        """The content as chat templates expect it."""
         return [{"type": "text", "text": value} if kind == "text" else {"type": "image"} for kind, value in self.parts]
 
 
 def read(given: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """Returns messages in OpenAI's form; `access` says which hosts images may be fetched from. No file is read.
+    """The messages of a request; `access` says which hosts images may be downloaded from. No file is read.
 
-    Raises Refused with the place of what is none.
+    Raises RequestError naming the invalid message.
     """
     if not isinstance(given, list) or not given:
         raise RequestError(400, "messages: a list of messages")
@@ -74,12 +81,12 @@ def _message(given: Any, place: str, access: MediaAccess, root: Path) -> Message
 
 
 def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
-    """Returns an image by its data: URL, or by another one where data.urls allows it."""
+    """An image by its data: URL, or by another URL where data.urls allows it."""
     if not _is_text(url) or not url.startswith(("data:", "http://", "https://")):
         raise RequestError(400, f"{where}: url must be a data: URL")
     if not url.startswith("data:"):
         if not access.urls:
-            raise RequestError(400, f"{where}: only data: URLs are read, as data.urls names no host that may be asked")
+            raise RequestError(400, f"{where}: only data: URLs are accepted, as data.urls allows no downloads")
         try:
             return Media(source=media_source(url, root, access))
         except DataError as error:
@@ -89,22 +96,55 @@ def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
     except DataError as error:
         raise RequestError(400, f"{where}: {error}") from None
     if data is None or not url.startswith("data:image/"):
-        raise RequestError(400, f"{where}: no data: URL with an image in base64")
+        raise RequestError(400, f"{where}: not a data: URL with an image in base64")
     return Media(source=EmbeddedMedia(data, where))
 
 
 def _is_text(value: Any) -> bool:
-    """Returns whether a value is a text that UTF-8 can hold."""
+    """Whether a value is a text that can be encoded as UTF-8."""
     return isinstance(value, str) and value.encode("utf-8", "replace").decode() == value
 
 
+def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature: float,
+                  allowed: Mapping[str, Sequence[Any]], null: bool = False) -> Sampling:
+    """The sampling of a request at `temperature`: its limit of tokens and its stop strings.
+
+    allowed: other fields -> values that have no effect. null: fields that are null are ignored. Raises RequestError for
+    any other field or value.
+    """
+    given = {name: value for name, value in body.items() if name not in IGNORED}
+    limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
+    limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
+    stop = given.pop("stop", None) or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
+        raise RequestError(400, f"max_tokens={str(limit)[:40]}: give 1 to rollout.max_new_tokens="
+                           f"{rollout.max_new_tokens}, or raise that setting")
+    if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
+        raise RequestError(400, "stop: give a text, or a list of at most 4")
+    for name, value in given.items():
+        if value not in allowed.get(name, (None,) if null else ()):
+            raise RequestError(400, f"{name[:60]!r} is not supported here: leave it out")
+    sampling = sampling_of(rollout, temperature, limit)
+    return replace(sampling, stop=tuple(stop) or sampling.stop)
+
+
+def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **more: Any) -> dict[str, Any]:
+    """A chat completion in OpenAI's format."""
+    n = len(answer.tokens)
+    return {"id": id, "object": "chat.completion", "created": int(time.time()), "model": model, **more,
+            "choices": [{"index": 0, "finish_reason": answer.finish_reason, "logprobs": None,
+                         "message": {"role": "assistant", "content": answer.text}}],
+            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": n, "total_tokens": prompt_tokens + n}}
+
+
 def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Returns whether a conversation is what was recorded."""
+    """Whether a conversation equals the recorded one."""
     return len(messages) == len(recorded) and not any(map(contradiction, messages, recorded))
 
 
 def contradiction(given: Message, own: Message) -> str | None:
-    """Returns the place in a message that is not what was recorded; None where all is."""
+    """The position at which a message differs from the recorded one; None where they are equal."""
     if given.role != own.role:
         return ".role"
     if given.parts == own.parts or (given.role == "assistant" and given.text == own.text):

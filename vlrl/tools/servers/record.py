@@ -1,12 +1,12 @@
-"""`vlrl serve --record`: chat completions in OpenAI's form over HTTP, whose episodes are recorded.
+"""`vlrl serve --record`: an OpenAI-compatible server for chat completions that records episodes.
 
-    POST /v1/chat/completions           the episode by the header X-Episode-Id, metadata.episode_id, or user
+    POST /v1/chat/completions           the episode's id is in the header X-Episode-Id, metadata.episode_id, or user
     POST /v1/episodes/{id}/reward       {"reward": number or null, "parts": {name: number}} closes it
     GET  /v1/episodes/{id}              token ids, log-probabilities, loss mask, turns
     GET  /health
 
-Every path but /health needs the key, as `Authorization: Bearer KEY`. A request under another host name, or from a page
-of a browser, is refused.
+Every path but /health needs the key, as `Authorization: Bearer KEY`. Requests under another host name, or from a web
+page, are refused.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task
 
 MOST_BYTES = 2**26
-"""Of a request: a conversation with its images in base64."""
+"""Largest request: a conversation with images in base64."""
 _SILENT_S = 60.0
-"""Seconds that a client may take over its request."""
+"""Timeout for receiving a request."""
 _EPISODE = re.compile(r"/v1/episodes/([^/]+?)(/reward)?")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _LOCAL = ("127.0.0.1", "localhost")
@@ -51,14 +51,13 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Iterator[Recorder]:
-    """Yields what answers with the model of a config and writes to a run folder; open episodes are closed at the end.
-    """
+    """Yields a Recorder with the model of a config that writes to a run folder; closes open episodes at the end."""
     if config.engine.name == "vllm_server":
-        raise ConfigError("--record with engine.name=vllm_server: the model answers in this process. Set engine=hf or "
+        raise ConfigError("--record with engine.name=vllm_server: the model must run in this process. Set engine=hf or "
                           "engine=vllm")
     if (folder / "metrics.jsonl").exists():
-        raise ConfigError(f"--folder {folder} is the folder of a training run, whose config.yaml would be replaced: "
-                          "choose another one")
+        raise ConfigError(f"--folder {folder} is the folder of a training run, whose config.yaml would be overwritten: "
+                          "choose another folder")
     check_engine(config)
     transformers.logging.disable_progress_bar()
     seed_everything(config.seed)
@@ -74,17 +73,17 @@ def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Ite
 
 
 class Server(ThreadingHTTPServer):
-    """An HTTP server over a recorder, or over a model that answers without recording, on 127.0.0.1."""
+    """An HTTP server for a Recorder or Chat, on 127.0.0.1."""
 
     daemon_threads = True
-    request_queue_size = 256  # with Python's 5, calls that come together are dropped by the kernel and wait for seconds
+    request_queue_size = 256  # with Python's 5, the kernel drops simultaneous connections, which then wait for seconds
 
     def __init__(self, port: int, key: str, backend: Recorder | Chat):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error}. Choose another --port, or end what listens "
-                              "there.") from None
+            raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error}. Choose another --port, or end the program "
+                              "that listens there.") from None
         self.key, self.backend = hashlib.sha256(key.encode()).digest(), backend
 
     def service_actions(self) -> None:
@@ -92,7 +91,7 @@ class Server(ThreadingHTTPServer):
             self.backend.expire()
 
     def stop(self) -> None:
-        """Ends `serve_forever`; may be called by a signal handler."""
+        """Ends `serve_forever`; can be called by a signal handler."""
         threading.Thread(target=self.shutdown, daemon=True).start()
 
 
@@ -100,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout: ClassVar[float] = _SILENT_S  # pyright: ignore[reportIncompatibleVariableOverride]
-    disable_nagle_algorithm = True  # else the kernel keeps the second part of an answer back for 40 ms
+    disable_nagle_algorithm = True  # otherwise the kernel delays the second part of a reply by 40 ms
 
     def do_GET(self) -> None:
         self._reply(self._get)
@@ -118,17 +117,17 @@ class _Handler(BaseHTTPRequestHandler):
                 return backend.models()
         elif (match := _EPISODE.fullmatch(self.path)) and not match[2]:
             return backend.get(_name(match[1]))
-        raise RequestError(404, "no such page")
+        raise RequestError(404, "no such path")
 
     def _post(self) -> dict[str, Any]:
         self._check()
         backend, match = self.server.backend, _EPISODE.fullmatch(self.path)
         if isinstance(backend, Chat):
             if self.path != "/v1/chat/completions":
-                raise RequestError(404, "no such page")
+                raise RequestError(404, "no such path")
             return backend.chat(self._body())
         if self.path != "/v1/chat/completions" and not (match and match[2]):
-            raise RequestError(404, "no such page")
+            raise RequestError(404, "no such path")
         body = self._body()
         if match:
             return backend.reward(_name(match[1]), body)
@@ -138,12 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
         return backend.chat(_name(next((n for n in named if n is not None), None)), body)
 
     def _check(self) -> None:
-        """Raises Refused for a request without the key, under another name or from a browser's page."""
+        """Raises RequestError for a request without the key, under another host name or from a web page."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(hashlib.sha256(given.encode()).digest(), self.server.key):
             raise RequestError(401, "wrong key, or none: Authorization: Bearer KEY")
         if self.headers.get("Host", "").rpartition(":")[0] not in _LOCAL or self.headers.get("Origin"):
-            raise RequestError(403, "only programs of this host are answered, at 127.0.0.1")
+            raise RequestError(403, "only programs on this host may send requests, to 127.0.0.1")
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
@@ -154,9 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
-            raise RequestError(400, "the body is no JSON") from None
+            raise RequestError(400, "the body is not JSON") from None
         if not isinstance(body, dict):
-            raise RequestError(400, "the body is no JSON object")
+            raise RequestError(400, "the body is not a JSON object")
         return body
 
     def _reply(self, work: Any) -> None:
@@ -164,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, value = 200, work()
         except RequestError as refused:
             status, value = refused.status, {"error": {"message": str(refused), "type": "invalid_request_error"}}
-        except OSError:  # the client has gone, or is silent
+        except OSError:  # the client has disconnected, or timed out
             self.close_connection = True
             return
         except Exception as error:
@@ -172,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
                 _log.exception("a request failed")
             status, value = 500, {"error": {"message": f"{type(error).__name__}: {error}", "type": "server_error"}}
         body = json.dumps(value).encode()
-        self.close_connection = self.close_connection or status != 200  # its body may be unread
+        self.close_connection = self.close_connection or status != 200  # the request may not be read completely
         with contextlib.suppress(OSError):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -184,11 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing of each request."""
+        """Requests are not logged."""
 
 
 def _name(given: Any) -> str:
-    """Returns the id of an episode. Raises Refused for none."""
+    """The id of an episode. Raises RequestError where it is invalid."""
     if not isinstance(given, str) or not _ID.fullmatch(given):
         raise RequestError(400, f"the episode's id is {str(given)[:60]!r}: give the header X-Episode-Id, "
                       "metadata.episode_id or user; letters, digits and .:_-, 128 at most")

@@ -1,11 +1,12 @@
-"""Episodes of a user's own agent loop, recorded call by call from chat completions.
+"""Records episodes of a user's own agent loop, call by call, from chat completions.
 
     recorder = Recorder(engine, encode, config, task, folder)       # folder: of a run, made by RunFolder.create
     recorder.chat("maze-1", {"messages": [...]})                     # the reply in OpenAI's form
     recorder.reward("maze-1", {"reward": 1.0, "parts": {}})          # closes it; it is a row of rollouts/
 
-The first call of an episode gives its prompt. A later one repeats the messages so far, with the recorded text as that
-of the assistant, and adds one of the user: what was written keeps its token ids and is not tokenised again.
+The messages of the first call of an episode are its prompt. A later call repeats the messages so far, with the recorded
+text as the assistant's, and adds one user message. Earlier completions keep their token ids: they are not tokenized
+again.
 """
 
 from __future__ import annotations
@@ -25,20 +26,26 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.data.media import MediaAccess
-from vlrl.engine.base import Engine, Request
+from vlrl.engine.base import Engine, Request, Sampling
 from vlrl.errors import DataError
 from vlrl.models.packing import continuation, join_prompts
 from vlrl.models.processing import Encoder
-from vlrl.rollout.generate import sampling_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.tools.servers.chat_messages import Message, RequestError, contradiction, read, same
+from vlrl.tools.servers.chat_messages import (
+    Message,
+    RequestError,
+    chat_reply,
+    contradiction,
+    read,
+    read_sampling,
+    same,
+)
 from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Rollout, Sample, Turn
 
-_IGNORED = {"model", "user", "metadata", "store"}
-_FIXED: dict[str, tuple[Any, ...]] = {"n": (1, None), "stream": (False, None), "top_p": (1, None),
-                                      "logprobs": (False, None)}
-"""Fields with the values that they may have."""
+_ALLOWED: dict[str, tuple[Any, ...]] = {"n": (1, None), "stream": (False, None), "top_p": (1, None),
+                                        "logprobs": (False, None)}
+"""Fields with the values that have no effect."""
 _MOST_REWARD_PARTS = 100
 _log = logging.getLogger(__name__)
 
@@ -47,7 +54,7 @@ Ended = Literal["", "turns", "tokens", "media"]
 
 @dataclass(eq=False)
 class RecordedEpisode:
-    """One episode: all its ids so far, and what its messages were."""
+    """One episode: its token ids and messages so far."""
 
     id: str
     number: int
@@ -55,18 +62,18 @@ class RecordedEpisode:
     prompt: Prompt
     messages: list[Message]
     whole: Prompt
-    """The prompt, and all that followed it."""
+    """The prompt and everything after it."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
     ended: Ended = ""
     reply: dict[str, Any] = field(default_factory=dict)
-    """The last one."""
+    """The last reply."""
     used: float = 0.0
-    """When it was last asked for, time.monotonic()."""
+    """time.monotonic() of the last call."""
     outcome: Mapping[str, Any] | None = None
-    """Reward, parts and error of a closed one."""
+    """Reward, parts and error of a closed episode."""
 
     @property
     def written(self) -> np.ndarray:
@@ -89,7 +96,7 @@ class RecordedEpisode:
         self.messages.append(Message("assistant", (("text", action.text),)))
 
     def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:
-        """Adds a message of the user, after an end token that an action which was cut is closed by."""
+        """Adds a user message, after the `closing` end token of a truncated action."""
         n, c = len(shown), len(closing)
         start = len(self.written) + c
         whole = self.whole.followed_by(np.array(closing, np.int64))
@@ -100,7 +107,7 @@ class RecordedEpisode:
         self.messages.append(message)
 
     def completion(self, end: int) -> Completion:
-        """Returns it as the loop has it."""
+        """The episode as the completion that a training loop would have."""
         last = self.written[-1:]
         shown = continuation(self.whole, self.prompt, self.shown) if self.shown else None
         empty: list[np.ndarray] = [np.zeros(0, np.float32)]
@@ -113,10 +120,10 @@ class RecordedEpisode:
 
 
 class Recorder:
-    """Answers chat completions of episodes by id, and writes each episode once it is closed.
+    """Replies to chat completions of episodes by id, and stores each episode when it is closed.
 
-    most_open: episodes at a time. idle_s: seconds without a call after which one is closed without a reward. Calls may
-    come from any thread; one is answered at a time.
+    most_open: limit on open episodes. idle_s: seconds without a call after which an episode is closed without a reward.
+    Calls may come from any thread; one is processed at a time.
     """
 
     def __init__(self, engine: Engine, encode: Encoder, config: Config, task: Task, folder: RunFolder,
@@ -126,7 +133,7 @@ class Recorder:
         self._access = MediaAccess.of(config.data)
         self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """What `get` says of the last ones, `most_open` of them."""
+        """Reports of the last closed episodes, at most `most_open`."""
         numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
         self._next = max(numbers, default=-1) + 1
         self._known = {row for row in folder.rollouts(columns=["episode_id"])["episode_id"].to_pylist() if row}
@@ -135,7 +142,7 @@ class Recorder:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def chat(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the reply to a chat completion. Raises Refused; the episode is then as before."""
+        """The reply to a chat completion. Raises RequestError, which leaves the episode unchanged."""
         sampling = self._sampling(body)
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
         with self._lock:
@@ -143,7 +150,7 @@ class Recorder:
             episode = self._open.get(name)
             if episode and same(messages, episode.messages[:-1]):
                 episode.used = time.monotonic()
-                return episode.reply  # a client that asks again
+                return episode.reply  # a retry of the client
             try:
                 current = self._begun(name, messages) if episode is None else self._continued(episode, messages)
             except DataError as error:
@@ -156,13 +163,13 @@ class Recorder:
             ((action,),) = self.engine.generate([request])
             before = len(current.whole)
             current.act(action)
-            current.reply = self._reply(current, action, turn, before)
+            current.reply = chat_reply(f"{name}-{turn}", self.config.model.name, action, before, episode_id=name)
             current.used = time.monotonic()
             self._open[name] = current
             return current.reply
 
     def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Closes an episode with {"reward": number or null, "parts": {name: number}} and writes it."""
+        """Closes an episode with {"reward": number or null, "parts": {name: number}} and stores it."""
         if unknown := sorted(body.keys() - {"reward", "parts"}):
             raise RequestError(400, f"unknown fields {', '.join(unknown)}; give reward and parts")
         parts = body.get("parts") or {}
@@ -179,12 +186,12 @@ class Recorder:
             return self._close(episode, {"reward": body["reward"], "parts": parts, "error": None})
 
     def get(self, name: str) -> dict[str, Any]:
-        """Returns an open episode, or one of the last that were closed."""
+        """The report of an open episode, or of one of the last closed ones."""
         with self._lock:
             return self._closed.get(name) or self._report(self._open_episode(name))
 
     def expire(self) -> None:
-        """Closes episodes without a call for `idle_s`; does nothing while a call is answered."""
+        """Closes episodes without a call for `idle_s`; does nothing while a call is processed."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -195,15 +202,15 @@ class Recorder:
             self._lock.release()
 
     def close(self) -> None:
-        """Closes all episodes, without a reward."""
+        """Closes all open episodes without a reward."""
         with self._lock:
             for episode in [*self._open.values()]:
-                self._fail(episode, "the server ended before its reward came")
+                self._fail(episode, "the server ended before its reward was given")
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def _begun(self, name: str, messages: list[Message]) -> RecordedEpisode:
-        """Returns a new episode whose prompt are these messages."""
+        """A new episode with these messages as its prompt."""
         if len(self._open) >= self.most_open:
             raise RequestError(429,
                                f"{self.most_open} episodes are open: close some (POST .../reward), or start the server "
@@ -214,16 +221,16 @@ class Recorder:
         return RecordedEpisode(id=name, number=number, sample=sample, prompt=prompt, messages=messages, whole=prompt)
 
     def _continued(self, episode: RecordedEpisode, messages: list[Message]) -> RecordedEpisode:
-        """Returns a copy of the episode that goes on with the last of these messages."""
+        """A copy of the episode, continued with the last of these messages."""
         recorded = episode.messages
         for i, (given, own) in enumerate(zip(messages, recorded, strict=False)):
             if place := contradiction(given, own):
-                raise RequestError(409, f"messages[{i}]{place} is not what was recorded of episode {episode.id!r}: an "
-                              "episode only grows; start another one for another history")
+                raise RequestError(409, f"messages[{i}]{place} differs from the recorded episode {episode.id!r}: an "
+                              "episode only grows; start another episode for another history")
         if len(messages) != len(recorded) + 1:
             raise RequestError(409,
                                f"episode {episode.id!r} has {len(recorded)} messages, and this call has {len(messages)}"
-                          ": repeat them, the assistant's last one included, and add one message of the user")
+                          ": repeat them, the assistant's last one included, and add one user message")
         if episode.ended:
             raise RequestError(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: give its "
                           "reward")
@@ -231,8 +238,9 @@ class Recorder:
         kinds = [kind for kind, _ in last.parts]
         if last.role != "user":
             raise RequestError(400,
-                               f"messages[{at}] has the role {last.role!r}: what follows an answer is a message of the "
-                          "user, results of tools too")
+                               f"messages[{at}] has the role {last.role!r}: a completion is followed by a user "
+                               "message, "
+                          "also for results of tools")
         if kinds != sorted(kinds):
             raise RequestError(400, f"messages[{at}] has an image after a text: in later messages images come first")
         shown = self.encode.observation(Observation(last.text, last.media), episode.id)
@@ -258,12 +266,12 @@ class Recorder:
         episode = self._open.get(name)
         if episode is None:
             where = f"; its row is in {self.folder.path}" if name in self._known else ""
-            raise RequestError(404, f"no episode {name!r} here{where}")
+            raise RequestError(404, f"there is no open episode {name!r}{where}")
         return episode
 
     def _refuse_closed(self, name: str) -> None:
         if name in self._known:
-            raise RequestError(409, f"episode {name!r} is closed: take another id")
+            raise RequestError(409, f"episode {name!r} is closed: use another id")
 
     def _fail(self, episode: RecordedEpisode, error: str) -> None:
         _log.warning("episode %r: %s; it is stored without a reward", episode.id, error)
@@ -283,37 +291,15 @@ class Recorder:
             self._closed.popitem(last=False)
         return report
 
-    # --- what comes in and goes out -----------------------------------------------------------------------------------
+    # --- requests and reports -----------------------------------------------------------------------------------
 
-    def _sampling(self, body: Mapping[str, Any]) -> Any:
-        """Returns how an answer is drawn. Raises Refused for fields that would not be followed."""
-        rollout, given = self.config.rollout, dict(body)
-        limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-        limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
-        temperature = given.pop("temperature", None)
+    def _sampling(self, body: Mapping[str, Any]) -> Sampling:
+        rollout, temperature = self.config.rollout, body.get("temperature")
         if temperature not in (None, rollout.temperature):
-            raise RequestError(400, f"temperature={temperature!r}: answers are drawn at rollout.temperature="
-                          f"{rollout.temperature:g}, which they are trained at; leave it out, or change the setting")
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
-            raise RequestError(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
-                          f"{rollout.max_new_tokens}")
-        stop = given.pop("stop", None) or []
-        stop = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
-            raise RequestError(400, "stop: a text, or a list of at most 4")
-        for name, value in given.items():
-            if name not in _IGNORED | {"messages"} and value not in _FIXED.get(name, ()):
-                raise RequestError(400, f"{name[:60]!r} is not followed here: leave it out")
-        sampling = sampling_of(rollout, rollout.temperature, limit)
-        return replace(sampling, stop=tuple(stop) or sampling.stop)
-
-    def _reply(self, episode: RecordedEpisode, action: Completion, turn: int, before: int) -> dict[str, Any]:
-        n = len(action.tokens)
-        return {"id": f"{episode.id}-{turn}", "object": "chat.completion", "created": int(time.time()),
-                "model": self.config.model.name, "episode_id": episode.id,
-                "choices": [{"index": 0, "finish_reason": action.finish_reason, "logprobs": None,
-                             "message": {"role": "assistant", "content": action.text}}],
-                "usage": {"prompt_tokens": before, "completion_tokens": n, "total_tokens": before + n}}
+            raise RequestError(400, f"temperature={temperature!r}: completions are sampled at rollout.temperature="
+                               f"{rollout.temperature:g}, as in training; leave it out, or change the setting")
+        fields = {name: value for name, value in body.items() if name != "temperature"}
+        return read_sampling(fields, rollout, rollout.temperature, _ALLOWED)
 
     def _report(self, episode: RecordedEpisode) -> dict[str, Any]:
         done = episode.completion(self.encode.end)

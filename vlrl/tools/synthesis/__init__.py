@@ -1,1 +1,1 @@
-"""New rows, made from rows, from runs and from the answers of a teacher."""
+"""New training rows: synthesized prompts, and distilled answers of a teacher."""

@@ -1,11 +1,12 @@
-"""Answers of a teacher behind an OpenAI-compatible server, kept where the task's own score says that they are right:
-`vlrl data distill`.
+"""`vlrl data distill`: answers of a teacher behind an OpenAI-compatible server, kept where the task scores them as
+right.
 
-    name.jsonl              the answers that are kept, for data.solutions (data/sources/solutions.py)
-    name.drawn.jsonl        every reply with its tokens, written as it comes; the command goes on in it
-    name.about.json         what was asked and kept, and what it cost
+    name.jsonl              the kept answers, for data.solutions (data/sources/solutions.py)
+    name.drawn.jsonl        every reply with its tokens, written when it arrives; a repeated command continues it
+    name.about.json         settings, counts and cost
 
-Whatever the teacher says of itself, an answer enters only where `Task.correct` says so, or its reward reaches `least`.
+An answer is kept only where `Task.correct` accepts it, or its reward reaches `least`; the teacher's own claims do not
+count.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Replies
 from vlrl.tools.evaluation.answers import answer_fields
-from vlrl.tools.evaluation.grid import Server
+from vlrl.tools.evaluation.grid import Server, endpoint_of
 from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.stages.selection import CHOICES, chosen, every
 from vlrl.training.build_task import make_task
@@ -44,31 +45,32 @@ from vlrl.types import Group, Prompt, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _STREAM = 13
-"""First number of the keys of a teacher's answers."""
+"""First number of the keys of the teacher's answers."""
 _NAMED = 8
-"""Reasons for rows left out that are told."""
+"""Number of reported reasons for skipped rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """What is asked of a teacher, and what is kept."""
+    """How answers are sampled from the teacher, and which are kept."""
 
     answers: int = 1
-    """To each prompt."""
+    """Answers per prompt."""
     rows: int | None = None
-    """First rows of the training split; None = all."""
+    """Number of rows, from the start of the training split; None = all."""
     temperature: float = 1.0
     choose: Named = field(default_factory=lambda: Named(name="shortest"))
     least: float | None = None
-    """Reward from which an answer is right; None = as the task says."""
+    """An answer is right from this reward on; None = as the task decides."""
     price_in: float | None = None
-    """Of a million tokens of prompts; None = no price is told."""
+    """Price per million input tokens; None = no cost is computed."""
     price_out: float | None = None
+    """Price per million output tokens."""
 
 
 @dataclass(frozen=True)
 class DistillFiles:
-    """The files around that of the answers that are kept."""
+    """The file of kept answers, and the files next to it."""
 
     out: Path
 
@@ -82,37 +84,35 @@ class DistillFiles:
 
 
 def goes_on(places: DistillFiles) -> bool:
-    """Returns whether the file of kept answers is that of a command which left some unanswered."""
+    """Whether the files are those of an earlier command with failed requests, which may be repeated."""
     return bool((read_json(places.about) or {}).get("unanswered"))
 
 
 def check(config: Config, order: DistillSettings, places: DistillFiles) -> Bound:
-    """Returns what chooses among right answers. Raises ConfigError where nothing could be kept."""
+    """The function that selects among right answers. Raises ConfigError for settings that do not fit."""
     choose = bind("--choose", order.choose, CHOICES)
     if places.out.suffix != ".jsonl":
         raise ConfigError(f"{places.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
     if config.data.solutions:
-        raise ConfigError(f"data.solutions={config.data.solutions!r} gives the rows answers already: leave it out")
+        raise ConfigError(f"data.solutions={config.data.solutions!r} already gives the rows answers: remove it")
     if any(map(has_environment, make_task(config).members)):
         raise ConfigError(f"vlrl data distill keeps answers as a row's `solution`, and the episodes of task "
-                          f"{config.task_name!r} are no single answers")
+                          f"{config.task_name!r} are not single answers")
     if order.answers > 1 and not order.temperature:
-        raise ConfigError(f"--temperature 0 draws one answer, and --answers {order.answers} would all be the same: "
-                          "raise the one, or set the other to 1")
+        raise ConfigError(f"--temperature 0 gives {order.answers} equal answers (--answers): raise the temperature, or "
+                          "set --answers 1")
     return choose
 
 
 def distill_answers(config: Config, server: Server, order: DistillSettings, places: DistillFiles,
                     progress: Progress) -> dict[str, Any]:
-    """Has the answers drawn that are not there yet, scores all, and writes those that are kept; returns the figures.
+    """Requests the missing answers, scores all and writes those that are kept; returns counts and cost.
 
-    Raises ConfigError where the server refuses key, path or model, TrainingError where it answers nothing at all or
-    scoring fails too often. What it did not answer is asked again by the same command.
+    Raises ConfigError where the server refuses key, path or model, TrainingError where no request succeeds or scoring
+    fails too often. Repeating the command requests failed answers again.
     """
     choose, task = check(config, order, places), make_task(config)
-    with contextlib.closing(Endpoint(server.url, server.model, seed=config.seed, key=server.key,
-                                     timeout_s=server.timeout_s, retries=server.retries,
-                                     concurrency=server.concurrency, option=server.option)) as teacher:
+    with contextlib.closing(endpoint_of(config, server)) as teacher:
         facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": order.temperature}
         work = _Work(config=config, task=task, samples=[*_samples(task, config, order.rows)], order=order,
                      progress=progress, replies=Replies.of(places.drawn, facts), encode=ChatEncoder(config))
@@ -130,7 +130,7 @@ def distill_answers(config: Config, server: Server, order: DistillSettings, plac
 
 
 def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int, Sample]]:
-    """Yields the rows that are asked, with their places in the training split."""
+    """The rows to ask the teacher about, with their numbers in the training split."""
     samples = task_samples(task, "train")
     for place in islice(range(len(samples)), most):
         sample = readable(samples, place) if config.data.quarantine else samples[place]
@@ -140,7 +140,7 @@ def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int
 
 @dataclass(eq=False, kw_only=True)
 class _Work:
-    """Rows that are asked, with their places in the training split, and what came of it."""
+    """The rows to ask the teacher about, with their numbers in the training split, and the results."""
 
     config: Config
     task: Task
@@ -150,15 +150,15 @@ class _Work:
     replies: Replies
     encode: ChatEncoder
     left_out: dict[int, str] = field(default_factory=dict)
-    """Place of a row that could not be asked -> why."""
+    """Number of a skipped row -> reason."""
 
     def draw(self, teacher: Endpoint) -> int:
-        """Has the missing answers drawn, each kept as it comes; returns how many the teacher did not give."""
+        """Requests the missing answers; returns the number of failed requests."""
         wanted = [(place, i) for place, _ in self.samples for i in range(self.order.answers)]
         return self.replies.fill(teacher, wanted, self._requests, self.progress, "asking the teacher")
 
     def _requests(self, wanted: Sequence[tuple[int, int]]) -> list[Request]:
-        """Returns a request for each answer to a row that can be asked."""
+        """One request for each answer to a row that is not skipped."""
         sampling = sampling_of(self.config.rollout, self.order.temperature)
         rows = dict(self.samples)
         prompts = {place: self._prompt(place, rows[place]) for place in dict.fromkeys(place for place, _ in wanted)}
@@ -176,7 +176,7 @@ class _Work:
 
     def verified(self, choose: Bound, services: ServiceSet | None,
                  teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """Returns the rows that are kept, and figures of all replies to the rows that are asked."""
+        """The kept rows, and counts over all replies."""
         rows: list[dict[str, Any]] = []
         groups: list[Group] = []
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
@@ -188,20 +188,16 @@ class _Work:
                 continue
             group = make_group(self.task, sample, prompt, [completion_of(reply) for _, reply in drawn],
                                group_id=f"{place:08d}", split="train", step=0, served=services)
-            groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # the pictures are not kept
+            groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # without images, to save memory
             scored = [{**answer_fields(self.task, group, r.completion, r), "index": i,
                        "tokens": reply.tokens_out or len(reply.text)}
                       for (i, reply), r in zip(drawn, group.rollouts, strict=True)]
             taken = chosen(scored, choose, self.order.least)
             right = len(chosen(scored, every, self.order.least))
             counts.update(prompts=1, answers=len(drawn), right=right, solved=right > 0)
-            rows += [_row(place, sample, row, self.order.answers, teacher) for row in taken]
+            rows += [{"number": place, "id": sample.id, "solution": row["answer"], "reward": row["reward"],
+                      "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"],
+                      "of": self.order.answers, "teacher": teacher} for row in taken]
         self.progress("scoring", len(self.samples), len(self.samples))
         check_errors(groups, self.config.limits, "scoring the teacher's answers", self.replies.path)
         return rows, dict(counts)
-
-
-def _row(place: int, sample: Sample, row: Mapping[str, Any], answers: int, teacher: str) -> dict[str, Any]:
-    return {"number": place, "id": sample.id, "solution": row["answer"], "reward": row["reward"],
-            "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"], "of": answers,
-            "teacher": teacher}

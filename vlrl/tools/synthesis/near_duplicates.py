@@ -1,4 +1,4 @@
-"""Which candidates for new prompts say or show what another one or a held-out row does. No torch."""
+"""Near duplicates among candidates for new prompts, and between them and held-out rows. No torch."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _REASONS = ("nothing found", "not answered", "malformed")
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """What the rows to be measured with ask and show."""
+    """Questions and images of the held-out rows."""
 
     texts: tuple[tuple[str, bool], ...] = ()
-    """What each asks, and whether a picture or video belongs to it."""
+    """(question, whether the row has media) of each row."""
     pictures: tuple[ImageSignature, ...] = ()
     ids: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: Config, task: Task, progress: Progress = no_progress) -> HeldOutRows:
-        """Returns those of the held-out split, where there is one; a bad row is passed over. Pictures are those of
-        data.heldout: where a task draws its held-out samples, new ones are drawn apart from them.
+        """Those of the held-out split, if there is one; bad rows are skipped. Images are compared only for
+        data.heldout: a task that generates its held-out samples generates new ones apart from them.
         """
         own = getattr(task.samples, "__func__", None) is not Task.samples
         samples = task_samples(task, "heldout") if config.data.heldout or own else ()
@@ -51,24 +51,24 @@ class HeldOutRows:
 
 @dataclass(frozen=True)
 class SignatureReader:
-    """Reads what samples show, each file once."""
+    """Computes signatures of the media of samples, reading each file once."""
 
     config: Config
     task: Task
     root: Path
-    """Media paths of rows are relative to it."""
+    """Folder that media paths of rows are relative to."""
     _read: dict[str, ImageSignature] = field(default_factory=dict)
 
     def of_row(self, row: Row) -> Iterator[ImageSignature]:
-        """Yields what a row shows; nothing of one that the task cannot read, which others refuse."""
+        """The signatures of a row's media; none for a row that the task cannot read."""
         try:
             yield from self.of(make_sample(self.task, row, self.root))
         except DataError:
             return
 
     def of(self, sample: Sample) -> Iterator[ImageSignature]:
-        """Yields what is compared of each image, and of videos in files their bytes. Raises DataError for media that
-        cannot be read."""
+        """The signature of each image, and the hash of each video file. Raises DataError for media that cannot be read.
+        """
         for media in sample.media:
             named = isinstance(media.source, (str, os.PathLike))
             if media.kind == "image" or named:
@@ -86,19 +86,18 @@ class SignatureReader:
 
 
 def question_text(task: Task, row: Mapping[str, Any]) -> str:
-    """Returns all that a row asks; of a task whose rows ask in fields of their own what those say."""
+    """The question of a row, from canonical fields or else from the task's own written fields."""
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
 def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: SignatureReader | None = None,
              given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
-    """Returns number -> row of the candidates that are no near-duplicates, and a count of the others by what became of
-    them.
+    """Number -> row of the candidates that are not near duplicates, and counts of the others by reason.
 
-    A near-duplicate says the same words, or has half of its 13-grams in one other text: that of a held-out row, or of
-    a candidate before it of the same category about the same media; or it says the words of one of `given`, the rows
-    that it may be made from. So is a picture that a held-out row shows, resized, recompressed or cropped too, and the
-    same id. The same words about another picture ask something else.
+    A near duplicate has the same words as another text, or half of its 13-grams in it: the text of a held-out row, or
+    of an earlier candidate of the same category about the same media; or the same words as one of `given`, the rows
+    that candidates are made from. A candidate with an image of a held-out row (also resized, recompressed or cropped)
+    or with a known id is one, too. The same words about another image are a different question.
     """
     rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
     near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, shown)
@@ -121,7 +120,7 @@ def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, 
 
 
 def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: SignatureReader | None) -> set[str]:
-    """Returns the ids of rows that say or show what a held-out row does."""
+    """Ids of the rows that share their question or an image with a held-out row."""
     texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
     whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
     near = {id for id, text, with_media in texts if not with_media and (*words(text),) in whole}

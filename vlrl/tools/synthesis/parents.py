@@ -1,7 +1,7 @@
-"""Which prompts new ones are made from, and how: the recipes of `vlrl data synthesize --recipe`. No torch.
+"""The recipes of `vlrl data synthesize --recipe`: which prompts new ones are made from, and how. No torch.
 
-    visits = visits_of(Path("runs/a"))                       # how each group of a run went
-    parents = RECIPES["sws"].choose(visits, 64, rng)         # [Parent(id="7", way="combined", other="12"), ...]
+    outcomes = outcomes_of_run(Path("runs/a"))               # the results of each group of a run
+    parents = RECIPES["sws"].choose(outcomes, 64, rng)       # [Parent(id="7", way="combined", other="12"), ...]
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from vlrl.store import RunFolder
 WAYS = {"similar": "of the same kind that asks something else", "harder": "of the same kind that is harder to solve",
         "easier": "of the same kind that is easier to solve",
         "combined": "that combines the concepts on which the two problems rest"}
-"""How a new prompt differs from its parent, in the words that a generator is told."""
+"""How a new prompt differs from its parent, as worded for the generator."""
 VARIANTS = 4
-"""New prompts to each parent that eva draws."""
+"""New prompts per parent in eva."""
 DRAWN = 0.25
-"""Share of the prompts that eva draws as parents."""
+"""Share of the prompts that eva samples as parents."""
 WEAK = 0.5
-"""A weakness stays below this pass rate; from it on a prompt counts as solved."""
-_WINDOWS = 4  # parts of a run in which a category's pass rate is taken where no prompt was visited twice
-_EVEN = 1e-9  # a slope that is 0 but for rounding
+"""A weak prompt stays below this pass rate; from it on a prompt counts as solved."""
+_WINDOWS = 4  # parts of a run with a pass rate per category, where no prompt was drawn twice
+_EVEN = 1e-9  # largest magnitude of a slope that counts as 0
 _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "variant", "sample")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcome:
-    """How the answers of one group went."""
+    """The results of one group."""
 
     id: str
     category: str = ""
@@ -47,7 +47,7 @@ class GroupOutcome:
 
     @property
     def pass_rate(self) -> float:
-        """NaN where it is not known what is right."""
+        """NaN where correctness is unknown."""
         return float(np.mean(self.right)) if self.right else math.nan
 
 
@@ -59,41 +59,41 @@ class Parent:
     way: str = "similar"
     """One of WAYS."""
     other: str = ""
-    """The second prompt of way "combined"."""
+    """The second prompt, for way "combined"."""
 
 
 Choose = Callable[[Sequence[GroupOutcome], int, np.random.Generator], list[Parent]]
-"""(visits by step, wanted candidates, random stream) -> parents, which candidates are made from in turn."""
+"""(outcomes by step, number of candidates, random stream) -> parents, from which candidates are made in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How prompts are made from how others went."""
+    """A way to choose parents by their outcomes, and the filter for new prompts."""
 
     choose: Choose
     needs: str = ""
-    """What a file of pass rates cannot tell; "" = it does."""
+    """What it needs beyond a file of pass rates; "" = nothing."""
     least: float = 0.0
     most: float = 1.0
     drawn: bool = False
-    """Whether it says itself how many parents there are, for VARIANTS candidates each."""
+    """Whether it decides the number of parents, each with VARIANTS candidates."""
     keep: int | None = None
-    """Most rows that are kept, those of the lowest pass rate first; None = all in the order in which they were made."""
+    """Number of rows to keep, those of the lowest pass rate; None = all, in order."""
 
 
 def recipe(name: str) -> Recipe:
-    """Returns a recipe. Raises ConfigError for a name that there is not."""
+    """A recipe by name. Raises ConfigError for an unknown name."""
     if name not in RECIPES:
         raise ConfigError(f"--recipe {name!r} is not known.{did_you_mean(name, RECIPES)} Known: {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
-# --- how a run went ---------------------------------------------------------------------------------------------------
+# --- outcomes of a run ------------------------------------------------------------------------------------------------
 
 
-def visits_of(folder: Path) -> list[GroupOutcome]:
-    """Returns the groups of a run's training rollouts by step; answers without a reward, and those that were drawn with
-    a variant of the prompt, do not count. Raises ConfigError where there is none.
+def outcomes_of_run(folder: Path) -> list[GroupOutcome]:
+    """The outcomes of a run's training groups by step, without rollouts that have no reward or were sampled under a
+    variant of the prompt. Raises ConfigError where there are none.
     """
     run = RunFolder(folder)
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
@@ -102,16 +102,16 @@ def visits_of(folder: Path) -> list[GroupOutcome]:
             groups[row["step"], row["group_id"]].append(row)
     if not groups:
         more = f" ({run.notes[0]})" if run.notes else ""
-        raise ConfigError(f"--from {folder}: it holds no scored rollouts{more}: name the folder of a run, with "
-                          "store.rollouts as it is by default")
+        raise ConfigError(f"--from {folder}: it has no scored rollouts{more}: name the folder of a run with "
+                          "store.rollouts=true")
     return [GroupOutcome(id=first["sample_id"], category=first["category"] or "", step=step, row=first["sample"] or "",
                   rewards=tuple(r["reward"] for r in rows),
                   right=tuple(r["correct"] for r in rows if r["correct"] is not None))
             for (step, _), rows in sorted(groups.items()) for first in rows[:1]]
 
 
-def visits_in(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
-    """Returns a visit for each row that has a pass rate (column pass_at_k)."""
+def outcomes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
+    """An outcome for each row that has a pass rate (column pass_at_k)."""
     counts = [(row, int(row.get("answers_scored") or 1)) for row in rows if row.get("pass_at_k") is not None]
     return [GroupOutcome(id=str(row["id"]), category=str(row.get("category") or ""),
                   right=tuple(i < round(row["pass_at_k"] * n) for i in range(n))) for row, n in counts]
@@ -121,7 +121,7 @@ def visits_in(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
 
 
 def is_weak(rates: Sequence[float]) -> bool:
-    """Returns whether pass rates, in their order, stay below 1/2 and fall: the least-squares slope is negative.
+    """Whether pass rates, in order, stay below 1/2 and fall (negative least-squares slope).
 
     SwS: Self-aware Weakness-driven Problem Synthesis (arXiv 2506.08989), section 3.1.
     """
@@ -132,48 +132,48 @@ def is_weak(rates: Sequence[float]) -> bool:
     return bool(places @ known < -_EVEN)
 
 
-def weaknesses(visits: Sequence[GroupOutcome]) -> dict[str, tuple[list[str], float]]:
-    """Returns category -> (its weak prompts, their share of its prompts), of categories that have some.
+def weaknesses(outcomes: Sequence[GroupOutcome]) -> dict[str, tuple[list[str], float]]:
+    """Category -> (its weak prompts, their share of its prompts), for categories that have weak prompts.
 
-    Weak is a prompt by its visits. Where no prompt was visited twice it is a category by the four quarters of the run,
-    with its prompts that were answered wrongly more often than not.
+    A prompt is weak by its pass rates over time. Where no prompt was drawn twice, a category is weak by its pass rates
+    in the four quarters of the run, and its weak prompts are those with a pass rate below 1/2.
     """
     rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for visit in visits:
-        rates[visit.category][visit.id].append(visit.pass_rate)
+    for outcome in outcomes:
+        rates[outcome.category][outcome.id].append(outcome.pass_rate)
     if any(len(own) > 1 for prompts in rates.values() for own in prompts.values()):
         weak = {name: [id for id, own in prompts.items() if is_weak(own)] for name, prompts in rates.items()}
     else:
-        last = max((visit.step for visit in visits), default=0)
+        last = max((outcome.step for outcome in outcomes), default=0)
         weak = {name: [id for id, own in prompts.items() if own[0] < WEAK] for name, prompts in rates.items()
-                if is_weak(_quarters([v for v in visits if v.category == name], last + 1))}
+                if is_weak(_quarters([v for v in outcomes if v.category == name], last + 1))}
     return {name: (ids, len(ids) / len(rates[name])) for name, ids in sorted(weak.items()) if ids}
 
 
-def _quarters(visits: Sequence[GroupOutcome], steps: int) -> list[float]:
+def _quarters(outcomes: Sequence[GroupOutcome], steps: int) -> list[float]:
     parts: list[list[float]] = [[] for _ in range(_WINDOWS)]
-    for visit in visits:
-        if not math.isnan(visit.pass_rate):
-            parts[visit.step * _WINDOWS // steps].append(visit.pass_rate)
+    for outcome in outcomes:
+        if not math.isnan(outcome.pass_rate):
+            parts[outcome.step * _WINDOWS // steps].append(outcome.pass_rate)
     return [float(np.mean(part)) for part in parts if part]
 
 
 def shared_out(count: int, shares: Sequence[float]) -> list[int]:
-    """Returns whole numbers that add up to `count` in proportion to `shares`, by the largest remainders."""
+    """Integers that add up to `count` in proportion to `shares`, by largest remainders."""
     exact = count * np.array(shares) / np.sum(shares)
     whole = np.floor(exact).astype(int)
     whole[np.argsort(whole - exact, kind="stable")[:count - whole.sum()]] += 1
     return whole.tolist()
 
 
-def sws(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Returns a parent for each candidate: weak prompts, categories by their shares of weak prompts, each combined with
+def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
+    """A weak prompt for each candidate, in each category in proportion to its share of weak prompts, combined with
     another weak prompt of its category.
 
-    SwS (arXiv 2506.08989). There a model first lists the concepts of all weak problems, and draws them by how often
-    they occur together and by their embeddings: here a prompt of the same category stands for that.
+    SwS (arXiv 2506.08989). There a model first extracts the concepts of all weak problems, which are sampled by
+    co-occurrence and embeddings; here a second prompt of the same category replaces that.
     """
-    weak = weaknesses(visits)
+    weak = weaknesses(outcomes)
     if not weak:
         return []
     counts = shared_out(candidates, [share for _, share in weak.values()])
@@ -190,21 +190,21 @@ def sws(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generato
 # --- informativeness (eva) --------------------------------------------------------------------------------------------
 
 
-def informativeness(visits: Sequence[GroupOutcome]) -> dict[str, float]:
-    """Returns id -> largest - smallest reward of the answers of its last visit.
+def informativeness(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """Id -> largest minus smallest reward in its last group.
 
     eva: Evolving Alignment via Asymmetric Self-Play (arXiv 2411.00062), section 3.2.
     """
-    last = {visit.id: visit for visit in visits}
-    return {id: max(visit.rewards) - min(visit.rewards) for id, visit in last.items() if visit.rewards}
+    last = {outcome.id: outcome for outcome in outcomes}
+    return {id: max(outcome.rewards) - min(outcome.rewards) for id, outcome in last.items() if outcome.rewards}
 
 
-def eva(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Returns parents for four candidates each, drawn in proportion to their informativeness; 0 candidates: a quarter
-    of the prompts.
+def eva(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
+    """Parents for four candidates each, sampled in proportion to their informativeness; with 0 candidates a quarter of
+    the prompts.
     """
-    worth = {id: value for id, value in informativeness(visits).items() if value > 0}
-    wanted = math.ceil(candidates / VARIANTS) or math.ceil(DRAWN * len({visit.id for visit in visits}))
+    worth = {id: value for id, value in informativeness(outcomes).items() if value > 0}
+    wanted = math.ceil(candidates / VARIANTS) or math.ceil(DRAWN * len({outcome.id for outcome in outcomes}))
     if not worth:
         return []
     values = np.array([*worth.values()])
@@ -215,13 +215,13 @@ def eva(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generato
 # --- harder and easier (Synthetic Data RL) ----------------------------------------------------------------------------
 
 
-def by_solved(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Returns all prompts in a random order: of those that are solved, more often than not at their last visit, harder
-    ones are made, of the others easier ones.
+def by_solved(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
+    """All prompts in random order: those solved in their last group (pass rate above 1/2) get harder variations, the
+    others easier ones.
 
     Synthetic Data RL: Task Definition Is All You Need (arXiv 2505.17063).
     """
-    last = {visit.id: visit.pass_rate for visit in visits if not math.isnan(visit.pass_rate)}
+    last = {outcome.id: outcome.pass_rate for outcome in outcomes if not math.isnan(outcome.pass_rate)}
     ids = [*last]
     return [Parent(id=id, way="harder" if last[id] > WEAK else "easier")
             for id in (ids[i] for i in rng.permutation(len(ids)).tolist())]
@@ -233,4 +233,4 @@ RECIPES = {
     "eva": Recipe(choose=eva, needs=_ONLY_RUN, drawn=True),
     "synthetic_data_rl": Recipe(choose=by_solved, keep=500),
 }
-"""By name; constants are those of the papers where they give them (docs/data.md)."""
+"""Recipes by name, with the constants of their papers where given (docs/data.md)."""

@@ -1,10 +1,10 @@
-"""New prompts that a model behind an OpenAI-compatible server writes, each a variation of a parent, with the answer
-that the task works out, or on which more than half of a teacher's answers agree: `vlrl data synthesize --endpoint`.
+"""`vlrl data synthesize --endpoint`: new prompts written by a model behind an OpenAI-compatible server.
 
-    name.written.jsonl      every reply of the generator with its tokens, written as it comes
+Each prompt is a variation of a parent. Its answer is computed by the task, or is the majority of a teacher's answers,
+as in SwS (arXiv 2506.08989); the generator's own answer does not count.
+
+    name.written.jsonl      every reply of the generator with its tokens, written when it arrives
     name.votes.jsonl        every answer of the teacher
-
-Nothing that the generator says of its own answer counts. SwS (arXiv 2506.08989): answers by a majority of the teacher.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,9 @@ from vlrl.services.service_set import ServiceSet, serving
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
-from vlrl.tools.clients.endpoint import Endpoint, completion_of
+from vlrl.tools.clients.endpoint import completion_of
 from vlrl.tools.clients.replies import Place, Replies
-from vlrl.tools.evaluation.grid import Server
+from vlrl.tools.evaluation.grid import Server, endpoint_of
 from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.synthesis.parents import WAYS
 from vlrl.tools.synthesis.proposals import Candidate, Search
@@ -40,61 +39,62 @@ from vlrl.types import Completion, Prompt, Rollout, Row, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _GENERATOR, _TEACHER = 17, 19
-"""First numbers of the keys of what a generator writes, and of a teacher's answers."""
+"""First numbers of the keys of the generator's and the teacher's requests."""
 _WRITTEN = 2048
-"""Most tokens of a new prompt."""
+"""Most tokens of a reply of the generator."""
 _LONGEST = 8000
-"""Characters of a reply, or of one of its texts, that are looked at."""
+"""Most characters of a reply, or of one of its texts, that are used."""
 _MOST_OPTIONS = 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriterSettings:
-    """Who writes, who answers, and how."""
+    """Settings of generator and teacher."""
 
     generator: Server
     teacher: Server | None = None
     """None = the generator."""
     votes: int = 8
-    """Answers of the teacher to each new prompt."""
+    """Answers of the teacher per prompt."""
     temperature: float = 1.0
     price_in: float | None = None
-    """Of a million tokens of the generator's prompts, and of the teacher's; None = no price is told."""
+    """Price per million input tokens of generator and teacher; None = no cost is computed."""
     price_out: float | None = None
+    """Price per million output tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Where replies are kept."""
+    """Files of replies."""
 
     written: Path
     votes: Path
 
 
 def check(task: Task, parents: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError where no prompt could be written, or no answer to it verified."""
+    """Raises ConfigError where prompts cannot be written, or their answers cannot be verified."""
     if has_environment(task):
-        raise ConfigError(f"--endpoint with task '{task.name}': its prompts have environments, which nobody can write "
-                          "as a text. Leave --endpoint out: the task proposes prompts itself")
+        raise ConfigError(f"--endpoint with task '{task.name}': its prompts have environments, which cannot be "
+                          "written as text. Leave --endpoint out: the task proposes prompts itself")
     if not any(_fields(task, row) for row in parents):
         raise ConfigError(f"--endpoint with task '{task.name}': its rows have none of the fields that may be written "
                           f"({', '.join(task.written_fields)}): set Task.written_fields (docs/write-a-task.md)")
     own = any(getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
               for name in ("solved", "answered"))
     if not own and not any("answer" in row for row in parents):
-        raise ConfigError(f"--endpoint with task '{task.name}': its rows have no `answer`, so nothing says what is "
-                          "right of a new one: write Task.solved or Task.answered (docs/write-a-task.md)")
+        raise ConfigError(f"--endpoint with task '{task.name}': its rows have no `answer`, so the right answer to a "
+                          "new one is unknown: write Task.solved or Task.answered (docs/write-a-task.md)")
 
 
 def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
     return [name for name in task.written_fields if row.get(name) not in (None, "", [])]
 
 
-# --- what a generator is asked, and what it says ----------------------------------------------------------------------
+# --- requests and replies of the generator ----------------------------------------------------------------------
 
 
 def request_text(task: Task, parent: Mapping[str, Any], way: str, other: Mapping[str, Any] | None = None) -> str:
-    """Returns what a generator is asked for."""
+    """The request for one new prompt."""
     fields = _fields(task, parent)
     texts = [json.dumps({name: row[name] for name in fields if name in row}, ensure_ascii=False)
              for row in (parent, other) if row is not None]
@@ -106,10 +106,10 @@ def request_text(task: Task, parent: Mapping[str, Any], way: str, other: Mapping
 
 
 def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the fields that a generator wrote, all of the parent's and of their types; None for anything else.
+    """The fields in a reply, which must be those of the parent with the same types; None for any other reply.
 
-    A reply is untrusted: other fields are dropped, and texts with control characters or marks of a chat template are
-    refused.
+    Replies are untrusted: other fields are dropped, and texts with control characters or special tokens of chat
+    templates are refused.
     """
     entries = last_object(text[-_LONGEST:])
     fields = _fields(task, parent)
@@ -119,7 +119,7 @@ def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, An
 
 
 def _like(value: Any, given: Any) -> bool:
-    """Returns whether a value is of the kind of the parent's: a text, a number, or a list of texts."""
+    """Whether a value has the type of the parent's: a text, a number, or a list of texts."""
     if isinstance(given, list):
         return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
                 and all(isinstance(one, str) and _like(one, "") for one in value))
@@ -132,17 +132,9 @@ def _like(value: Any, given: Any) -> bool:
 # --- the work ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _asking(config: Config, server: Server) -> Iterator[Endpoint]:
-    with contextlib.closing(Endpoint(server.url, server.model, seed=config.seed, key=server.key,
-                                     timeout_s=server.timeout_s, retries=server.retries,
-                                     concurrency=server.concurrency, option=server.option)) as endpoint:
-        yield endpoint
-
-
 @dataclass(eq=False, kw_only=True)
 class PromptWriter:
-    """Prompts that are written, and answers to them."""
+    """Has prompts written and answered."""
 
     config: Config
     task: Task
@@ -151,21 +143,21 @@ class PromptWriter:
     files: Files
     where: MediaLocation
     known: Mapping[str, Any]
-    """Facts that the prompts depend on."""
+    """Everything that the prompts depend on."""
     progress: Progress
 
     def __post_init__(self) -> None:
         self.encode = ChatEncoder(self.config)
         self.unanswered = 0
-        """Replies that a server did not give."""
+        """Failed requests."""
         self.costs: dict[str, Any] = {}
 
     def candidates(self) -> list[Candidate]:
-        """Returns what the generator wrote, in order; what it has written before is not asked for again.
+        """The generator's candidates in order; stored replies are not requested again.
 
-        Raises ConfigError where the server refuses key, path or model, TrainingError where it answers nothing at all.
+        Raises ConfigError where the server refuses key, path or model, TrainingError where no request succeeds.
         """
-        with _asking(self.config, self.order.generator) as server:
+        with contextlib.closing(endpoint_of(self.config, self.order.generator)) as server:
             replies = Replies.of(self.files.written, {**self.known, "generator": server.model,
                                                   "temperature": self.order.temperature})
             wanted = [(number, 0) for number in range(self.search.candidates)]
@@ -179,7 +171,7 @@ class PromptWriter:
                 for number, i in wanted]
 
     def _prompt(self, number: int) -> Prompt:
-        """Returns what is asked for a candidate: its parent's media, then the text."""
+        """The request for a candidate: its parent's media, then the text."""
         row, way, other = self.search.parent(number)
         sample = self._sample(row)
         text = request_text(self.task, row, way, other)
@@ -200,8 +192,8 @@ class PromptWriter:
         return Candidate(number=number, row=child(row, fields, number, f"{generator}: {way}"))
 
     def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
-        """Returns the rows, by their numbers, whose right answer is known, with `verifier`; counts the others: what the
-        task does not take, and that on which the teacher does not agree.
+        """The rows whose right answer is known, with a column `verifier`; counts of the others: refused by the task, or
+        without a majority of the teacher.
         """
         counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
         for number, row in rows.items():
@@ -221,10 +213,10 @@ class PromptWriter:
         return [done[number] for number in rows if number in done], counts
 
     def _agreed(self, pending: Mapping[int, tuple[Row, Prompt]], counts: Counter[str]) -> dict[int, Row]:
-        """Returns the rows with the answer of the teacher's majority."""
+        """The rows with the majority answer of the teacher, by number."""
         out = dict[int, Row]()
         sampling = sampling_of(self.config.rollout, self.order.temperature)
-        with (_asking(self.config, self.order.teacher or self.order.generator) as server,
+        with (contextlib.closing(endpoint_of(self.config, self.order.teacher or self.order.generator)) as server,
               serving(self.config, self.task) as services):
             replies = Replies.of(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
                                                 server.model, "temperature": self.order.temperature})
@@ -246,10 +238,10 @@ class PromptWriter:
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
                  services: ServiceSet | None) -> tuple[Row, int] | None:
-        """Returns the row with the answer that more than half of `order.votes` give, and how many do; None without one.
+        """(row with the answer that more than half of `order.votes` agree on, number of these votes), or None.
 
-        Two answers are the same where the task calls the one correct with the other for the right one. What was cut
-        off gives none.
+        Two answers agree where the task scores one as correct with the other as ground truth. Truncated answers do not
+        count.
         """
         tried: list[Any] = []
         for first in self._scored(row, prompt, votes, services):
@@ -257,7 +249,7 @@ class PromptWriter:
                 continue
             tried.append(first.parsed)
             answered = self.task.answered(row, first.parsed)
-            with contextlib.suppress(DataError):  # what is no answer to such a row
+            with contextlib.suppress(DataError):  # not a valid answer to such a row
                 again = self._scored(dict(answered), prompt, votes, services) if answered else ()
                 agree = sum(r.correct is True and not r.completion.truncated for r in again)
                 if answered and 2 * agree > self.order.votes:

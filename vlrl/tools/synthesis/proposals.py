@@ -1,6 +1,6 @@
 """Processes in which a task proposes new prompts, for `vlrl data synthesize`. They load no torch.
 
-    with explorers(config, Search(candidates=64), Where.of(config, Path("new.jsonl"))) as explore:
+    with explorers(config, Search(candidates=64), MediaLocation.of(config, Path("new.jsonl"))) as explore:
         for candidate in explore(range(64)): ...
 """
 
@@ -34,24 +34,23 @@ _STREAM = 23
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What is looked for."""
+    """Settings of a search for new prompts."""
 
     candidates: int = 64
-    """How often the task is asked for a prompt."""
+    """Number of prompts to propose."""
     least: float = 0.0
-    """A prompt is kept where its pass rate is above 0, below 1, and from `least` ..."""
+    """A prompt is kept where its pass rate is above 0, below 1, and between `least` and `most`."""
     most: float = 1.0
-    """... to `most`."""
     parents: tuple[Mapping[str, Any], ...] = ()
-    """Rows that are varied, in turn; () = the task explores."""
+    """Rows to vary, in turn; () = the task explores."""
     ways: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
-    """How each parent is varied, for a generator: one of parents.WAYS, and the second row of way "combined"; () = all
-    in way "similar"."""
+    """For a generator, how each parent is varied: one of parents.WAYS, and the second row for "combined"; () = all
+    "similar"."""
     keep: int | None = None
-    """Most rows that are kept, those of the lowest pass rate first; None = all, in their order."""
+    """Number of rows to keep, those of the lowest pass rate; None = all, in their order."""
 
     def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
-        """Returns the row that a candidate is made from, how, and the second row."""
+        """(parent row, way, second row) of a candidate."""
         place = number % len(self.parents)
         way, other = self.ways[place] if self.ways else ("similar", None)
         return self.parents[place], way, other
@@ -59,7 +58,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One proposal."""
+    """One proposed prompt."""
 
     number: int
     row: Row | None = None
@@ -68,13 +67,13 @@ class Candidate:
 
 
 _NEAR = 0.1
-"""Standard deviation of the knobs of a variation around those of its parent, as a share of their ranges."""
+"""Standard deviation of a variation's knobs around those of its parent, as a share of their ranges."""
 
 
 def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: MediaLocation | None = None
             ) -> Candidate:
-    """Returns what a task proposes for a number; of a task with knobs and no proposals a sample that it makes, whose
-    pictures are written to `where`. Raises ConfigError for a task with neither, TaskError for one that fails.
+    """Candidate `number` of a task: from Task.propose, or a sample generated with knobs, whose images are written to
+    `where`. Raises ConfigError for a task with neither, TaskError where it fails.
     """
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
@@ -102,8 +101,8 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
 
 
 def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: MediaLocation) -> Row:
-    """Returns a sample that the task makes: with knobs anywhere in their ranges, or near to those of the parent. Raises
-    ConfigError for a parent without knobs.
+    """A sample generated with knobs anywhere in their ranges, or near those of the parent. Raises ConfigError for a
+    parent without knobs.
     """
     rng = np.random.default_rng([task.seed, _STREAM, number])
     low, high = np.array([*task.knobs.values()], float).T
@@ -111,8 +110,8 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where:
     if parent is not None:
         before = parent.get("knobs")
         if not isinstance(before, Mapping) or {*before} != {*task.knobs}:
-            raise ConfigError(f"prompt {parent['id']!r} was not made with the knobs of task '{task.name}', so it "
-                              "cannot be varied: name a run with a sampler of knobs, or vary nothing")
+            raise ConfigError(f"prompt {parent['id']!r} was not generated with the knobs of task '{task.name}', so it "
+                              "cannot be varied: name a run with a sampler of knobs, or no parents")
         middle = np.array([before[name] for name in task.knobs], float)
         values = np.clip(middle + _NEAR * (high - low) * rng.standard_normal(len(low)), low, high)
     knobs = dict(zip(task.knobs, values.round(6).tolist(), strict=True))
@@ -121,26 +120,26 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where:
 
 
 Explore = Callable[[Sequence[int]], Iterable[Candidate]]
-"""The candidates of these numbers, in order."""
+"""Numbers -> candidates, in order."""
 
 
 @contextmanager
 def explorers(config: Config, search: Search, where: MediaLocation) -> Iterator[Explore]:
-    """Yields what has `environment.workers` processes propose candidates. They have ended afterwards, with all that the
-    task has started in them: a model can be loaded, and processes forked.
+    """Yields a function that has `environment.workers` processes propose candidates. They and everything that the task
+    has started in them end with the context, so that afterwards a model can be loaded and processes forked.
     """
     with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search, where)) as pool:
         try:
             yield lambda numbers: pool.map(_explored, numbers)
         except BrokenProcessPool:
-            raise TaskError("a process that looks for candidates has ended by itself, perhaps for want of memory: the "
-                            "same command goes on where it was; environment.workers=1 needs less") from None
+            raise TaskError("a process that proposes candidates died, perhaps from lack of memory: repeat the command "
+                            "to continue; environment.workers=1 needs less memory") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 _exploring: list[tuple[Task, Search, MediaLocation]] = []
-"""Of a process that proposes: its task, what is looked for, and where pictures go."""
+"""In a worker process: its task, the search and the location of images."""
 
 
 def _begin(config: Config, search: Search, where: MediaLocation) -> None:

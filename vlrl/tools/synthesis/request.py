@@ -1,4 +1,4 @@
-"""What `vlrl data synthesize` and `vlrl data distill` are asked for. Imports no torch."""
+"""The options of `vlrl data synthesize` and `vlrl data distill`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class DistillRequest:
     model: str | None = option(None, "One of the server's models. Default: its only one.", metavar="NAME")
     key_env: str | None = option(
         None, "The environment variable that holds the server's key. Default: no key is sent.", metavar="NAME")
-    rows: int | None = option(None, "First training rows that are asked, e.g. 500. Default: all.", min=1)
-    answers: int = option(1, "Answers to each row, e.g. 4.", min=1)
+    rows: int | None = option(None, "Number of rows, from the start of the training split, e.g. 500. Default: all.",
+                              min=1)
+    answers: int = option(1, "Answers per row, e.g. 4.", min=1)
     temperature: float = option(1.0, "Sampling temperature, e.g. 0.7.", metavar="T", min=0)
     choose: str = option("shortest", "Which of several right answers are kept: shortest, best, diverse, all.")
     least: float | None = option(
-        None, "An answer is right from this reward on, e.g. 0.8. Default: where the task says so.")
-    price_in: float | None = option(None, "Price of a million tokens of prompts, e.g. 0.15.", min=0)
-    price_out: float | None = option(None, "Price of a million tokens of answers, e.g. 0.6.", min=0)
-    concurrency: int = option(8, "Requests at a time.", metavar="N", min=1, max=1024)
-    timeout_s: float = option(300.0, "Most seconds that an answer may take.", "--timeout", metavar="SECONDS", min=0.1)
-    retries: int = option(4, "How often a request is tried again.", metavar="N", min=0, max=100)
-    force: bool = option(False, "Replace the answers that were kept before; replies that are on the disk are used "
-                         "again.")
+        None, "An answer is right from this reward on, e.g. 0.8. Default: as the task decides.")
+    price_in: float | None = option(None, "Price per million input tokens, e.g. 0.15.", min=0)
+    price_out: float | None = option(None, "Price per million output tokens, e.g. 0.6.", min=0)
+    concurrency: int = option(8, "Concurrent requests.", metavar="N", min=1, max=1024)
+    timeout_s: float = option(300.0, "Timeout of a request in seconds.", "--timeout", metavar="SECONDS", min=0.1)
+    retries: int = option(4, "Retries of a request.", metavar="N", min=0, max=100)
+    force: bool = option(False, "Replace the answers kept before; replies on disk are reused.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,14 @@ class SynthesisRequest:
     out: Path | None = option(None, "The new file of rows, .jsonl or .json, e.g. goals.jsonl. Default: "
                               "runs/name.goals.jsonl.", "-o", "--out", metavar="FILE")
     candidates: int | None = option(
-        None, "Candidates that are looked for, e.g. 500. Default: 64; eva: four to each prompt that it draws.", min=1)
-    answers: int = option(8, "Answers (episodes) to each candidate, k, e.g. 16.", min=2)
+        None, "Number of candidates, e.g. 500. Default: 64; eva: four per sampled parent.", min=1)
+    answers: int = option(8, "Answers (episodes) per candidate, k, e.g. 16.", min=2)
     failed: Path | None = option(
         None, "Vary the prompts with a pass rate of 0 in this file (column pass_at_k, as `vlrl data difficulty` and "
         "this command write it) or in this run folder, e.g. runs/web. Default: the task explores.", metavar="FILE|RUN")
     recipe: str | None = option(
-        None, "Vary what a published recipe chooses of --from: sws (weaknesses, combined), eva (the most informative "
+        None, "Vary the prompts that a published recipe selects from --from: sws (weaknesses, combined), eva (the most "
+              "informative "
         "prompts), synthetic_data_rl (harder and easier ones).")
     source: Path | None = option(
         None, "The run folder, or for synthetic_data_rl a file with pass_at_k, that --recipe is about, e.g. runs/a.",
@@ -59,7 +60,8 @@ class SynthesisRequest:
         None, "Keep a candidate up to this pass rate, e.g. 0.75; one that is always right is never kept. Default: "
         "below 1; sws: 0.75.", min=0, max=1)
     keep: int | None = option(
-        None, "Keep so many, those of the lowest pass rates first, e.g. 500. Default: all; synthetic_data_rl: 500.",
+        None, "Number of rows to keep, those with the lowest pass rates, e.g. 500. Default: all; synthetic_data_rl: "
+              "500.",
         min=1)
     endpoint: str | None = option(
         None, "A generator that writes the candidates: an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1. "
@@ -68,21 +70,21 @@ class SynthesisRequest:
     key_env: str | None = option(
         None, "The environment variable that holds that server's key. Default: no key is sent.", metavar="NAME")
     teacher: str | None = option(
-        None, "The server whose answers have to agree. Default: the generator's.", metavar="URL")
+        None, "The server whose answers must agree. Default: the generator's.", metavar="URL")
     teacher_model: str | None = option(
         None, "One of the teacher's models. Default: its only one.", metavar="NAME")
     teacher_key_env: str | None = option(
         None, "The environment variable that holds the teacher's key.", metavar="NAME")
     votes: int = option(
-        8, "Answers of the teacher to each candidate, more than half of which have to agree, e.g. 16.", min=1)
+        8, "Answers of the teacher per candidate, more than half of which must agree, e.g. 16.", min=1)
     written_at: float = option(
         1.0, "Sampling temperature of generator and teacher, e.g. 0.7.", metavar="T", min=0)
     price_in: float | None = option(
-        None, "Price of a million tokens of prompts of generator and teacher, e.g. 0.15.", min=0)
-    price_out: float | None = option(None, "Price of a million tokens that they write, e.g. 0.6.", min=0)
+        None, "Price per million input tokens of generator and teacher, e.g. 0.15.", min=0)
+    price_out: float | None = option(None, "Price per million output tokens, e.g. 0.6.", min=0)
     concurrency: int = option(8, "Requests to a server at a time.", metavar="N", min=1, max=1024)
     timeout_s: float = option(300.0, "Most seconds that a reply may take.", "--timeout", metavar="SECONDS", min=0.1)
-    retries: int = option(4, "How often a request is tried again.", metavar="N", min=0, max=100)
+    retries: int = option(4, "Retries of a request.", metavar="N", min=0, max=100)
     checkpoint: Path | None = option(
         None, "Weights of a checkpoint, or of a run folder's newest, instead of model.name, e.g. runs/a.",
         metavar="FOLDER")

@@ -1,4 +1,4 @@
-"""Samples as rows of a file that is written: media at paths that hold there, those drawn by code as files. No torch."""
+"""Samples as rows of a new file: media as paths relative to it, images drawn by code written to files. No torch."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from vlrl.tools.datasets.prompt_table import COLUMNS
 from vlrl.types import Media, Row, Sample
 
 _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
-"""Fields of a row that say nothing of a prompt made from it."""
+"""Fields of a row that a prompt made from it does not inherit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLocation:
-    """Where a file of rows has its media."""
+    """Folders of the media of a file of rows."""
 
     root: Path
-    """Their paths are relative to it."""
+    """Media paths are relative to it."""
     folder: Path
-    """New ones are written here, inside of it."""
+    """New images are written here, inside of root."""
 
     @classmethod
     def of(cls, config: Config, out: Path) -> MediaLocation:
-        """Returns that of a file that a config will read: data.root, or the file's own folder."""
+        """The location for a file `out` that a config will read: data.root, or the file's folder."""
         return cls(root=Path(config.data.root) if config.data.root else out.parent,
                    folder=out.with_name(f"{out.stem}_media"))
 
 
 def row_of(task: Task, sample: Sample, where: MediaLocation) -> Row:
-    """Returns a sample as a row with its id, without what the task has filled in for its templates; pictures that code
-    has drawn are written. Raises DataError for media that no row can name: outside of the root, or of no known kind.
+    """A sample as a row with its id, without the fields that the task adds for its templates. Images drawn by code are
+    written to files. Raises DataError for media that a row cannot name: outside of the root, or of an unknown kind.
     """
     filled = {*task.of(sample).placeholders(sample.row)} - FIELDS
     row = {name: value for name, value in sample.row.items() if name not in {*MEDIA_FIELDS, *_ABOUT_ANSWERS, *filled}}
@@ -70,13 +70,13 @@ def _path(sample: Sample, media: Media, where: MediaLocation) -> Any:
         name = os.path.relpath(full, os.path.realpath(where.root))
         resolve(name, where.root)
     except (DataError, TypeError) as error:
-        raise DataError(f"sample '{sample.id}': its {media.kind} cannot be named in a new file of rows ({error}): "
-                        "write that to a folder that holds the media, with --out, or set data.root") from None
+        raise DataError(f"sample '{sample.id}': its {media.kind} cannot be named in the new file of rows ({error}): "
+                        "write the file to a folder that contains the media, with --out, or set data.root") from None
     return name
 
 
 def _written(given: Any, where: MediaLocation) -> Path:
-    """Returns the file of a picture held in memory, by its content."""
+    """Writes an image in memory to a file named by its hash; returns the file."""
     if isinstance(given, Image.Image):
         buffer = io.BytesIO()
         as_rgb(given).save(buffer, "PNG")
@@ -92,7 +92,7 @@ def _written(given: Any, where: MediaLocation) -> Path:
 
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
-    """Returns the row of a prompt that was made from `parent` with these fields; what checks it is told later."""
+    """The row of a prompt made from `parent` with changed fields; its `verifier` is added later."""
     inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
     return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
             "parent": str(parent["id"])}

@@ -1,7 +1,8 @@
-"""Which rows a synthesis varies: those of a file, of a run by a recipe (parents.py), or of the training split. No
-torch.
+"""The rows that a synthesis varies: rows of a file, of a run by a recipe (parents.py), or of the training split.
 
-    search = search_of(config, task, where, Wanted(source=Path("runs/a"), recipe="sws"))
+    search = search_of(config, task, where, SeedSettings(source=Path("runs/a"), recipe="sws"))
+
+No torch.
 """
 
 from __future__ import annotations
@@ -23,109 +24,103 @@ from vlrl.store import plain
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.convert import UsableRow, relocated
 from vlrl.tools.datasets.prompt_table import COLUMNS
-from vlrl.tools.synthesis.parents import VARIANTS, GroupOutcome, Parent, recipe, visits_in, visits_of
+from vlrl.tools.synthesis.parents import VARIANTS, GroupOutcome, Parent, outcomes_of_rows, outcomes_of_run, recipe
 from vlrl.tools.synthesis.proposals import Search
 from vlrl.tools.synthesis.row_export import MediaLocation, row_of
 from vlrl.types import Row
 
 CANDIDATES = 64
 _STREAM = 29
-"""Second number of the random streams by which parents are drawn."""
+"""Second number of the random stream for choosing parents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSettings:
-    """What is to be made from what; None = as the recipe has it."""
+    """Which rows are varied and which results are kept; None = as in the recipe."""
 
     candidates: int | None = None
     failed: Path | None = None
     """File or run whose prompts with a pass rate of 0 are varied."""
     source: Path | None = None
-    """Run, or file of pass rates, that a recipe is about."""
+    """Run, or file of pass rates, for the recipe."""
     recipe: str | None = None
     written: bool = False
-    """A generator writes: without parents it varies the training rows."""
+    """Whether a generator writes the prompts; without parents it varies the training rows."""
     least: float | None = None
     most: float | None = None
     keep: int | None = None
 
 
-def search_of(config: Config, task: Task, where: MediaLocation, wanted: SeedSettings) -> Search:
-    """Returns what is looked for. Raises ConfigError for what does not go together, and where there is nothing to
-    vary.
+def search_of(config: Config, task: Task, where: MediaLocation, settings: SeedSettings) -> Search:
+    """The search for these settings. Raises ConfigError for contradicting settings, and where there is nothing to vary.
     """
-    if (wanted.source is None) != (wanted.recipe is None):
-        raise ConfigError("--from names what a recipe is about, and --recipe the recipe: give both, e.g. --recipe sws "
-                          "--from runs/a, or neither")
-    if wanted.failed and wanted.source:
-        raise ConfigError(f"--failed {wanted.failed} and --recipe {wanted.recipe} both say what is varied: leave one "
-                          "out")
-    how = recipe(wanted.recipe) if wanted.recipe else None
-    parents, rows, count = list[Parent](), dict[str, Row](), wanted.candidates or 0
-    if how and wanted.source and wanted.recipe:
-        visits = _visits(wanted.source, how.needs, wanted.recipe)
-        parents = how.choose(visits, count or (0 if how.drawn else CANDIDATES), np.random.default_rng(
+    if (settings.source is None) != (settings.recipe is None):
+        raise ConfigError("--from and --recipe need each other: give both, e.g. --recipe sws --from runs/a, or neither")
+    if settings.failed and settings.source:
+        raise ConfigError(f"--failed {settings.failed} and --recipe {settings.recipe} both say what is varied: remove "
+                          "one of them")
+    how = recipe(settings.recipe) if settings.recipe else None
+    parents, rows, count = list[Parent](), dict[str, Row](), settings.candidates or 0
+    if how and settings.source and settings.recipe:
+        outcomes = _outcomes(settings.source, how.needs, settings.recipe)
+        parents = how.choose(outcomes, count or (0 if how.drawn else CANDIDATES), np.random.default_rng(
             [config.seed, _STREAM]))
         if not parents:
-            raise ConfigError(f"--recipe {wanted.recipe}: it finds nothing to vary among {len(visits):,} groups of "
-                              f"{wanted.source}: let the model train longer, or take --failed")
-        rows = rows_of(task, {p.id for p in parents} | {p.other for p in parents if p.other}, visits, where)
+            raise ConfigError(f"--recipe {settings.recipe}: it finds nothing to vary among {len(outcomes):,} groups of "
+                              f"{settings.source}: train longer, or use --failed")
+        rows = rows_of(task, {p.id for p in parents} | {p.other for p in parents if p.other}, outcomes, where)
         count = count or (VARIANTS * len(parents) if how.drawn else CANDIDATES)
-    elif wanted.failed:
-        rows = {str(row["id"]): row for row in failed(wanted.failed, config, task, where)}
+    elif settings.failed:
+        rows = {str(row["id"]): row for row in failed(settings.failed, config, task, where)}
         parents = [Parent(id=id) for id in rows]
-    elif wanted.written:
-        rows = _all(task, where)
+    elif settings.written:
+        samples = task_samples(task, "train")
+        rows = {s.id: row_of(task, s, where) for i in range(len(samples)) if (s := readable(samples, i))}
         parents = [Parent(id=id) for id in rows]
-    least = wanted.least if wanted.least is not None else how.least if how else 0.0
-    most = wanted.most if wanted.most is not None else how.most if how else 1.0
+    least = settings.least if settings.least is not None else how.least if how else 0.0
+    most = settings.most if settings.most is not None else how.most if how else 1.0
     if least > most:
         raise ConfigError(f"--least {least:g} is more than --most {most:g}: nothing lies between them")
     return Search(candidates=count or CANDIDATES, least=least, most=most, parents=tuple(rows[p.id] for p in parents),
                   ways=tuple((p.way, rows.get(p.other)) for p in parents) if how else (),
-                  keep=wanted.keep if wanted.keep is not None else how.keep if how else None)
+                  keep=settings.keep if settings.keep is not None else how.keep if how else None)
 
 
-def _visits(source: Path, needs: str, name: str) -> list[GroupOutcome]:
+def _outcomes(source: Path, needs: str, name: str) -> list[GroupOutcome]:
     if source.is_dir():
-        return visits_of(source)
+        return outcomes_of_run(source)
     if needs:
-        raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates does not tell what it needs: name "
+        raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates does not tell enough: name "
                           f"{needs}, e.g. runs/a")
-    visits = visits_in(read_rows(source, "canonical"))
-    if not visits:
+    outcomes = outcomes_of_rows(read_rows(source, "canonical"))
+    if not outcomes:
         raise ConfigError(f"--from {source}: it has no column pass_at_k: name what `vlrl data difficulty` or `vlrl "
                           "data synthesize` wrote, or the folder of a run")
-    return visits
+    return outcomes
 
 
-def rows_of(task: Task, ids: set[str], visits: Sequence[GroupOutcome], where: MediaLocation) -> dict[str, Row]:
-    """Returns the rows of prompts by id: those of the training split, and those that a run made with knobs. Raises
-    ConfigError for one that there is not.
+def rows_of(task: Task, ids: set[str], outcomes: Sequence[GroupOutcome], where: MediaLocation) -> dict[str, Row]:
+    """The rows of prompts by id: those of the training split, and those that a run has generated with knobs. Raises
+    ConfigError for an unknown id.
     """
     samples = task_samples(task, "train")
     known = (s for i in range(len(samples)) if (s := readable(samples, i)))
     rows = {s.id: row_of(task, s, where) for s in known if s.id in ids}
-    for visit in visits:
-        row = json.loads(visit.row or "{}") if visit.id in ids and visit.id not in rows else {}
-        if row.get("knobs"):  # its picture is made again
-            rows[visit.id] = {**row, "id": visit.id}
+    for outcome in outcomes:
+        row = json.loads(outcome.row or "{}") if outcome.id in ids and outcome.id not in rows else {}
+        if row.get("knobs"):  # its image is generated again
+            rows[outcome.id] = {**row, "id": outcome.id}
     if lost := sorted(ids - rows.keys()):
-        raise ConfigError(f"prompt {lost[0]!r} of the run or file is no training sample of task '{task.name}': name "
+        raise ConfigError(f"prompt {lost[0]!r} of the run or file is not a training sample of task '{task.name}': name "
                           "the config that it was made with")
     return rows
 
 
-def _all(task: Task, where: MediaLocation) -> dict[str, Row]:
-    samples = task_samples(task, "train")
-    return {s.id: row_of(task, s, where) for i in range(len(samples)) if (s := readable(samples, i))}
-
-
 def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tuple[Row, ...]:
-    """Returns the rows of a file, or the training prompts of a run folder, whose pass rate is 0.
+    """The rows of a file, or the training prompts of a run folder, with a pass rate of 0.
 
-    A file has the column pass_at_k (`vlrl data difficulty`, or an earlier synthesis); a line of id and columns alone
-    stands for the sample of that id. Raises ConfigError where there is none.
+    A file has the column pass_at_k (`vlrl data difficulty`, or an earlier synthesis); a line with only an id and such
+    columns stands for the sample of that id. Raises ConfigError where there are none.
     """
     rows = _of_run(source) if source.is_dir() else read_rows(source, "canonical")
     root = Path(config.data.root) if config.data.root else source.parent
@@ -140,14 +135,14 @@ def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tu
     if bare:
         own = {s.id: row_of(task, s, where) for s in task_samples(task, "train") if s.id in bare}
         if lost := sorted(bare - {*own}):
-            raise ConfigError(f"--failed {source}: {lost[0]!r} is no training sample of task '{task.name}': name the "
-                              "config that it was measured with")
+            raise ConfigError(f"--failed {source}: {lost[0]!r} is not a training sample of task '{task.name}': name "
+                              "the config that it was measured with")
         never |= own
     return tuple(plain({k: v for k, v in row.items() if k not in COLUMNS}) for row in never.values())
 
 
 def _of_run(folder: Path) -> list[Row]:
-    """Returns id and pass rate of the prompts that a run drew."""
+    """Id and pass rate of the prompts that a run has drawn."""
     path = folder / "prompts.parquet"
     try:
         table = pq.read_table(path, columns=["sample_id", "pass_rate"])

@@ -1,14 +1,16 @@
-"""New training prompts, kept where a model is right at times: `vlrl data synthesize`. A task proposes them (by
-exploring, from failures, or with its knobs), or a model behind a server writes them (written.py).
+"""`vlrl data synthesize`: new training prompts, kept where a model solves them sometimes but not always.
 
-    with explorers(config, search, where) as explore:                            # processes that have the task
-        candidates = proposed(explore, search, places.candidates, known, progress)
-    rows, counts = distinct(candidates, heldout)                                 # without near-duplicates
-    accepted, refused = gated(rows, measured(ready, ..., samples), search, counts)   # 0 < pass rate < 1
+A task proposes prompts (by exploring, from failures, or with its knobs), or a model behind a server writes them
+(prompt_writer.py).
 
-Tasks found by exploring and admitted by their live pass rate: MobileGUI-RL (arXiv 2507.05720). Tasks made from those at
-which the model fails, and filtered again: WebRL (arXiv 2411.02337), there by a critic's value in [.05, .75], here by
-the pass rate itself. Other recipes: parents.py.
+    with explorers(config, search, where) as explore:                            # worker processes with the task
+        candidates = propose_all(explore, search, files.candidates, known, progress)
+    rows, counts = distinct(candidates, heldout, task)                           # without near duplicates
+    accepted, refused = filter_rows(rows, measurements, search, counts)          # 0 < pass rate < 1
+
+Tasks found by exploring and filtered by their current pass rate: MobileGUI-RL (arXiv 2507.05720). Tasks made from
+failures and filtered again: WebRL (arXiv 2411.02337), by a critic's value in [.05, .75], here by the pass rate. Other
+recipes: parents.py.
 """
 
 from __future__ import annotations
@@ -44,57 +46,57 @@ from vlrl.types import Row
 FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",
           "verifier": "what checks an answer",
           **{name: COLUMNS[name] for name in COLUMNS if name != "difficulty_given"}}
-"""What stands in each column that is added."""
+"""Added column -> description."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisFiles:
-    """The files of a synthesis, around that of the rows that are kept."""
+    """The file of kept rows of a synthesis, and the files next to it."""
 
     out: Path
 
-    def _beside(self, ending: str) -> Path:
+    def _with_ending(self, ending: str) -> Path:
         return self.out.with_name(f"{self.out.stem}.{ending}")
 
     @property
     def candidates(self) -> Path:
-        """What was proposed so far, until the end."""
-        return self._beside("candidates.part.jsonl")
+        """Candidates so far; deleted at the end."""
+        return self._with_ending("candidates.part.jsonl")
 
     def answers(self, rows: Sequence[Row]) -> Path:
-        """What was answered so far to these rows, until the end."""
+        """Answers to these rows so far; deleted at the end."""
         digest = hashlib.sha256("".join(map(json_line, rows)).encode()).hexdigest()
-        return self._beside(f"answers-{digest[:8]}.part.jsonl")
+        return self._with_ending(f"answers-{digest[:8]}.part.jsonl")
 
     @property
     def parts(self) -> list[Path]:
-        """What is there until the end."""
+        """The files that are deleted at the end."""
         return [self.candidates, *self.out.parent.glob(f"{glob.escape(self.out.stem)}.answers-*.part.jsonl")]
 
     @property
     def replies(self) -> Files:
-        """What servers replied; it stays, as it was paid for."""
-        return Files(written=self._beside("written.jsonl"), votes=self._beside("votes.jsonl"))
+        """Replies of servers; kept, as they may have cost money."""
+        return Files(written=self._with_ending("written.jsonl"), votes=self._with_ending("votes.jsonl"))
 
     @property
     def refused(self) -> Path:
-        """The rows that were measured and not kept."""
-        return self._beside("refused.jsonl")
+        """Rows that were measured but not kept."""
+        return self._with_ending("refused.jsonl")
 
     @property
     def about(self) -> Path:
-        """The settings, and how many candidates each gate let through."""
-        return self._beside("about.json")
+        """Settings, and the number of candidates that passed each filter."""
+        return self._with_ending("about.json")
 
 
 def facts(config: Config, search: Search) -> dict[str, Any]:
-    """Returns what the candidates depend on, as JSON: a search goes on only where all of it is the same."""
+    """Everything that candidates depend on, as JSON: a search is only continued where this is equal."""
     parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.ways))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
 
 def goes_on(places: SynthesisFiles) -> bool:
-    """Returns whether the file of rows is that of a command to which a server left some things unanswered."""
+    """Whether the files are those of an earlier command with failed requests, which may be repeated."""
     return bool((read_json(places.about) or {}).get("unanswered"))
 
 
@@ -102,17 +104,17 @@ GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
          "distinct": ("near a held-out row", "near-duplicate"),
          "verified": ("refused by the task", "no majority", "not all votes"), "measured": ("not measured",),
          "kept": ("never right", "always right", "outside the range", "beyond --keep")}
-"""Gate -> why candidates fall away at it."""
+"""Filter -> reasons for which it removes candidates."""
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
 
 
-def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, Any],
+def propose_all(explore: Explore, search: Search, part: Path, known: Mapping[str, Any],
              progress: Progress) -> list[Candidate]:
-    """Returns the candidates in order; what `part` holds is not made again.
+    """The candidates in order; those in the file `part` are not proposed again.
 
-    Raises ConfigError where the task proposes nothing, or `part` is of another search.
+    Raises ConfigError where the task proposes nothing, or `part` belongs to another search.
     """
     lines = resume_lines(part, known, "a search", "file")
     have = {line["candidate"]["number"]: Candidate(**line["candidate"]) for line in lines if "candidate" in line}
@@ -126,12 +128,12 @@ def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, A
     return [have[number] for number in range(search.candidates)]
 
 
-# --- the gate ---------------------------------------------------------------------------------------------------------
+# --- filters ---------------------------------------------------------------------------------------------------------
 
 
 def verdict(measured: MeasuredPrompt, search: Search) -> str:
-    """Returns why a prompt is not kept: "never right", "always right", "outside the range", "not measured"; ""
-    where it is."""
+    """Why a prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" where it is.
+    """
     right, scored = measured.counts
     if measured.reason is not None:
         return "not measured"
@@ -140,11 +142,11 @@ def verdict(measured: MeasuredPrompt, search: Search) -> str:
     return "" if search.least <= right / scored <= search.most else "outside the range"
 
 
-def gated(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
+def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
-    """Returns the rows that are kept and those that are not, with columns, these with `refused`; counts both.
+    """The rows that are kept and those that are not (with a column `refused`), with measured columns; counts both.
 
-    With search.keep those of the lowest pass rates are kept, in the order of these.
+    With search.keep the rows with the lowest pass rates are kept, sorted by pass rate.
     """
     accepted, refused = list[Row](), list[Row]()
     for row, one in zip(rows, measurements, strict=True):
@@ -164,7 +166,7 @@ def gated(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: S
 
 
 def gates(counts: Mapping[str, int]) -> dict[str, int]:
-    """Returns how many candidates passed each gate: found, distinct, verified, measured, kept."""
+    """Number of candidates that passed each filter: found, distinct, verified, measured, kept."""
     left, out = sum(counts.values()), {"candidates": sum(counts.values())}
     for name, reasons in GATES.items():
         left -= sum(counts.get(reason, 0) for reason in reasons)
@@ -174,10 +176,9 @@ def gates(counts: Mapping[str, int]) -> dict[str, int]:
 
 def write(places: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
           known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
-    """Writes the rows and what they are, each file whole or not at all, and removes the side files; `more` are figures
-    of servers.
+    """Writes the rows and the record of the synthesis atomically, and deletes the temporary files.
 
-    Raises DataError, after the refused rows were written, where none is kept.
+    more: further results for the record. Raises DataError, after the refused rows are written, where no row is kept.
     """
     about = {"file": places.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
              "gates": gates(counts),
@@ -190,37 +191,37 @@ def write(places: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row
         part.unlink(missing_ok=True)
     if not accepted:
         summary = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        raise DataError(f"no candidate is kept ({summary}): ask for more with --candidates or --answers, take another "
+        raise DataError(f"no candidate is kept ({summary}): use more --candidates or --answers, another "
                         f"checkpoint, or vary those that are never right: --failed {os.fspath(places.refused)}")
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis:
-    """What came of a synthesis."""
+    """The result of a synthesis."""
 
     counts: dict[str, int]
-    """Candidates by what became of them."""
+    """Number of candidates by outcome."""
     rows: list[Row]
     unanswered: int = 0
-    """Replies that servers did not give."""
+    """Failed requests to servers."""
     costs: dict[str, Any] = field(default_factory=dict)
-    """Of generator and teacher."""
+    """Cost of generator and teacher."""
 
 
 def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, places: SynthesisFiles,
                        progress: Progress,
                 order: WriterSettings | None = None) -> Synthesis:
-    """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
-    and writes what is kept. All processes call it; the first one looks for them.
+    """Proposes candidates, or has the generator of `order` write them; lets the chosen model answer each `answers`
+    times; and writes the rows that are kept. All processes call it; only the main process proposes.
 
-    Raises DataError where none is kept, and what asking a server raises (written.Writing).
+    Raises DataError where no row is kept, and the errors of servers (PromptWriter).
     """
     known, where = facts(config, search), MediaLocation.of(config, places.out)
     rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, progress, order),
-                                      "looking for candidates")
+                                      "proposing candidates")
     if not rows:
         raise DataError(f"none of {search.candidates:,} candidates can be tried: "
                         + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
@@ -229,7 +230,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
     with open_runtime(chosen.config, chosen) as prepared:
         samples = [make_sample(prepared.task, row, where.root) for row in rows]
         measurements = difficulty.measure(prepared, scope, places.answers(rows), attempt_facts, progress, samples)
-    accepted, refused = gated(rows, measurements, search, counts)
+    accepted, refused = filter_rows(rows, measurements, search, counts)
     comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
     return Synthesis(counts=dict(counts), rows=accepted, unanswered=more.get("unanswered", 0),
                      costs=more.get("cost", {}))
@@ -237,7 +238,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 
 def _candidates(config: Config, search: Search, places: SynthesisFiles, where: MediaLocation, known: Mapping[str, Any],
                 progress: Progress, order: WriterSettings | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """Returns the rows to be tried, the candidates that fell away before, and figures of servers."""
+    """The rows to measure, counts of candidates removed before, and results of servers."""
     task = make_task(config)
     writing = order and PromptWriter(config=config, task=task, search=search, order=order, files=places.replies,
                                      where=where,
@@ -246,7 +247,7 @@ def _candidates(config: Config, search: Search, places: SynthesisFiles, where: M
         candidates = writing.candidates()
     else:
         with explorers(config, search, where) as explore:
-            candidates = proposed(explore, search, places.candidates, known, progress)
+            candidates = propose_all(explore, search, places.candidates, known, progress)
     given = search.parents if writing else ()
     rows, counts = distinct(candidates, HeldOutRows.of(config, task, progress), task, SignatureReader(config, task,
                                                                                                       where.root),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from vlrl import config
-from vlrl.config.descriptions import spell
+from vlrl.config.descriptions import type_text
 from vlrl.errors import ConfigError
 from vlrl.task import Task, Weight, builtin_names, load_class, setting_names
 
@@ -47,7 +47,7 @@ def _entry(name: str, configs: tuple[str, ...]) -> TaskInfo:
     cls = load_class(name)
     hints = get_type_hints(cls, include_extras=True)
     everyone = set(setting_names(Task))
-    own = tuple(Setting(name=n, kind=spell(hints.get(n, type(getattr(cls, n)))), default=getattr(cls, n))
+    own = tuple(Setting(name=n, kind=type_text(hints.get(n, type(getattr(cls, n)))), default=getattr(cls, n))
                 for n in setting_names(cls) if n not in everyone)
     about = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").partition("\n")[0].removeprefix(
         f"{name.capitalize()}: ")
