@@ -250,7 +250,7 @@ def test_no_sync_while_answers_are_written(full):
     engine = full.llm.llm_engine
     engine.add_request("busy", prompt_input(full.prompts["text"]), SamplingParams(max_tokens=50, ignore_eos=True))
     engine.step()
-    with pytest.raises(TrainingError, match="answers are still being written"):
+    with pytest.raises(TrainingError, match="completions are still being generated"):
         full.weights.push(full.policy)
     engine.abort_request(["busy"])
     full.weights.push(full.policy)
