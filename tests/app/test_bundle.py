@@ -194,7 +194,7 @@ def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path):
     (tmp_path / "file.txt").write_text("")
     with pytest.raises(RunError, match="is a file: name a folder"):
         bundle.write(run, tmp_path / "file.txt")
-    with pytest.raises(RunError, match="no folder of a run"):
+    with pytest.raises(RunError, match="is not a run folder"):
         bundle.write(tmp_path / "nothing", tmp_path / "b")
     assert not (tmp_path / "b").exists()
 

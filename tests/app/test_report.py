@@ -104,7 +104,7 @@ def test_a_run_in_progress_and_an_empty_one(run, tmp_path):
 
 
 def test_what_is_no_run(tmp_path, run):
-    with pytest.raises(RunError, match="no folder of a run"):
+    with pytest.raises(RunError, match="is not a run folder"):
         report.write(tmp_path / "nothing")
     with pytest.raises(RunError, match="no run in"):
         report.write(tmp_path)
@@ -122,7 +122,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert main(["report", str(run), "-o", str(tmp_path / "r.html"), "--open"]) == 0
     assert opened == [(tmp_path / "r.html").as_uri()]
     assert re.fullmatch(r".*r\.html \(\d\.\d MB\)\n", capsys.readouterr().out)
-    assert main(["report", str(tmp_path / "none")]) == 1 and "no folder of a run" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 1 and "is not a run folder" in capsys.readouterr().err
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

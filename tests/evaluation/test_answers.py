@@ -165,10 +165,9 @@ class Failing(Noting):
     failing = ("1", "5")
 
     def generate(self, requests, done=None):
-        from vlrl.tools.clients.endpoint import _unanswered
-
-        return [[_unanswered("500") if r.prompt.text in self.failing and i == 1 else c for i, c in enumerate(row)]
-                for r, row in zip(requests, super().generate(requests, done), strict=True)]
+        return [[replace(c, tokens=c.tokens[:0], logprobs=c.logprobs[:0], loss_mask=c.loss_mask[:0], text="",
+                         error="not answered: 500") if r.prompt.text in self.failing and i == 1 else c
+                 for i, c in enumerate(row)] for r, row in zip(requests, super().generate(requests, done), strict=True)]
 
 
 def test_answers_that_a_server_did_not_give_count_as_nothing_and_are_asked_again(tmp_path):

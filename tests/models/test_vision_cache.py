@@ -146,11 +146,11 @@ def test_keys_name_the_frames_of_a_file(tiny_models):
 
 
 @pytest.mark.parametrize("model, way_out", [
-    ({"train": ["language", "merger"]}, r"train=\[language, merger\] they learn.*Set model\.train=\[language\]"),
-    ({"lora": {"rank": 4, "target": "all_linear"}}, r"lora\.target=all_linear.*Set model\.lora\.target=language"),
+    ({"train": ["language", "merger"]}, r"train=\[language, merger\] these are trained.*Set model\.train=\[language\]"),
+    ({"lora": {"rank": 4, "target": "all_linear"}}, r"lora\.target=all_linear these.*Set model\.lora\.target=language"),
 ])
 def test_a_tower_that_learns_is_refused(model, way_out):
-    with pytest.raises(ConfigError, match=rf"model\.feature_cache_mib=8 keeps .*{way_out}.*feature_cache_mib=0"):
+    with pytest.raises(ConfigError, match=rf"model\.feature_cache_mib=8 caches .*{way_out}.*feature_cache_mib=0"):
         validate({"task": "x", "model": {"name": "x", "feature_cache_mib": 8, **model}})
 
 

@@ -345,7 +345,7 @@ def test_staler_answers_than_allowed_are_refused():
 
 @pytest.mark.parametrize(("more", "says"), [
     ({"algo": {}}, r"with algo\.correction=none algo\.loss=ppo_clip .*algo\.correction=token_truncate.*decoupled_ppo"),
-    ({"rollout": {"step_tokens": 8}}, r"rollout\.step_tokens=8 .*leave rollout\.step_tokens out"),
+    ({"rollout": {"step_tokens": 8}}, r"rollout\.step_tokens=8\): remove rollout\.step_tokens"),
     ({"rollout": {"forget": {"lr": 1e-3}}}, r"rollout\.forget\.lr=0\.001 .*set rollout\.forget\.lr=0"),
     ({"async": {"max_staleness": -1}}, r"async\.max_staleness=-1"),
     ({"async": {"max_stale": 1}}, r"unknown setting 'async\.max_stale'.*max_staleness"),

@@ -84,7 +84,7 @@ def test_what_cannot_be_compared(tmp_path):
         weight_changes(tmp_path / "e")
     folder(tmp_path / "f", {"q.lora_magnitude_vector": torch.zeros(2)},
            adapter_config={"base_model_name_or_path": str(a)})
-    with pytest.raises(ConfigError, match="no factor of a plain LoRA"):
+    with pytest.raises(ConfigError, match="not a factor of a plain LoRA"):
         weight_changes(tmp_path / "f", a)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("model: 3")
