@@ -1,8 +1,8 @@
-"""The process that runs math-verify, started by math.py: JSON requests and replies over the connection at its standard
-input.
+"""The script of the process that runs math-verify. math.py starts it and exchanges JSON requests and replies with it
+over the socket at its standard input.
 
-A request that exceeds its CPU seconds ends the process: the kernel enforces the limit, so neither C code nor an
-exception handler of the library can outlast it. The process also ends at the end of its input."""
+A request that exceeds its limit of CPU seconds ends the process. The kernel enforces this limit, so neither C code nor
+an exception handler in a library can get around it. The process also ends when its standard input is closed."""
 
 import importlib.util
 import json
@@ -13,22 +13,24 @@ import signal
 from multiprocessing.connection import Connection
 
 MEMORY = 4 * 2**30
-"""Bytes of address space; an expression that needs more fails."""
+"""Maximum address space of the process in bytes; an expression that needs more memory fails."""
 MOST_DIGITS = 5000
-"""Digits of a value; an expression whose value may have more equals nothing, since a tower of powers would take all the
-time."""
+"""Maximum number of digits of an answer's value, if the gold answer has fewer. An answer that may have more digits
+counts as unequal, because evaluating a tower of powers would take all the time."""
 _DIVIDES = re.compile(r"\\[dt]?(?:frac|binom)|\\div|\\gcd|\\lcm|\d\s*[/:]\s*\d")
 
 
 def expression(text, parse, config):
-    """The parsed expression, or [] if it cannot be parsed. The text is read as the content of one box, so nothing is
-    searched for."""
+    r"""Parses a text as the content of one \boxed{}, so that math-verify does not search the text for an expression.
+    Returns math-verify's result: a list that starts with the sympy expression, or [] if parsing fails."""
     return parse(f"\\boxed{{{text}}}", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
 
 
 def answer(question, parse, verify, config):
-    """{"value": bool} or {"error": why}. The value says whether the gold answer can be read, or, if the request has an
-    "answer", whether that equals the gold one."""
+    """Handles one request. Returns {"value": bool}, or {"error": reason} if math-verify raises.
+
+    Without an "answer" in the request, the value says whether the gold answer can be parsed. With an "answer", it says
+    whether that answer equals the gold answer."""
     try:
         gold = expression(question["gold"], parse, config)
         if "answer" not in question:
@@ -46,14 +48,15 @@ def answer(question, parse, verify, config):
 
 
 def parts(expr):
-    """An expression and all its subexpressions."""
+    """Yields a sympy expression and, recursively, all its subexpressions."""
     yield expr
     for arg in getattr(expr, "args", ()):
         yield from parts(arg)
 
 
 def digits(node):
-    """An upper bound of log10 |value|, counting a letter as 10; infinite beyond the range of floats."""
+    """An upper bound of log10(|value|) of an expression, with every symbol counted as 10. Infinite if the bound exceeds
+    the range of floats."""
     if _is_number(node):
         return math.log10(int(abs(node)) + 1) if node.is_finite else 0.0
     known = [digits(arg) for arg in getattr(node, "args", ())] or [1.0]
@@ -65,13 +68,13 @@ def digits(node):
 
 
 def holds(part):
-    """Whether a subexpression is anything but a false equation of two numbers, such as "3 = 2"."""
+    """False for an equation between two numbers that is wrong, such as "3 = 2"; True for any other subexpression."""
     return type(part).__name__ != "Equality" or bool(part.free_symbols) or abs((part.lhs - part.rhs).evalf()) < 1e-6
 
 
 def work_left(text, parse, config):
-    """How many subexpressions after the last equals sign are still to be computed: sums and products of several
-    numbers, and numbers not written as one, like 10!, 24/2 or the root of 4."""
+    """The number of subexpressions after the last equals sign that still have to be computed: sums and products of
+    several numbers, and single numbers in an unevaluated form such as 10!, 24/2 or sqrt(4)."""
     text = last_side(text)
     (expr, *_) = expression(text, parse, config) or [None]
     if getattr(expr, "is_Integer", False) and _DIVIDES.search(text):
@@ -80,7 +83,7 @@ def work_left(text, parse, config):
 
 
 def last_side(text):
-    """The text after the last equals sign outside all brackets."""
+    """The text after the last equals sign that is not inside brackets; the whole text if there is none."""
     depth, start = 0, 0
     for at, sign in enumerate(text):
         depth += (sign in "{(") - (sign in ")}")
@@ -89,7 +92,7 @@ def last_side(text):
 
 
 def unwritten(node):
-    """The subexpressions that are not plainly written numbers."""
+    """Yields the subexpressions that are not numbers in plain notation (see is_written)."""
     if hasattr(node, "free_symbols") and hasattr(node, "func") and not is_written(node):
         yield node
         for arg in node.args:
@@ -97,7 +100,7 @@ def unwritten(node):
 
 
 def is_written(node):
-    """Whether a subexpression is a plainly written number: 12, 1.5, 1/2, 50 %, 3 * 10^5."""
+    """Whether a subexpression is a number in plain notation, such as 12, 1.5, 1/2, 50 % or 3 * 10^5."""
     if node.is_Mul:
         others = [arg for arg in node.args if not _is_number(arg)]
         return len(_numbers(node)) == len(others) == 1 and (is_percent(others[0]) or is_power_of_ten(others[0]))
@@ -114,7 +117,8 @@ def is_power_of_ten(node):
 
 
 def is_work(node):
-    """Whether a subexpression is a sum or product of several numbers, or a number in disguise."""
+    """Whether a subexpression still has to be computed: a sum or product of several numbers, or an unevaluated form of
+    a single number."""
     if (node.is_Add or node.is_Mul) and len(_numbers(node)) > 1:
         return True
     return not node.free_symbols and _is_number(node.doit())
@@ -125,18 +129,19 @@ def _is_number(node):
 
 
 def _numbers(node):
-    """The numeric terms of a sum or product, without the factor -1 of its sign."""
+    """The numeric terms of a sum or factors of a product, without a factor of -1 that only gives the sign."""
     return [arg for arg in node.args if _is_number(arg) and arg != -1]
 
 
 def limited(seconds):
-    """Limits the CPU seconds of this process from now on; 0 = no limit."""
+    """Ends this process once it has used this many more CPU seconds; 0 removes the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which ends a process
 
 
 def _beside(name):
-    """The module in a file of this folder, which is not on the path because it has a math.py."""
+    """Imports a module from a file in this folder. The folder is not on sys.path, because its math.py would shadow the
+    standard library's."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -145,7 +150,7 @@ def _beside(name):
 
 
 def main():
-    """Serves requests until the connection closes."""
+    """Answers requests until the connection closes."""
     connection = Connection(os.dup(0))
     try:
         import resource

@@ -1,5 +1,5 @@
-"""Numbered requests and replies over a connection, used by worker.py. Imports nothing of vlrl, because the math-verify
-process loads this file on its own."""
+"""Numbered requests and replies over a connection, used by worker.py. This file imports nothing from vlrl, because the
+math-verify process loads it without the package."""
 
 import contextlib
 import os
@@ -9,19 +9,20 @@ _NUMBER = struct.Struct("<Q")
 
 
 def numbered_message(number, message):
-    """The bytes of a message after its number."""
+    """The bytes to send: the number in 8 bytes, followed by the message."""
     return _NUMBER.pack(number) + message
 
 
 def split_message(sent):
-    """Number and message. Raises OSError for input too short to hold a number."""
+    """Splits received bytes into (number, message). Raises OSError if they are too short to contain a number."""
     if len(sent) < _NUMBER.size:
         raise OSError("a message without a number")
     return _NUMBER.unpack_from(sent)[0], sent[_NUMBER.size:]
 
 
 def serve(connection, reply_to):
-    """Answers each request with `reply_to(bytes) -> bytes` until the connection closes."""
+    """Receives requests, calls `reply_to(request_bytes)` for each and sends back the bytes it returns, until the
+    connection closes."""
     while True:
         try:
             number, request = split_message(connection.recv_bytes())
@@ -34,8 +35,8 @@ def serve(connection, reply_to):
 
 @contextlib.contextmanager
 def ending_forked_copies():
-    """Runs foreign code and ends any forked copy of this process that leaves the block: such a copy would otherwise
-    continue as if it were this process."""
+    """A context manager for foreign code that may call os.fork. A forked child that leaves the block is ended at once;
+    otherwise it would go on as a second copy of this process."""
     process = os.getpid()
     try:
         yield

@@ -1,6 +1,8 @@
-"""Scores of typed answers: one option, a number, a transcript, free text. Each function takes the final text of the
-answer and the ground truth as text and returns a score in [0, 1]. Linear time up to products with the length of the
-truth; never raises."""
+"""Scores of answers by answer type: multiple choice, number, transcript, free text.
+
+Each function takes the final text of the answer and the ground truth as strings and returns a score in [0, 1]. The time
+is linear in the length of the answer, or proportional to its product with the length of the ground truth. No text makes
+a function raise."""
 
 import math
 import re
@@ -20,9 +22,10 @@ from vlrl.rewards.text import clean_label, denies, retracted, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_CHARACTERS = 20_000
-"""Characters of an answer in which an option letter is searched."""
+"""An option letter is only searched for in this many characters at the start of an answer."""
 MOST_WORDS = 5000
-"""Words of an answer that are compared; a longer one cannot be close to a shorter truth."""
+"""Only this many words of an answer are compared with the ground truth. An answer with more words cannot be close to a
+shorter ground truth."""
 _LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
 _ALONE = re.compile(r"(?<![\w'\u2019])[A-Z](?![\w'\u2019])", re.ASCII)
 _TINY = 1e-9
@@ -30,7 +33,7 @@ _SHORT = 3  # a truth of at most this many words must have its words with digits
 
 
 def exact(given: str, truth: str) -> float:
-    """1 if both texts are equal apart from surrounding spaces ("B" is not "B.")."""
+    """1 if both texts are equal apart from leading and trailing whitespace, else 0 ("B" does not equal "B.")."""
     return float(given.strip() == truth.strip())
 
 
@@ -38,23 +41,24 @@ def exact(given: str, truth: str) -> float:
 
 
 def option_text(option: str) -> str:
-    """An option without its leading letter: "B. a cat" -> "a cat"."""
+    """The text of an option without its leading letter: "B. a cat" -> "a cat"."""
     return re.sub(r"^\s*\(?[A-Z][).:]\s+", "", option).strip()
 
 
 def bare_options(options: Sequence[str]) -> list[str]:
-    """The option texts, without letters if every option starts with its own, else unchanged."""
+    """The texts of the options. The leading letters are removed if every option starts with its letter; otherwise the
+    options are returned unchanged."""
     lettered = bool(options) and all(re.match(rf"\s*\(?{letter}[).:]\s", option)
                                      for letter, option in zip(LETTERS, options, strict=False))
     return [option_text(option) if lettered else option.strip() for option in options]
 
 
 def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """The single option a text names, as a capital letter; None if it names none or several.
+    """The option that a text names, as a capital letter; None if the text names no option or several.
 
-    The letter comes first, alone or marked ("B", "b.", "(B)", "B: a cat"), or the text equals that of an option. "Both"
-    names none, "A, B" names two, and so does "B. a cat" if that is the text of A. Without `options` any letter from A
-    to Z counts."""
+    A text names an option if it starts with the letter, alone or marked ("B", "b.", "(B)", "B: a cat"), or if it equals
+    the option's text. "Both" names no option. "A, B" names two options, and so does "B. a cat" if "a cat" is the text
+    of option A. Without `options`, any letter from A to Z is accepted."""
     text = western(text)
     letters = LETTERS[:len(options)] if options else LETTERS
     texts = [clean_label(option) for option in bare_options(options)]
@@ -73,7 +77,8 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
 
 
 def contradicts(text: str, options: Sequence[str]) -> bool:
-    """Whether a text gives the letter of one option and the words of another: "B. a cat" if "a cat" is A."""
+    """Whether a text gives the letter of one option with the text of another option: "B. a cat" if "a cat" is option A.
+    """
     match = _LEADING.match(western(text))
     letter = match[1].upper() if match and match[2] else ""
     if not match or not letter or letter not in LETTERS[:len(options)]:
@@ -85,7 +90,7 @@ def contradicts(text: str, options: Sequence[str]) -> bool:
 
 
 def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
-    """1 if both texts name the same option, by letter or by the option's text."""
+    """1 if the answer and the ground truth name the same option, by its letter or its text, else 0."""
     wanted = option_letter(truth, options)
     return float(wanted is not None and option_letter(given, options) == wanted)
 
@@ -94,12 +99,15 @@ def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
 
 
 def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
-    """1 if an extracted answer counts on MathVista (2310.02255, evaluation/calculate_score.py), else 0.
+    """1 if an extracted answer is correct under MathVista's rules (2310.02255, evaluation/calculate_score.py), else 0.
 
-    With options (as in the data set): a single letter, bare or in parentheses, selects an option, otherwise the option
-    with the smallest edit distance; `truth` is a letter or an option text. With a precision: the value rounded to that
-    many places must print as `truth`. An integer `truth`: equal after truncation. Numbers are Python's, so 1_200 is one
-    and 1,200 is not. Otherwise the texts must match. An empty answer is wrong."""
+    - With `options` (those of the data set): a single letter, bare or in parentheses, selects an option; any other
+    answer selects the option with the smallest edit distance. `truth` is a letter or an option's text.
+    - With a `precision`: the answer, rounded to that many decimal places, must be printed as `truth`.
+    - With an integer `truth`: the answer must be equal to it after truncation.
+    - Otherwise the two texts must be equal.
+
+    Numbers are parsed as Python does: "1_200" is a number, "1,200" is not. An empty answer is wrong."""
     given = given.strip()[:MOST_WORDS]
     if not given:
         return 0.0
@@ -124,60 +132,65 @@ def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: in
 
 
 def video_mme(given: str, truth: str) -> float | None:
-    """1 if an answer counts on Video-MME (2405.21075, the eval_your_results.py linked from its page), else 0: its first
-    capital letter from A to D, anywhere, is `truth`. None without such a letter, which is not counted there."""
+    """1 if an answer is correct under Video-MME's rule (2405.21075, eval_your_results.py linked from its page), else 0:
+    the first capital letter from A to D anywhere in the answer must be `truth`. None if the answer contains no such
+    letter; Video-MME leaves these answers out of its accuracy."""
     match = re.search("[ABCD]", given[:MOST_CHARACTERS].replace("Answer:", ""))
     return float(match[0] == truth) if match else None
 
 
 def mvbench(given: str, truth: str) -> float:
-    """1 if an answer counts on MVBench (2311.17005, video_chat2/mvbench.ipynb), else 0.
+    """1 if an answer is correct under MVBench's rule (2311.17005, video_chat2/mvbench.ipynb), else 0.
 
-    There the prompt ends with an opening parenthesis. The first word of the first line, without full stops, must be
-    part of the parenthesised letter `truth`, or contain it. So an empty answer counts, and "B or C" counts as B."""
+    MVBench ends the prompt with an opening parenthesis. The first word of the answer's first line, without full stops,
+    must be a substring of the parenthesised letter `truth`, or contain it. So an empty answer is correct, and "B or C"
+    is read as B."""
     lines = given[:MOST_CHARACTERS].strip().split("\n")
     word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
     return float(word.replace(".", "") in mark or mark in word)
 
 
 def one_number(text: str) -> float | None:
-    """The number in a text with exactly one ("3 cars", "about 2.5 m."); None otherwise."""
+    """The number in a text that contains exactly one ("3 cars", "about 2.5 m."); None for any other text."""
     values = islice(numbers(text), MOST_WORDS)
     first = next(values, math.inf)
     return first if math.isfinite(first) and all(value == first for value in values) else None
 
 
 def quantity(text: str, percent: bool = False) -> float | None:
-    """The only number in a text, with "3%" read as .03 unless a `percent` is asked for; None without exactly one
-    number."""
+    """The number in a text that contains exactly one; None for any other text. "3%" is read as 0.03, or as 3 if
+    `percent` is set because the question asks for a percentage."""
     value = one_number(text)
     return value if value is None or percent or not is_percent(text) else value / 100
 
 
 def close(a: float, b: float, within: float) -> bool:
-    """Whether two numbers differ by at most `within`, plus rounding error unless both are integers and `within` is
-    0."""
+    """Whether two numbers differ by at most `within`. Rounding errors of floats are tolerated, except between two
+    integers with `within=0`."""
     whole = a == int(a) and b == int(b)
     return abs(a - b) <= within + (0.0 if whole and not within else _TINY * abs(b))
 
 
 def same_number(given: str, truth: str) -> float:
-    """1 if both are numbers, equal to two decimals, and both or neither have a decimal separator (Video-R1)."""
+    """1 if both texts are numbers that are equal to two decimals, and either both or neither contain a decimal
+    separator; else 0 (Video-R1)."""
     a, b = read_number(given), read_number(truth)
     separated = [not {".", ","}.isdisjoint(western(text)) for text in (given, truth)]
     return float(a is not None and b is not None and separated[0] == separated[1] and round(a, 2) == round(b, 2))
 
 
 def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
-    """1 if the only number in `given` is within `tolerance` (in the number's own units) of the truth.
+    """1 if `given` contains exactly one number and this number differs from the ground truth by at most `tolerance` (an
+    absolute difference), else 0.
 
-    0 for a text that starts with a negation ("not 3") or ends with one ("3 is wrong")."""
+    A text that starts or ends with a negation ("not 3", "3 is wrong") scores 0."""
     a, b = None if denies(given) or retracted(given) else quantity(given), read_number(truth)
     return float(a is not None and b is not None and close(a, b, tolerance))
 
 
 def closeness(given: str, truth: str) -> float:
-    """1 minus the relative error, at least 0 (Video-R1's regression reward); if the truth is 0, only 0 scores."""
+    """1 minus the relative error of the answered number, but at least 0 (Video-R1's reward for regression). If the
+    ground truth is 0, only an answer of 0 scores 1."""
     a, b = read_number(given), read_number(truth)
     if a is None or b is None:
         return 0.0
@@ -188,34 +201,35 @@ def closeness(given: str, truth: str) -> float:
 
 
 def word_error_rate(given: str, truth: str) -> float:
-    """Word edits between the texts as a share of the words of the truth; above 1 for a far longer answer. Scripts
-    without spaces count characters as words."""
+    """The number of word edits that turn the answer into the ground truth, divided by the number of words in the ground
+    truth. It exceeds 1 if the answer is much longer. In scripts without spaces, every character counts as a word."""
     wanted = pieces(truth)
     return Levenshtein.distance(pieces(given, MOST_WORDS + 2 * len(wanted)), wanted) / max(1, len(wanted))
 
 
 def ocr(given: str, truth: str) -> float:
-    """1 minus the word error rate, at least 0 (Video-R1)."""
+    """1 minus the word error rate, but at least 0 (Video-R1)."""
     return max(0.0, 1 - word_error_rate(given, truth))
 
 
 def edit_similarity(given: str, truth: str) -> float:
-    """1 minus the edit distance as a share of the longer text; 1 for two empty texts."""
+    """1 minus the edit distance divided by the length of the longer text; 1 if both texts are empty."""
     given, truth = (unicodedata.normalize("NFC", text) for text in (given[:20 * MOST_WORDS], truth))
     return Levenshtein.normalized_similarity(given, truth)
 
 
 def rouge_tokens(text: str) -> list[str]:
-    """The words of a text as ROUGE counts them: lower-case letters and digits, Latin words of four or more letters
-    stemmed, single characters for scripts without spaces."""
+    """The tokens of a text for ROUGE: lower-case words of letters and digits. Latin words of four or more letters are
+    stemmed; in scripts without spaces, every character is a token."""
     found = words(text[:20 * MOST_WORDS].lower(), MOST_WORDS)
     return [stem(word) if 3 < len(word) <= 100 and word.isascii() else word for word in found]
 
 
 def rouge(given: str, truth: str) -> float:
-    """Mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
+    """The mean F-score of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004), which is Video-R1's score for
+    free-form answers.
 
-    Texts of one word share no bigram, so they score at most 2/3. Letters and digits of every script count."""
+    A text of one word has no bigram, so it scores at most 2/3. Letters and digits of every script are compared."""
     a, b = rouge_tokens(given), rouge_tokens(truth)
     if not a or not b:
         return 0.0
@@ -225,8 +239,9 @@ def rouge(given: str, truth: str) -> float:
 
 
 def free_text(given: str, truth: str) -> float:
-    """ROUGE, but 0 for a different code, number or quantity ("12 m" is not part of "13 m"), and, if the truth has at
-    most three words, 0 if one of its words with digits is missing ("Highway 101")."""
+    """The ROUGE score of an answer, with two exceptions that score 0:
+    - The ground truth is a code, number or quantity, and the answer is a different one ("12 m" does not match "13 m").
+    - The ground truth has at most three words, and the answer lacks one that contains a digit ("Highway 101")."""
     wanted = rouge_tokens(truth)
     named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
     other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(given))
@@ -247,12 +262,15 @@ Scorer = Callable[[str, str], float]
 
 STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": ocr, "text": free_text,
                                   "regression": closeness}
-"""The typed accuracy of Video-R1 (2503.21776), strict about the form of an answer."""
+"""Answer type -> its scoring function, as in Video-R1 (2503.21776). These functions are strict about the form of an
+answer; see `tolerant`."""
 
 
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
-    """The scorer of an answer type for free-form answers: options by letter or text, one number among words, a label
-    from a closed list regardless of case and punctuation. Other types as in `STRICT`."""
+    """The scoring function of an answer type for free-form answers.
+
+    It accepts an option by its letter or text, a number among words, and a label from a closed list regardless of case
+    and punctuation. The other types are scored as in `STRICT`."""
     if kind == "choice":
         return partial(choice, options=options)
     if kind == "number":

@@ -1,4 +1,5 @@
-"""Values of charts, transcripts, counts, yes or no: answers that name exactly one thing. Never raises."""
+"""Chart values, transcripts, counts, and yes or no: answers that name exactly one thing. No text makes a function
+raise."""
 
 import re
 
@@ -8,7 +9,7 @@ from vlrl.rewards.scripts import western
 from vlrl.rewards.text import clean_label, yes_no
 
 CLOSE = 1e-5
-"""Relative error up to which two chart values are equal (GLM-4.1V, arXiv 2507.01006)."""
+"""Two chart values are equal if their relative error is at most this (GLM-4.1V, arXiv 2507.01006)."""
 _YEARS = (1000, 3000)
 _VALUE = re.compile(r"(?:[$€£¥]\s?)?([-+]?[\d.,]{1,30})\s?%?", re.ASCII)
 _WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
@@ -21,16 +22,17 @@ _AS_YES = re.compile("是|对|正确|はい|(?<!\\w)да(?!\\w)")
 
 
 def chart_value(text: str) -> float | None:
-    """The number that a text consists of, ignoring a currency sign, commas and a percent sign; None for other texts."""
+    """The number in a text that consists of one number, optionally with a currency sign, thousands separators and a
+    percent sign; None for any other text."""
     match = _VALUE.fullmatch(western(text).strip().rstrip("."))
     return read_number(match[1]) if match else None
 
 
 def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
-    """Whether two chart entries are equal: values up to the relative error `close` or the absolute error `units`, years
-    and other texts exactly.
+    """Whether two chart entries are equal. Values may differ by the relative error `close` or the absolute error
+    `units`; years and all other texts must be equal.
 
-    Two integers from 1000 to 3000 are years (GLM-4.1V), whatever the tolerance."""
+    If both entries are integers from 1000 to 3000, they are taken for years (GLM-4.1V)."""
     a, b = chart_value(given), chart_value(truth)
     if a is None or b is None:
         return bool(clean_label(given)) and clean_label(given) == clean_label(truth)
@@ -40,8 +42,8 @@ def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0
 
 
 def count(text: str) -> int | None:
-    """The count a text gives: its only number, or a lone number word from zero to twenty, or a Chinese one up to 99;
-    None otherwise, and for a percentage."""
+    """The count in a text: the only number in the text, or a text that is just a number word from zero to twenty or a
+    Chinese numeral up to 99. None for any other text, and for a percentage."""
     word = clean_label(text)
     if word in _WORDS:
         return _WORDS.index(word)
@@ -54,8 +56,8 @@ def count(text: str) -> int | None:
 
 
 def one_yes_no(text: str) -> str | None:
-    """"yes" or "no" as `text.yes_no` reads it, Chinese, Japanese and Russian words included; None for a text that says
-    both, such as "yes, no"."""
+    """"yes" or "no" as read by `text.yes_no`, plus Chinese, Japanese and Russian words for them. None if the text
+    contains both, such as "yes, no", or neither."""
     text = text.casefold()
     if not text.isascii():
         text = _AS_YES.sub(" yes ", _AS_NO.sub(" no ", text))
@@ -64,6 +66,7 @@ def one_yes_no(text: str) -> str | None:
 
 
 def transcript_similarity(given: str, truth: str) -> float:
-    """1 minus the edit distance as a share of the longer text, ignoring white space (GLM-4.1V's OCR score)."""
+    """1 minus the edit distance divided by the length of the longer text. White space is ignored (GLM-4.1V's OCR
+    score)."""
     a, b = "".join(given.split()), "".join(truth.split())
     return edit_similarity(a, b) if a else 0.0

@@ -1,5 +1,5 @@
-"""Strings of digits that are not numbers: phone numbers, scores, dates, times, versions, addresses, plates. One
-different digit makes a different code, so they are compared as written. Never raises."""
+"""Codes, i.e. strings of digits that are not numbers: phone numbers, scores, dates, times, versions, addresses, plates.
+They are compared literally, because one different digit makes a different code. No text makes a function raise."""
 
 import re
 
@@ -19,8 +19,8 @@ _DASHES = str.maketrans("\u2012\u2013\u2014", "---")
 
 
 def is_code(text: str) -> bool:
-    """Whether a text without words is neither a number nor a formula but digits in their own format: leading zeros,
-    hyphens, several slashes, points or colons, a time of day, or more than 15 digits."""
+    """Whether a text without words is a code: it contains digits but is neither a number nor a formula. Signs of a code
+    are leading zeros, hyphens, several slashes, points or colons, a time of day, or more than 15 digits."""
     text = western(text).translate(_DASHES).strip()
     if len(text) > _LONGEST or not any(map(str.isdigit, text)) or re.search(r"[\\^=*]|[A-Za-z]{4}", text):
         return False
@@ -30,14 +30,15 @@ def is_code(text: str) -> bool:
 
 
 def is_exact(text: str) -> bool:
-    """Whether a text is compared as written: a code, a number with at most a unit or short name, or a single letter."""
+    """Whether a ground truth must be matched literally: a code, a number with at most a unit or short name, or a single
+    letter."""
     text = western(text)
     letters, digits = sum(map(str.isalpha, text)), sum(map(str.isdigit, text))
     return len(text) <= _LONGEST and (digits + letters == 1 or 0 < digits >= letters - _MOST_LETTERS)
 
 
 def same_code(given: str, truth: str) -> bool:
-    """Whether two texts are equal, ignoring case, surrounding signs, and spaces next to signs or between digits and
-    letters: "12 km" equals "12km", but not "1 23" and "12 3"."""
+    """Whether two texts are equal apart from case, surrounding punctuation, and spaces next to punctuation or between
+    digits and letters. "12 km" equals "12km", but "1 23" does not equal "12 3"."""
     a, b = (_SPACED.sub("", re.sub(r"\s*([-/:.,])\s*", r"\1", clean_label(text))) for text in (given, truth))
     return a == b

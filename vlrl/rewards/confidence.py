@@ -1,7 +1,8 @@
-"""Answers with a stated confidence: <confidence> tags, the Brier score, calibration. Linear time, never raises.
+"""Answers that state a confidence: parsing of <confidence> tags, the Brier score, and calibration. Linear time; no text
+makes a function raise.
 
-RLCR (2507.16806) rewards accuracy - (q - accuracy)^2 for an answer given with confidence q. Its expectation is largest
-if the answer is as good as possible and q is the probability that it is right."""
+RLCR (2507.16806) rewards an answer with confidence q by accuracy - (q - accuracy)^2. The expected reward is largest if
+the answer is as accurate as possible and q is the probability that it is right."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _TAGS = ("<confidence>", "</confidence>")
 
 
 def read_confidence(text: str) -> float | None:
-    """The number in [0, 1] in the only <confidence> tag after the thinking; None otherwise."""
+    """The number in [0, 1] in the <confidence> tag after the thinking; None if there is no such number or not exactly
+    one tag."""
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     if any(rest.count(tag) != 1 for tag in _TAGS):
         return None
@@ -23,14 +25,16 @@ def read_confidence(text: str) -> float | None:
 
 
 def brier(confidence: float | None, accuracy: float) -> float:
-    """Squared difference of confidence and accuracy, both in [0, 1]; 1, the worst, without a confidence."""
+    """The squared difference between confidence and accuracy, both in [0, 1]. Without a confidence it is 1, the worst
+    value."""
     return 1.0 if confidence is None else (confidence - accuracy) ** 2
 
 
 def confidence_format(text: str) -> float:
-    """1 for <think> ... </think> <answer> ... </answer> <confidence> q </confidence> and nothing else, else 0.
+    """1 if the text is <think> ... </think> <answer> ... </answer> <confidence> q </confidence> and nothing else, with
+    q in [0, 1]; else 0.
 
-    An <analysis> of the uncertainty may precede the confidence, as RLCR's prompt asks. q is a number in [0, 1]."""
+    An <analysis> of the uncertainty may precede the confidence, as RLCR's prompt requests."""
     before, mark, after = text.partition(_TAGS[0])
     if not mark or after.partition(_TAGS[1])[2].strip() or read_confidence(text) is None:
         return 0.0
@@ -41,11 +45,10 @@ def confidence_format(text: str) -> float:
 
 
 def calibration_error(confidences: Sequence[float], accuracies: Sequence[float], bins: int = 10) -> float:
-    """Expected calibration error, in [0, 1]: |mean confidence - mean accuracy| over bins of equal width, weighted by
-    bin size.
+    """The expected calibration error (ECE, 1706.04599), in [0, 1]: the mean of |mean confidence - mean accuracy| over
+    bins of equal width, weighted by the number of answers in a bin. 0 if there are no answers.
 
-    Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins), the last one also 1 (1706.04599). 0 for no
-    answers."""
+    Bin b of `bins` contains the confidences in [b / bins, (b + 1) / bins); the last bin also contains 1."""
     gaps = [0.0] * bins
     for confidence, accuracy in zip(confidences, accuracies, strict=True):
         gaps[min(int(confidence * bins), bins - 1)] += confidence - accuracy

@@ -1,7 +1,8 @@
-"""Sets of boxes against sets of boxes: assignment, and rewards for matched, missed and superfluous boxes.
+"""Comparison of a set of predicted boxes with a set of ground-truth boxes: assignment, and rewards that account for
+matched, missed and superfluous boxes.
 
-A detection is {"box": [x1, y1, x2, y2], "label": str, "score": float}, a ground truth the same without a score. Boxes
-share one unit. Pure; finite input gives finite output."""
+A prediction is {"box": [x1, y1, x2, y2], "label": str, "score": float}; a ground truth is the same without a score. All
+boxes use the same unit. Finite input gives finite output."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from vlrl.rewards.boxes import giou, iou_matrix
 Detection = Mapping[str, Any]
 Pairs = list[tuple[int, int]]
 THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))
-"""COCO's IoU thresholds, .5 to .95."""
+"""COCO's IoU thresholds, from .5 to .95 in steps of .05."""
 _RECALLS = tuple(i / 100 for i in range(101))
 _MOST = 100  # detections of one label and image that COCO considers
 
 
 def assign(cost: Sequence[Sequence[float]]) -> Pairs:
-    """The min(rows, columns) pairs (row, column) of least total cost (the Hungarian assignment)."""
+    """The Hungarian assignment: min(rows, columns) pairs (row, column) with the least total cost."""
     if not cost or not cost[0]:
         return []
     if len(cost) == 1:
@@ -38,9 +39,10 @@ def assign(cost: Sequence[Sequence[float]]) -> Pairs:
 
 
 def mean_matched(values: Sequence[Sequence[float]], predictions: int, truths: int) -> float:
-    """Sum over the best one-to-one assignment of `values` [predictions, truths] in [0, 1], divided by the larger count.
+    """The score of the best one-to-one assignment of predictions to truths: the sum of its `values` [predictions,
+    truths], each in [0, 1], divided by the larger of the two counts.
 
-    Missed and superfluous detections both lower it. 1 if both sides are empty."""
+    Missed and superfluous predictions both lower it. 1 if there are neither predictions nor truths."""
     if not predictions or not truths:
         return float(predictions == truths)
     pairs = assign([[-v for v in row] for row in values])
@@ -52,10 +54,11 @@ def mean_matched(values: Sequence[Sequence[float]], predictions: int, truths: in
 
 def average_precision(predictions: Sequence[Detection], truths: Sequence[Detection],
                       thresholds: Sequence[float] = THRESHOLDS) -> float:
-    """COCO's mAP of one image, in [0, 1], equal to pycocotools: mean over the labels of the ground truth and the
-    thresholds.
+    """COCO's mAP for one image, in [0, 1], with the same result as pycocotools: the mean over the ground-truth labels
+    and the IoU thresholds.
 
-    Detections of other labels are ignored; a missing score is 1. 1 if both sides are empty, 0 if one is."""
+    Predictions with other labels are ignored; a missing score counts as 1. The result is 1 if there are neither
+    predictions nor truths, and 0 if only one of the two is empty."""
     if not predictions or not truths:
         return float(not predictions and not truths)
     total, labels = 0.0, {t["label"] for t in truths}
@@ -69,7 +72,8 @@ def average_precision(predictions: Sequence[Detection], truths: Sequence[Detecti
 
 
 def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) -> list[bool]:
-    """Whether each detection, best first, matches a ground truth that is still free."""
+    """For each prediction, in order of descending score: whether it matches a ground truth that no earlier prediction
+    has matched."""
     free, hits = set(range(truths)), []
     for row in overlaps:
         best = max(free, key=lambda j: (row[j], j), default=None)
@@ -82,7 +86,8 @@ def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) ->
 
 @lru_cache(maxsize=64)  # neighbouring thresholds mostly have the same hits
 def _interpolated(hits: tuple[bool, ...], truths: int) -> float:
-    """Average precision over 101 recalls, with the best precision at each recall or above."""
+    """Average precision at 101 recall levels; at each level, the best precision at this recall or a higher one counts.
+    """
     right = list(accumulate(hits))
     precision = [n / (i + 1) for i, n in enumerate(right)]
     best = list(accumulate(reversed(precision), max))[::-1]
@@ -96,16 +101,18 @@ def _interpolated(hits: tuple[bool, ...], truths: int) -> float:
 
 
 def length_penalty(predictions: int, truths: int) -> float:
-    """VLM-R1's factor against too many boxes (2504.07615): 1 up to the number of ground truths, else their ratio."""
+    """VLM-R1's penalty factor for too many boxes (2504.07615): 1 if there are at most as many predictions as truths,
+    else truths / predictions."""
     return 1.0 if predictions <= truths else truths / predictions
 
 
 def weighted_sum(predictions: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> float:
-    """VLM-R1's `weighted_sum` (2504.07615, its code), in [0, 1]: .7 P + .3 K.
+    """VLM-R1's reward `weighted_sum` (2504.07615, its code), in [0, 1]: .7 P + .3 K.
 
-    Pairs with an IoU of at least `threshold` are matched, the largest first, regardless of labels. P is the sum of the
-    matched IoU (0 for pairs of different labels) over the number of ground truths; K is 1 minus the mean of the shares
-    of unmatched ground truths and unmatched detections. 1 if both sides are empty, 0 if one is."""
+    Pairs with an IoU of at least `threshold` are matched greedily by descending IoU, regardless of labels. P is the sum
+    of the matched pairs' IoU (0 if their labels differ) divided by the number of truths. K is 1 minus the mean of two
+    shares: the unmatched truths and the unmatched predictions. The result is 1 if there are neither predictions nor
+    truths, and 0 if only one of the two is empty."""
     if not predictions or not truths:
         return float(not predictions and not truths)
     overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
@@ -124,9 +131,11 @@ def weighted_sum(predictions: Sequence[Detection], truths: Sequence[Detection], 
 
 
 def match_quality(predictions: Sequence[Detection], truths: Sequence[Detection]) -> list[float]:
-    """GIoU of each matched pair, min(predictions, truths) of them, each in [-1, 1] (Vision-R1, 2503.18013).
+    """The GIoU of each matched pair, in [-1, 1] (Vision-R1, 2503.18013). There are min(predictions, truths) pairs, from
+    a Hungarian assignment.
 
-    The Hungarian cost is the sum of the four distances in pixels, minus 1 for equal labels, minus GIoU."""
+    The cost of a pair is the sum of the distances of the four coordinates in pixels, minus 1 if the labels are equal,
+    minus the GIoU."""
     quality = [[giou(d["box"], t["box"]) for t in truths] for d in predictions]
     cost = [[_l1(d["box"], t["box"]) - (d["label"] == t["label"]) - q
              for t, q in zip(truths, row, strict=True)] for d, row in zip(predictions, quality, strict=True)]
@@ -138,7 +147,7 @@ def _l1(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def clipped(value: float, low: float, high: float) -> float:
-    """0 below `low`, 1 above `high`, else the value itself."""
+    """0 if the value is below `low`, 1 if it is above `high`, else the value itself."""
     return 0.0 if value < low else 1.0 if value > high else value
 
 
@@ -147,7 +156,8 @@ def clipped(value: float, low: float, high: float) -> float:
 
 def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection],
                    threshold: float = 0.5) -> list[float]:
-    """IoU of each detection, in order of confidence, with its best free ground truth; 0 unless above `threshold`."""
+    """For each prediction, in order of descending confidence: its IoU with the best ground truth that is not yet
+    matched, or 0 if this IoU does not exceed `threshold`."""
     order = sorted(range(len(predictions)), key=lambda i: -predictions[i]["score"])
     overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
     free, matched = set(range(len(truths))), [0.0] * len(predictions)
@@ -160,8 +170,8 @@ def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection]
 
 
 def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> float:
-    """Visual-RFT's confidence reward (2503.01785): mean confidence of matched and 1 - confidence of unmatched
-    detections."""
+    """Visual-RFT's confidence reward (2503.01785): the mean over the predictions of the confidence of a matched one and
+    1 - confidence of an unmatched one."""
     given = [d["score"] if m > 0 else 1 - d["score"] for d, m in zip(predictions, matched, strict=True)]
     return sum(given) / len(given) if given else 0.0
 
@@ -171,11 +181,11 @@ def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> f
 
 def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
              crowds: Sequence[Sequence[Detection]] = ()) -> dict[str, float]:
-    """COCO's `map` and `map@.5` of the detections and ground truths of each image, by pycocotools; {} without ground
-    truths.
+    """COCO's metrics `map` and `map@.5` over several images, computed by pycocotools; {} if there are no ground truths.
 
-    `crowds` are regions of each image in which further detections of their label are not counted. A missing score is 1;
-    of equal scores the earlier one, in image order, comes first."""
+    `crowds` are regions of each image in which extra predictions of the region's label do not count as errors. A
+    missing score counts as 1. Of predictions with equal scores, the earlier one in the order of the images comes first.
+    """
     labels = sorted({t["label"] for image in truths for t in image})
     if not labels:
         return {}
@@ -201,7 +211,7 @@ def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequen
 
 
 def _entry(image: int, detection: Detection, number: Mapping[str, int], crowd: int) -> dict[str, Any]:
-    """A COCO annotation. A box inverted along one axis has a negative area, which COCO does not count."""
+    """A box as a COCO annotation. A box that is inverted along one axis gets a negative area, which COCO ignores."""
     x1, y1, x2, y2 = detection["box"]
     return {"image_id": image, "category_id": number[detection["label"]], "bbox": [x1, y1, x2 - x1, y2 - y1],
             "area": (x2 - x1) * (y2 - y1), "iscrowd": crowd, "score": detection.get("score", 1.0)}

@@ -1,8 +1,9 @@
-"""Plans and trajectories of a vehicle compared with an expert's. Pure; no text and no finite number raises.
+"""Comparison of a vehicle's plans and trajectories with those of an expert. No text and no finite number makes a
+function raise.
 
-Plans are words for two heads, speed and path. Trajectories are waypoints [x, y, t] in metres and seconds in the ego
-frame: x ahead, y to the left, the vehicle's centre at [0, 0, 0], which is not listed. Headings are radians,
-counter-clockwise from x."""
+A plan consists of words for two heads, speed and path. A trajectory is a list of waypoints [x, y, t] in metres and
+seconds, in the ego frame: x ahead, y to the left. It starts at the vehicle's centre [0, 0, 0], which is not listed.
+Headings are in radians, counter-clockwise from the x axis."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ HEADS: Mapping[str, Mapping[str, float]] = {
     "speed": {"KEEP": 0.8, "ACCELERATE": 0.9, "DECELERATE": 1.0, "STOP": 1.0},
     "path": {"STRAIGHT": 0.8, "LEFT_TURN": 1.0, "RIGHT_TURN": 1.0, "LEFT_CHANGE": 1.0, "RIGHT_CHANGE": 1.0},
 }
-"""The words of each head and the weight of a correct one: AlphaDrive (2503.07608)."""
+"""Head -> its words, each with the weight of a correct answer, as in AlphaDrive (2503.07608)."""
 MOST_POINTS = 100
 FARTHEST = 1000.0
-"""Metres; a waypoint farther away is invalid."""
+"""Metres; a waypoint farther away than this is invalid."""
 LONGEST = 60.0
-"""Seconds; a later waypoint is invalid."""
+"""Seconds; a waypoint later than this is invalid."""
 STEP = 0.25
 """Seconds between the times at which a trajectory is checked for collisions."""
 _WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
@@ -43,9 +44,10 @@ Points = Sequence[Sequence[float]]
 
 
 def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
-    """The words of each head in a text, in capitals as in `HEADS`, each once and in the order there.
+    """The plan in a text: for each head, the words of `HEADS` that occur in the text, without repetition and in the
+    order of `HEADS`. They must be in capitals.
 
-    With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") has none."""
+    With `negation`, a text that says what not to do ("do not STOP, LEFT_TURN") yields no words."""
     words = _KNOWN.intersection(_WORD.findall(text))
     if words and negation and any(map(denies, {*_CLAUSE.split(text)})):
         words = set()
@@ -53,8 +55,8 @@ def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
 
 
 def plan_format(text: str) -> float:
-    """1 for a bare `SPEED, PATH`: words of speed, then of path, at least one of each, not all, no repetition; else
-    0."""
+    """1 if the text is `SPEED, PATH`: some of the speed words, then some of the path words, without repetition; else 0.
+    Each head needs at least one word, but not all of its words."""
     words = [word.strip() for word in text.strip().split(",")]
     plan = read_plan(text)
     speeds = len(plan["speed"])
@@ -64,26 +66,27 @@ def plan_format(text: str) -> float:
 
 
 def word_f1(given: Collection[str], truth: Collection[str]) -> float:
-    """F1 of two sets of words, in [0, 1]; 0 if either is empty."""
+    """The F1 score of two sets of words, in [0, 1]; 0 if either is empty."""
     given, truth = set(given), set(truth)
     return 2 * len(given & truth) / (len(given) + len(truth)) if given and truth else 0.0
 
 
 def subset_f1(given: Collection[str], truth: Collection[str]) -> float:
-    """`word_f1` if all words of the answer are right, else 0, so that naming more words never pays."""
+    """`word_f1` if every word of the answer is in the truth, else 0, so that naming more words never pays."""
     return word_f1(given, truth) if set(given) <= set(truth) else 0.0
 
 
 def mean_weight(words: Collection[str], weights: Mapping[str, float]) -> float:
-    """Mean weight of the words; 0 for none."""
+    """The mean weight of the words; 0 if there are none."""
     return sum(weights[word] for word in words) / len(words) if words else 0.0
 
 
 def diversity(answers: Sequence[Collection[str]]) -> list[float]:
-    """AlphaDrive's factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers with the same words).
+    """AlphaDrive's diversity factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers with the same
+    words).
 
-    2503.07608, Algorithm 1, with the counts of the whole group, so that the order does not matter. Answers without a
-    word are not counted and get 1."""
+    This is Algorithm 1 of 2503.07608, but computed over the whole group, so that the result does not depend on the
+    order of the answers. Answers without words are not counted and get a factor of 1."""
     said = [frozenset(words) for words in answers]
     counts = Counter(words for words in said if words)
     total = sum(counts.values())
@@ -91,10 +94,12 @@ def diversity(answers: Sequence[Collection[str]]) -> list[float]:
 
 
 def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> list[float]:
-    """AlphaDrive's released bonus for each answer of a group, in [-step, step], averaged over all orders.
+    """The diversity bonus in AlphaDrive's released code for each answer of a group, in [-step, step], averaged over all
+    orders of the group.
 
-    In a given order: +step if no earlier answer has any of its words, else -step. With m other answers that share a
-    word the first case has probability 1 / (m + 1). -step for an answer without a word."""
+    In a fixed order, an answer gets +step if it shares no word with an earlier answer, else -step. If it shares a word
+    with m other answers, the probability of +step over all orders is 1 / (m + 1). An answer without words gets -step.
+    """
     said = [frozenset(words) for words in answers]
     kinds = Counter(said)
     met = {a: sum(count for b, count in kinds.items() if a & b) for a in kinds if a}  # itself included
@@ -102,7 +107,8 @@ def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> l
 
 
 def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[str, float]:
-    """F1 of each word over (given, true) sets of words, in [0, 1], for the words that occur in any truth."""
+    """The F1 score of each word over several (answered, true) pairs of word sets, in [0, 1]. Only words that occur in a
+    true set are included."""
     hits, given, true = Counter[str](), Counter[str](), Counter[str]()
     for answer, truth in pairs:
         hits.update(set(answer) & set(truth))
@@ -112,16 +118,17 @@ def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[s
 
 
 def alphadrive_right(text: str, truth: Mapping[str, str]) -> bool:
-    """Whether an answer counts in AlphaDrive's planning accuracy (2503.07608, qwen2vl_plan_cmd_eval_grpo.py): both true
-    words occur anywhere in the full output, whatever else does."""
+    """Whether an answer is correct in AlphaDrive's planning accuracy (2503.07608, qwen2vl_plan_cmd_eval_grpo.py): both
+    true words occur somewhere in the full output, no matter what else does."""
     return all(word in text for word in truth.values())
 
 
 def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
-    """AlphaDrive's F1 of each word over (text, true word by head), in [0, 1] (2503.07608, the same file).
+    """AlphaDrive's F1 score of each word over pairs of a text and the true word of each head, in [0, 1] (2503.07608,
+    the same file).
 
-    A word in the answer counts as right whenever the row's true word of its head is in the answer too, even if it is a
-    different word, so naming every word is never wrong."""
+    AlphaDrive counts a word in an answer as correct whenever the answer also contains the true word of that head, so an
+    answer that names every word is never wrong."""
     hits, wrong, missed = Counter[str](), Counter[str](), Counter[str]()
     for text, truth in answers:
         for head, words in HEADS.items():
@@ -138,15 +145,16 @@ def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str,
 
 
 def read_trajectory(text: str) -> list[list[float]] | None:
-    """The waypoints of the only list in a text, `[[x, y, t], ...]`; None unless t rises from above 0.
+    """The waypoints `[[x, y, t], ...]` in a text that contains one list; None if there is no valid one. The times t
+    must be positive and increasing.
 
-    At most 100 points, within 1 km and 60 s."""
+    At most 100 waypoints, within 1 km and 60 s."""
     points = read_literal(text[text.find("["):text.rfind("]") + 1])
     return None if trajectory_problem(points) else [[float(v) for v in point] for point in points]
 
 
 def trajectory_problem(points: Any) -> str | None:
-    """Why a value is not a list of waypoints, or None."""
+    """Why a value is not a valid list of waypoints; None if it is."""
     if not isinstance(points, list) or not 0 < len(points) <= MOST_POINTS:
         return f"it must be a list of 1 to {MOST_POINTS} way-points [x, y, t]"
     before = 0.0
@@ -161,30 +169,34 @@ def trajectory_problem(points: Any) -> str | None:
 
 
 def positions_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray:
-    """[times, 2] positions on a trajectory: linear between waypoints, from [0, 0] at 0; stationary after the last."""
+    """[times, 2] The positions on a trajectory at the times: linear between waypoints, starting from [0, 0] at time 0,
+    and stationary after the last waypoint."""
     known = np.array([[0.0, 0.0, 0.0], *points], dtype=float)
     return np.stack([np.interp(times, known[:, 2], known[:, axis]) for axis in (0, 1)], axis=1)
 
 
 def distances(points: Points, truth: Points, times: Sequence[float] | None = None) -> np.ndarray:
-    """[times] metres between two trajectories, by default at the times of the true waypoints (L2)."""
+    """[times] The distances in metres between two trajectories (L2), by default at the times of the true trajectory's
+    waypoints."""
     times = [point[2] for point in truth] if times is None else times
     return np.hypot(*(positions_at(points, times) - positions_at(truth, times)).T)
 
 
 def distance_score(points: Points, truth: Points, scale: float) -> float:
-    """exp(-d / scale) in [0, 1], d the mean distance between the trajectories in metres."""
+    """exp(-d / scale), in (0, 1], where d is the mean distance between the two trajectories in metres."""
     return math.exp(-float(distances(points, truth).mean()) / scale)
 
 
 def sample_times(horizon: float) -> np.ndarray:
-    """The times at which a trajectory is checked, at most STEP apart, up to and including the horizon."""
+    """The times at which a trajectory is checked for collisions: at most STEP apart, up to and including the horizon.
+    """
     count = max(1, math.ceil(horizon / STEP - 1e-9))
     return horizon * np.arange(1, count + 1) / count
 
 
 def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.ndarray:
-    """[times] shapely boxes of a vehicle of (length, width) along its trajectory, heading as it moves."""
+    """[times] The area that a vehicle of `size` (length, width) covers at each time on its trajectory, as shapely
+    polygons. The vehicle's heading is its direction of motion."""
     places = positions_at(points, [0.0, *times])
     moved = np.diff(places, axis=0)
     return _boxes(places[1:], _headings(moved), size)
@@ -192,10 +204,10 @@ def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.n
 
 @np.errstate(all="ignore")  # numbers near zero underflow inside GEOS
 def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times: np.ndarray) -> bool:
-    """Whether footprints [times] touch an obstacle at the same times.
+    """Whether a vehicle's footprints [times] touch an obstacle at any of the times.
 
-    An obstacle is {"center": [x, y], "size": [length, width]} with "heading" and "velocity" [x, y] in m/s, or with
-    "track" [[x, y, heading, t], ...], or a {"polygon": [[x, y], ...]} with "velocity"."""
+    An obstacle is one of three dicts: {"center": [x, y], "size": [length, width]} with "heading" and "velocity" [x, y]
+    in m/s; {"size": ..., "track": [[x, y, heading, t], ...]}; or {"polygon": [[x, y], ...]} with "velocity"."""
     import shapely
 
     return any(bool(shapely.intersects(vehicle, _moving(obstacle, times)).any()) for obstacle in obstacles)
@@ -203,7 +215,7 @@ def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times:
 
 @np.errstate(all="ignore")
 def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
-    """Whether any footprint has more than a hundredth of its area outside the union of the polygons."""
+    """Whether more than 1 % of any footprint lies outside the union of the drivable polygons."""
     import shapely
 
     road = shapely.union_all([shapely.make_valid(shapely.Polygon(polygon)) for polygon in drivable])
@@ -213,7 +225,7 @@ def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
 
 
 def obstacle_problem(obstacle: Any) -> str | None:
-    """What is wrong with an obstacle of a row, or None."""
+    """What is wrong with an obstacle in a data row; None if it is valid."""
     if not isinstance(obstacle, Mapping):
         return "it must be an object with center and size, or polygon"
     velocity = obstacle.get("velocity")
@@ -234,16 +246,17 @@ def obstacle_problem(obstacle: Any) -> str | None:
 
 
 def polygon_problem(polygon: Any) -> str | None:
-    """What is wrong with a polygon of a row, or None."""
+    """What is wrong with a polygon in a data row; None if it is valid."""
     if not isinstance(polygon, list) or len(polygon) < 3 or not all(_vector(p, 2) for p in polygon):
         return "a polygon must be a list of at least three points [x, y]"
     return None
 
 
 def project(points: Sequence[Sequence[float]], matrix: Points) -> list[list[float]]:
-    """Pixels of ground points [x, y] of the ego frame, by a 3x3 matrix of [x, y, 1] or a 3x4 one of [x, y, 0, 1].
+    """Projects ground points [x, y] of the ego frame to pixels, by a 3x3 matrix applied to [x, y, 1] or a 3x4 matrix
+    applied to [x, y, 0, 1].
 
-    Points behind the camera or more than a million pixels away are left out."""
+    Points behind the camera and points more than a million pixels away are left out."""
     used = np.array(matrix, dtype=float)[:, [0, 1, -1]]
     places = np.array([[p[0], p[1], 1.0] for p in points], dtype=float).reshape(-1, 3) @ used.T
     pixels = [[float(u / w), float(v / w)] for u, v, w in places if w > 1e-6]
@@ -255,7 +268,8 @@ def _vector(value: Any, count: int) -> bool:
 
 
 def _headings(moved: np.ndarray) -> np.ndarray:
-    """[steps] radians of movements [steps, 2]; a shorter movement keeps the previous heading, initially 0."""
+    """[steps] The headings in radians of the displacements [steps, 2]. A displacement too short to give a direction
+    keeps the previous heading, initially 0."""
     out, heading = np.empty(len(moved)), 0.0
     for i, (dx, dy) in enumerate(moved):
         heading = math.atan2(dy, dx) if math.hypot(dx, dy) >= _TURNING else heading
@@ -264,7 +278,7 @@ def _headings(moved: np.ndarray) -> np.ndarray:
 
 
 def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> np.ndarray:
-    """[n] shapely boxes of (length, width)."""
+    """[n] Rectangles of `size` (length, width) as shapely polygons, one for each centre and heading."""
     import shapely
 
     corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * np.array(size, dtype=float) / 2
@@ -275,7 +289,7 @@ def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> 
 
 
 def _moving(obstacle: Mapping[str, Any], times: np.ndarray) -> np.ndarray:
-    """[times] shapely polygons of an obstacle."""
+    """[times] The area of an obstacle at each time, as shapely polygons."""
     import shapely
 
     if "polygon" in obstacle:

@@ -1,4 +1,5 @@
-"""One reward from the scores of several models for the same answer, conservative if they disagree."""
+"""Combines the scores that several reward models give to the same answer into one reward. The reward is lower if the
+models disagree."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 def combined(name: str, scores: Sequence[float], lam: float | None = None) -> float:
-    """The scores combined by the function `name` of ENSEMBLES; without `lam` its paper's value is used."""
+    """Combines the scores with the function `name` in ENSEMBLES. Without `lam`, the value of the paper is used."""
     return ENSEMBLES[name](scores) if lam is None else ENSEMBLES[name](scores, lam)
 
 
@@ -16,23 +17,23 @@ def mean(scores: Sequence[float], lam: float = 0.0) -> float:
 
 
 def worst(scores: Sequence[float], lam: float = 0.0) -> float:
-    """The smallest score: worst-case optimisation (2310.02743)."""
+    """The smallest score (worst-case optimisation, 2310.02743)."""
     return min(scores)
 
 
 def less_variance(scores: Sequence[float], lam: float = 0.1) -> float:
-    """mean - lam * population variance over the models: uncertainty-weighted optimisation (2310.02743), with .1 for RL
-    and .5 for best-of-n."""
+    """mean - lam * population variance of the scores (uncertainty-weighted optimisation, 2310.02743). The paper uses
+    lam = .1 for RL and .5 for best-of-n."""
     return mean(scores) - lam * _variance(scores)
 
 
 def less_deviation(scores: Sequence[float], lam: float = 1.0) -> float:
-    """mean - lam * standard deviation over the models; UP-RLHF (2401.00243) subtracts it once."""
+    """mean - lam * standard deviation of the scores. UP-RLHF (2401.00243) uses lam = 1."""
     return mean(scores) - lam * spread(scores)
 
 
 def spread(scores: Sequence[float]) -> float:
-    """Standard deviation over the models; 0 for one."""
+    """The standard deviation of the scores; 0 for a single score."""
     return math.sqrt(_variance(scores))
 
 

@@ -1,4 +1,4 @@
-"""The likelihood of a reference answer under a policy as a reward, from log-probabilities of its tokens [t]."""
+"""Rewards from the likelihood of a reference answer under the policy, given the log-probabilities [t] of its tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 
 def mean_probability(logprobs: Sequence[float]) -> float:
-    """Mean token probability, in [0, 1]; 0 without tokens. RLPR (2506.18254) uses it instead of the product, which a
-    single unlikely token drives to 0."""
+    """The mean probability of the tokens, in [0, 1]; 0 if there are none. RLPR (2506.18254) uses the mean instead of
+    the product, which a single unlikely token reduces to almost 0."""
     return math.fsum(math.exp(float(v)) for v in logprobs) / len(logprobs) if len(logprobs) else 0.0
 
 
 def debiased(reasoned: Sequence[Sequence[float]], alone: Sequence[float] | None) -> list[float]:
-    """min(1, max(0, p - p0)) of each reasoning: how much likelier it makes the reference answer, whose tokens have the
-    mean probability p after it and p0 `alone`; p if `alone` is None. RLPR (2506.18254) eq. 4."""
+    """RLPR's reward (2506.18254, eq. 4) for each reasoning: min(1, max(0, p - p0)), i.e. how much likelier the
+    reasoning makes the reference answer.
+
+    p is the mean token probability of the reference answer after the reasoning, p0 the one without any reasoning
+    (`alone`). If `alone` is None, p0 is 0."""
     base = 0.0 if alone is None else mean_probability(alone)
     return [min(1.0, max(0.0, mean_probability(one) - base)) for one in reasoned]

@@ -1,9 +1,9 @@
-"""Mathematical answers: the expression that a text gives, and whether math-verify finds it equal to the right one.
+"""Mathematical answers: extracts the expression from a text and asks math-verify whether it equals the gold answer.
 
-math-verify (github.com/huggingface/Math-Verify) runs in its own process: its time limits use signals, which work in the
-main thread only, and sympy can hang in C code, for example on a tower of powers. The process is reused, is replaced if
-it hangs or dies, and ends with this one. Only qa answers of type `math` come here, never boxes, points or labels,
-because math-verify equates unequal ones."""
+math-verify (github.com/huggingface/Math-Verify) runs in a separate process for two reasons: its time limits use
+signals, which only work in the main thread, and sympy can hang in C code, for example on a tower of powers. The process
+is reused for all comparisons, replaced if it hangs or dies, and ended with this process. Only qa answers of type `math`
+are compared by it, never boxes, points or labels, because math-verify treats some unequal ones as equal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlrl.errors import ConfigError
 from vlrl.rewards.worker import Worker, WorkerEnded
 
 LONGEST = 500
-"""Characters of an expression; longer texts are not expressions."""
+"""Maximum number of characters of an expression; a longer text is not read as an expression."""
 SECONDS = 5.0
 _PATIENCE = 60.0  # seconds beyond ten times the limit in which the process must reply, its start included
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?", re.ASCII)
@@ -51,12 +51,13 @@ _MARK = re.compile(r"\\boxed\{|[{}]|<\|(?:begin|end)_of_box\|>")
 
 
 class VerifierError(RuntimeError):
-    """math-verify gave no verdict: it raised, timed out, or its process died."""
+    """math-verify returned no verdict: it raised, timed out, or its process died."""
 
 
 def boxed(text: str) -> list[str]:
-    """The stripped contents of each `\\boxed{...}` (with balanced braces) and `<|begin_of_box|>...<|end_of_box|>`, in
-    order; of nested boxes the outermost. Unclosed boxes are ignored."""
+    r"""The stripped contents of every `\boxed{...}` (with balanced braces) and every
+    `<|begin_of_box|>...<|end_of_box|>` in a text, in order of appearance. Of nested boxes, only the outermost is
+    returned. Unclosed boxes are ignored."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, int]] = []  # how deep, and where each open \\boxed{ begins
     depth, token = 0, -1
@@ -80,11 +81,11 @@ def boxed(text: str) -> list[str]:
 
 
 def expression(text: str) -> str | None:
-    """The only mathematical expression in a text, as LaTeX; None if there is none or more than one.
+    """The mathematical expression in a text, as LaTeX; None if there is none or more than one.
 
-    In this order: the boxed content, the only `$...$`, a text without words as it is, the only number among words: "The
-    answer is 12" is 12, "12 or 13 apples" is None. At most 500 characters. Signs such as those of 10\u221a3, 145\u00b0
-    and x\u00b2 are converted to LaTeX."""
+    It is the first of these that applies: the content of the box; the content of the only `$...$`; the whole text if it
+    contains no words; the only number in it. "The answer is 12" gives 12, "12 or 13 apples" gives None. An expression
+    has at most 500 characters. Unicode characters as in 10\u221a3, 145\u00b0 and x\u00b2 are converted to LaTeX."""
     text = _latex(text)
     for marked in (boxed(text), _dollars(text)):
         if marked:
@@ -99,8 +100,8 @@ def expression(text: str) -> str | None:
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Whether an answer is an expression with an operator copied from the question, and not literally the gold one:
-    "2x+3x" does not answer "Simplify 2x+3x"."""
+    """Whether an answer merely copies an unevaluated expression from the question: "2x+3x" as an answer to "Simplify
+    2x+3x". False if the copied text contains no operator or is identical to the gold answer."""
     said, right = ("".join(_SPACING.sub("", _latex(text)).split()) for text in (answer, gold))
     if said == right or not _OPERATOR.search(said) or len(said) > LONGEST:
         return False
@@ -114,14 +115,16 @@ def repeats(answer: str, gold: str, question: str) -> bool:
 
 
 def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """Whether two expressions are equal by math-verify; None equals nothing. Two plain numbers are compared without it:
-    integers exactly, others up to a relative error of 1e-6.
+    """Whether math-verify finds two expressions equal. An answer of None equals nothing. Two plain numbers are compared
+    without math-verify: integers must be equal, other numbers may have a relative error of up to 1e-6.
 
-    `worked_out`: the answer leaves no more arithmetic undone than the gold one, so "3*4+5" and "10!" do not answer "17"
-    and "3628800", and its numeric equations hold ("3 = 2" is not 2). False: math-verify alone.
+    With `worked_out`, the answer must not leave more arithmetic undone than the gold answer: "3*4+5" does not equal
+    "17", and "10!" does not equal "3628800". Its numeric equations must also be true: "3 = 2" does not equal "2".
+    Without it, only math-verify decides.
 
-    `seconds` are CPU seconds of the verifier, so that the load of the machine changes no verdict. Raises VerifierError
-    if it fails or takes longer, ConfigError if the library is missing."""
+    `seconds` limits the CPU time of math-verify, not the wall-clock time, so that other load on the machine does not
+    change the verdict. Raises VerifierError if math-verify fails or exceeds the limit, ConfigError if it is not
+    installed."""
     if answer is None or len(answer) > LONGEST or len(gold) > LONGEST:
         return False
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
@@ -131,12 +134,13 @@ def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: b
 
 
 def readable(gold: str, seconds: float = SECONDS) -> bool:
-    """Whether math-verify can parse a right answer. Errors as in `equal`."""
+    """Whether math-verify can parse a gold answer. Raises the same errors as `equal`."""
     return bool(_NUMBER.fullmatch(gold)) or _verdict(gold, None, seconds)
 
 
 def verified(answer: str, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """The verdict of math-verify on two expressions. Errors as in `equal`."""
+    """Whether math-verify finds two expressions equal, without the shortcuts of `equal`. Raises the same errors as
+    `equal`."""
     return _verdict(gold, answer, seconds, worked_out)
 
 
@@ -149,7 +153,8 @@ def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = T
 
 @functools.lru_cache(maxsize=50_000)
 def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
-    """The verdict, or the reason why there is none; both are cached, so that a hanging comparison hangs once."""
+    """The cached verdict, or the reason as a string if math-verify returned none. Caching the failures too means that a
+    comparison that hangs does so only once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
         return _VERIFIER.ask(question | ({} if answer is None else {"answer": answer}))
@@ -182,7 +187,7 @@ def _paired(text: str) -> bool:
 
 
 def unwrapped(text: str) -> str:
-    """The content of LaTeX wrappers around an answer: "\\boxed{\\text{red}}" -> "red"."""
+    r"""Removes LaTeX wrappers around an answer: "\boxed{\text{red}}" -> "red"."""
     for _ in range(4):
         match = _WRAPPED.fullmatch(text.strip()) if len(text) <= 2 * LONGEST else None
         inner = next(part for part in match.groups() if part is not None) if match else "$"
@@ -193,13 +198,14 @@ def unwrapped(text: str) -> str:
 
 
 def _dollars(text: str) -> list[str]:
-    """The texts between dollar signs; [] for an odd number of them ("costs $5")."""
+    """The texts between pairs of dollar signs; [] if the number of dollar signs is odd ("costs $5")."""
     parts = text.replace("$$", "$").split("$")
     return [part.strip() for part in parts[1::2]] if len(parts) % 2 else []
 
 
 def _usable(text: str) -> str | None:
-    """An expression fit for math-verify (short, balanced braces, no adjacent numbers, which it would add), or None."""
+    """The text as an expression for math-verify; None if it is too long, has unbalanced braces, or contains two
+    adjacent numbers, which math-verify would add. A mixed number becomes one fraction."""
     if mixed := _MIXED.fullmatch(text):
         sign, whole, above, below = mixed.groups()
         return f"{sign}{int(whole) * int(below) + int(above)}/{below}"
@@ -209,13 +215,14 @@ def _usable(text: str) -> str | None:
 
 
 class _Verifier:
-    """The process that runs math-verify."""
+    """Starts the process that runs math-verify, and sends requests to it."""
 
     def __init__(self) -> None:
         self.lock, self.worker = threading.Lock(), Worker(_started)
 
     def ask(self, question: Mapping[str, Any]) -> bool:
-        """The verdict of the process; one request at a time, from any thread. Raises VerifierError without one."""
+        """Sends one request to the process and returns its verdict. May be called from any thread; requests are sent
+        one at a time. Raises VerifierError if there is no verdict."""
         patience, text = 10 * question["seconds"] + _PATIENCE, question.get("answer", question["gold"])[:80]
         try:
             with self.lock:
@@ -228,14 +235,16 @@ class _Verifier:
         return reply["value"]
 
     def forget(self) -> None:
-        """Called in a forked process: the worker and the lock, which a thread may hold, stay the parent's."""
+        """To be called in a forked child process: drops the worker, which belongs to the parent process, and replaces
+        the lock, which another thread of the parent may have held."""
         self.worker.forget()
         self.__init__()
 
 
 def _started() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A new process. It is not forked, so it shares no thread, lock or device; its hash seed is fixed because sympy's
-    results depend on it; its own session protects it from Ctrl-C."""
+    """Starts a process that runs math-verify. It is not forked, so that it shares no threads, locks or devices with
+    this process. Its hash seed is fixed because sympy's results depend on it, and it has a session of its own, so
+    that Ctrl-C does not reach it."""
     require_library()
     mine, other = socket.socketpair()
     with other:

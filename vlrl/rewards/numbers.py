@@ -1,6 +1,7 @@
-"""Reading numbers in texts of every script: "-2.5", "1,200", "12,5", "1/2", "\\frac{25}{2}", "3e4".
+r"""Parses numbers in text of any script: "-2.5", "1,200", "12,5", "1/2", "\frac{25}{2}", "3e4".
 
-Every numeric answer is read here, so that all tasks agree on what a number is. Never raises."""
+All tasks parse numeric answers with this module, so that they agree on what a number is. No text makes a function
+raise."""
 
 import math
 import re
@@ -21,7 +22,8 @@ _TIMES = r"[*/^\u00d7\u00b7\u00f7]"
 _BEFORE = (r"(?<![A-Za-z0-9_.])(?<![\^\u221a])(?<!\^\{)(?<!sqrt)(?<!sqrt\{)"
            + "".join(rf"(?<!\d{before}{_TIMES}{after})" for before in ("", r"\s") for after in ("", r"\s")))
 _AFTER = rf"(?![A-Za-z0-9_\^{_RAISED}]|\.\d|\s?{_TIMES}\s?[\d({{\\]|\s?(?:[\u03c0\u221a]|\\pi|\\sqrt))"
-"""What may not surround a number, because it would be part of an unevaluated expression."""
+"""Lookarounds that reject a number next to an operator or letter, because it would be part of an unevaluated expression
+or a word."""
 _NUMBER = re.compile(rf"{_BEFORE}(?P<sign>[-+])?(?:{_PARTS}|(?P<number>{_GROUPED}|{_COMMA}|{_PLAIN})"
                      rf"(?P<power>[eE][-+]?\d{{1,2}})?){_AFTER}")
 _FRAC = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(\d{1,9})\s*\}\s*\{\s*(\d{1,9})\s*\}|(\d)\s*(\d))")
@@ -29,14 +31,14 @@ _PERCENT = re.compile(r"\d\s?(?:\\?%|(?:percent|per cent|pct)(?![A-Za-z]))", re.
 
 
 def numbers(text: str) -> Iterator[float]:
-    """All stand-alone numbers of a text, in order. Numbers beyond the range of floats are infinite; fractions not in
-    lowest terms are NaN, since "34/2" is still to be computed."""
+    """All stand-alone numbers in a text, in order of appearance. A number beyond the range of floats is infinite. A
+    fraction that is not in lowest terms is NaN, because "34/2" is not fully evaluated."""
     return map(_value, _NUMBER.finditer(_as_written(text)))
 
 
 def read_number(text: str) -> float | None:
-    """The finite number that a text consists of ("1,200", "-3.5", "1/2"), ignoring a final full stop; None for other
-    texts."""
+    """The finite number in a text that contains nothing else ("1,200", "-3.5", "1/2"); a final full stop is ignored.
+    None for any other text."""
     text = _as_written(text).strip()
     match = _NUMBER.fullmatch(text) or (_NUMBER.fullmatch(text[:-1]) if text.endswith(".") else None)
     value = _value(match) if match else math.nan
@@ -44,12 +46,12 @@ def read_number(text: str) -> float | None:
 
 
 def is_percent(text: str) -> bool:
-    """Whether a text has a percentage: "12 %", "12 percent"."""
+    """Whether a text contains a percentage: "12 %", "12 percent"."""
     return _PERCENT.search(western(text)) is not None
 
 
 def _as_written(text: str) -> str:
-    """A text with digits of other scripts as ASCII and LaTeX fractions as a/b."""
+    """The text with the digits of all scripts converted to ASCII, and LaTeX fractions converted to a/b."""
     text = western(text)
     if "frac" not in text:
         return text

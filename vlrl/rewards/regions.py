@@ -1,4 +1,5 @@
-"""Where the answers of a group agree on an image, without any label (GUI-RC and GUI-RCPO, 2508.05615)."""
+"""Rewards for agreement among the boxes of a group on one image; no label is needed (GUI-RC and GUI-RCPO, 2508.05615).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,30 +11,31 @@ Box = Sequence[float]
 
 @dataclass(frozen=True)
 class VoteGrid:
-    """How many boxes cover each cell of a grid whose lines are the edges of the boxes: exact for any image size."""
+    """A grid whose lines are the edges of a group's boxes, with the number of boxes that cover each cell. It is exact
+    for any image size."""
 
     counts: np.ndarray
-    """[rows, columns] boxes over a cell."""
+    """[rows, columns] Number of boxes that cover each cell."""
     xs: np.ndarray
-    """[columns + 1] edges in pixels."""
+    """[columns + 1] x coordinates of the grid lines in pixels."""
     ys: np.ndarray
-    """[rows + 1]"""
+    """[rows + 1] y coordinates of the grid lines in pixels."""
 
     @property
     def areas(self) -> np.ndarray:
-        """[rows, columns] area of each cell in pixels."""
+        """[rows, columns] The area of each cell in square pixels."""
         return np.outer(np.diff(self.ys), np.diff(self.xs))
 
 
 def clip_to_image(box: Box, width: float, height: float) -> tuple[int, int, int, int] | None:
-    """The box clipped to the image, in integer pixels rounded down; None if nothing is left."""
+    """The box clipped to the image, in integer pixels (rounded down); None if nothing of the box is left."""
     x1, x2 = (int(min(max(v, 0), width)) for v in (box[0], box[2]))
     y1, y2 = (int(min(max(v, 0), height)) for v in (box[1], box[3]))
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
 
 
 def count_votes(boxes: Sequence[Box]) -> VoteGrid:
-    """Votes of one or more boxes `[x1, y1, x2, y2]` with positive area, in integer pixels."""
+    """Builds the VoteGrid of one or more boxes `[x1, y1, x2, y2]` with positive area, in integer pixels."""
     given = np.asarray(boxes, dtype=np.int64)
     xs, ys = np.unique(given[:, [0, 2]]), np.unique(given[:, [1, 3]])
     left, right = np.searchsorted(xs, given[:, 0]), np.searchsorted(xs, given[:, 2])
@@ -45,10 +47,11 @@ def count_votes(boxes: Sequence[Box]) -> VoteGrid:
 
 
 def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
-    """GUI-RCPO's reward of each box of a group, in [0, 1]: its mean vote as a share of the largest vote anywhere.
+    """GUI-RCPO's reward for each box of a group, in [0, 1]: the mean number of boxes that cover a pixel of this box,
+    divided by the largest number that cover any pixel.
 
-    Boxes are in integer pixels; None (no readable box) does not vote and gets 0. Boxes that do not overlap all get
-    1."""
+    Boxes are in integer pixels. None stands for an answer without a readable box; it gets 0 and is not counted. If no
+    two boxes overlap, every box gets 1."""
     known = [box for box in boxes if box is not None]
     if not known:
         return [0.0] * len(boxes)
@@ -65,7 +68,8 @@ def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
 
 
 def region_vote(boxes: Sequence[Box]) -> list[float] | None:
-    """GUI-RC's answer of a group: the box around the largest connected region of most votes; None without boxes."""
+    """GUI-RC's consensus answer of a group: the bounding box of the largest connected region that is covered by the
+    largest number of boxes. None if there are no boxes."""
     if not boxes:
         return None
     from scipy import ndimage

@@ -1,5 +1,5 @@
-"""Numbers and booleans from foreign code: Python's own, numpy's, Decimal, Fraction, and arrays and tensors without a
-dimension, converted the same way everywhere."""
+"""Converts numbers and booleans that task code returns: Python's, numpy's, Decimal, Fraction, and arrays and tensors
+without a dimension. All are converted the same way everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def finite_number(value: Any) -> tuple[float | None, str | None]:
-    """(finite float, None); (None, None) for None; (None, description) for anything else."""
+    """Returns (float, None) for a finite number, (None, None) for None, and (None, a description of the value) for
+    anything else."""
     if value is None:
         return None, None
     try:
@@ -21,13 +22,14 @@ def finite_number(value: Any) -> tuple[float | None, str | None]:
 
 
 def truth_value(value: Any) -> bool | None:
-    """A boolean, which 0 and 1 count as; None for anything else, including a text such as "no"."""
+    """Converts a boolean, or a number that equals 0 or 1, to bool; None for anything else, including a string such as
+    "no"."""
     number, _ = finite_number(value)
     return bool(number) if number in (0.0, 1.0) else None
 
 
 def displayed(value: Any) -> str:
-    """A short text of a value for a message."""
+    """A short form of a value for error messages: its repr, cut to 60 characters, and its type."""
     try:
         return f"{repr(value)[:60]} ({type(value).__name__})"
     except Exception:  # ValueError of an int with thousands of digits

@@ -1,7 +1,7 @@
-"""Time spans `[start, end]` in seconds: how similar two are, and how to read them from an answer.
+"""Time spans `[start, end]` in seconds: similarity of two spans, and parsing of spans in an answer.
 
-A span is an interval only if start < end and both are finite; anything else overlaps nothing. Reading takes linear time
-and never raises, whatever the text."""
+A span is a valid interval if both ends are finite and start < end; an invalid one overlaps nothing. Parsing takes
+linear time and never raises."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PAIR = re.compile(rf"\(\s{{0,9}}({_NUMBER})\s{{0,9}},\s{{0,9}}({_NUMBER})\s{{0,
 _BESIDE = re.compile(r"[\s,;.]*")
 _COMMAS = re.compile(r"(?:~(?:\s*,\s*~)*(?:\s*,)?)?\s*")
 MOST = 1000
-"""Spans of one answer that are read."""
+"""Maximum number of spans that are read from one answer."""
 
 
 def is_span(span: Span) -> bool:
-    """Whether a span is an interval: two finite numbers, start before end."""
+    """Whether a span is a valid interval: two finite numbers with start < end."""
     try:
         return len(span) == 2 and math.isfinite(span[0]) and math.isfinite(span[1]) and span[0] < span[1]
     except OverflowError:  # an int like 10**400
@@ -38,7 +38,7 @@ def is_span(span: Span) -> bool:
 
 
 def temporal_iou(a: Span, b: Span) -> float:
-    """Intersection over union of two intervals (tIoU), in [0, 1]; 0 if one is not an interval."""
+    """Temporal intersection over union (tIoU) of two intervals, in [0, 1]; 0 if one of them is invalid."""
     if not (is_span(a) and is_span(b)):
         return 0.0
     shared = min(a[1], b[1]) - max(a[0], b[0])
@@ -47,15 +47,17 @@ def temporal_iou(a: Span, b: Span) -> float:
 
 
 def boundary_iou(span: Span, truth: Span, duration: float) -> float:
-    """tIoU times the closeness of both ends, in [0, 1]: Time-R1's `tIoU (1 - |ds| / D) (1 - |de| / D)` (2503.13377).
+    """Time-R1's reward (2503.13377), in [0, 1]: the tIoU multiplied by the closeness of both ends, `tIoU (1 - |ds| / D)
+    (1 - |de| / D)`.
 
-    `duration` D > 0 is the clip's, in seconds. An end that is off by the whole clip or more scores 0."""
+    ds and de are the errors of start and end, D > 0 is the `duration` of the clip in seconds. If an end is off by the
+    duration or more, the reward is 0."""
     near = [max(0.0, 1 - abs(p - t) / duration) for p, t in zip(span, truth, strict=True)]
     return temporal_iou(span, truth) * near[0] * near[1]
 
 
 def merged(spans: Sequence[Span]) -> list[list[float]]:
-    """The union of intervals as sorted, disjoint intervals; invalid spans are dropped."""
+    """The union of several intervals, as sorted intervals that do not overlap. Invalid spans are dropped."""
     out: list[list[float]] = []
     for start, end in sorted((float(s[0]), float(s[1])) for s in spans if is_span(s)):
         if out and start <= out[-1][1]:
@@ -66,7 +68,8 @@ def merged(spans: Sequence[Span]) -> list[list[float]]:
 
 
 def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
-    """IoU of two unions of intervals, in [0, 1]; 1 if both lists are empty (VideoChat-R1, 2504.06958)."""
+    """The IoU of the unions of two lists of intervals, in [0, 1]; 1 if both lists are empty (VideoChat-R1, 2504.06958).
+    """
     if not spans and not truth:
         return 1.0
     if len(spans) == len(truth) == 1:
@@ -77,7 +80,8 @@ def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
 
 
 def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
-    """IoP: share of the answered time that is true, in [0, 1] (NExT-GQA, 2309.01327); 1 if both lists are empty."""
+    """Intersection over prediction (IoP), in [0, 1]: the share of the predicted time that lies in the true spans
+    (NExT-GQA, 2309.01327). 1 if both lists are empty."""
     if not spans and not truth:
         return 1.0
     shared, answered, _ = _covered(spans, truth)
@@ -85,8 +89,8 @@ def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
 
 
 def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
-    """The best IoU and the best IoP of one answered span over the true ones, each by itself, in [0, 1]: NExT-GQA
-    (2309.01327). A moment, start = end, has an IoP of 1 inside a true span."""
+    """The best IoU and the best IoP of a predicted span, each over all true spans, in [0, 1] (NExT-GQA, 2309.01327). A
+    predicted span with start = end has an IoP of 1 if it lies inside a true span."""
     if span[0] == span[1]:
         return 0.0, float(any(start <= span[0] <= end for start, end in truth))
     return (max((temporal_iou(span, true) for true in truth), default=0.0),
@@ -94,28 +98,31 @@ def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
 
 
 def read_spans(text: str, most: int = MOST) -> list[list[float]]:
-    """The spans of a text in any notation, in order; ends are kept as written, so a span may not be an interval.
+    """All spans in a text, in any notation and in order of appearance. The order of the two ends is not changed, so a
+    span may be invalid.
 
-    Seconds ("12.5", "12.5s", "12.5 seconds") or a clock ("1:02", "00:01:02.5"), joined by to, and, until, a dash or a
-    comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3, "end_time": 7}). Signs are not read."""
+    A time is in seconds ("12.5", "12.5s", "12.5 seconds") or in clock notation ("1:02", "00:01:02.5"). The two times
+    are joined by to, and, until, a dash or a comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3,
+    "end_time": 7}). Signs before numbers are not read."""
     return [[_seconds(match[1]), _seconds(match[2])] for match in islice(_ANY.finditer(text), most)]
 
 
 def only_spans(text: str, count: int) -> bool:
-    """Whether a text is exactly `count` intervals, apart from commas and spaces between them."""
+    """Whether a text consists of exactly `count` valid intervals, apart from commas and spaces between them."""
     spans = read_spans(text, count + 1)
     return len(spans) == count and all(map(is_span, spans)) and _BESIDE.fullmatch(_ANY.sub("", text)) is not None
 
 
 def last_span(text: str) -> list[float] | None:
-    """The last `a to b` or `a and b` of bare seconds, with any white space around the word; None without one
-    (VideoChat-R1 2504.06958, Time-R1 2503.13377). No unit, sign or clock."""
+    """The last `a to b` or `a and b` in a text, where a and b are seconds as plain numbers without a unit, sign or
+    clock notation. Any white space may surround the word. None if there is no match (VideoChat-R1 2504.06958,
+    Time-R1 2503.13377)."""
     return _last_pair(_BARE, text)
 
 
 def time_r1_span(text: str) -> list[float] | None:
-    """The last `a to b` or `a and b` with single spaces around the word, anywhere in a text: Time-R1's reading of the
-    full output, thinking included (2503.13377, evaluate.py). None without one."""
+    """The last `a to b` or `a and b` in a text, with single spaces around the word. Time-R1 (2503.13377, evaluate.py)
+    searches the full output in this way, including the thinking. None if there is no match."""
     return _last_pair(_SPOKEN, text)
 
 
@@ -125,15 +132,17 @@ def _last_pair(pattern: re.Pattern[str], text: str) -> list[float] | None:
 
 
 def hull_iou(span: Span, truth: Span) -> float:
-    """Intersection over hull of two intervals, in [0, 1], computed from their ends (2503.13377)."""
+    """The length of the intersection of two intervals divided by the length of their hull (from the earlier start to
+    the later end), in [0, 1] (2503.13377)."""
     shared, hull = min(span[1], truth[1]) - max(span[0], truth[0]), max(span[1], truth[1]) - min(span[0], truth[0])
     return max(0.0, shared) / hull if 0 < hull < math.inf else 0.0
 
 
 def span_list(text: str) -> list[list[float]] | None:
-    """The spans of a text that is `[(s, e), ...]` and nothing else, each with s <= e; None for any other text.
+    """The spans in a text that is `[(s, e), ...]` and nothing else, with s <= e in every pair; None for any other text
+    (VideoChat-R1's <glue>, 2504.06958).
 
-    At most 1,000; `[]` is an empty list (VideoChat-R1's <glue>, 2504.06958)."""
+    At most 1,000 spans; `[]` gives an empty list."""
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")) or "~" in text:
         return None
@@ -143,17 +152,18 @@ def span_list(text: str) -> list[list[float]] | None:
 
 
 def format_time(seconds: float) -> str:
-    """Seconds without an exponent and with up to 12 decimals: 3, 12.5."""
+    """Seconds as text, without an exponent and with up to 12 decimals: "3", "12.5"."""
     return f"{seconds:.12f}".rstrip("0").rstrip(".")
 
 
 def format_span(span: Span) -> str:
-    """`start to end` in seconds, which reads back as the same span."""
+    """A span as text, `start to end` in seconds; parsing this text returns the same span."""
     return f"{format_time(span[0])} to {format_time(span[1])}"
 
 
 def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]:
-    """Seconds in both unions, in the first and in the second."""
+    """The total length in seconds of the intersection of two unions of intervals, of the first union, and of the
+    second."""
     first, second = merged(a), merged(b)
     shared, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
@@ -166,7 +176,7 @@ def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]
 
 
 def _seconds(text: str) -> float:
-    """Seconds of "62.5" or "1:02.5"."""
+    """Converts "62.5" or "1:02.5" to seconds."""
     total = 0.0
     for part in text.split(":"):
         total = total * 60 + float(part)

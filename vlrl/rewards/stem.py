@@ -1,4 +1,4 @@
-"""Porter's stemmer with NLTK's extensions, the one ROUGE was published with. Linear time, whatever the word."""
+"""The Porter stemmer with NLTK's extensions, which ROUGE was published with. Linear time for every word."""
 
 import re
 from functools import lru_cache
@@ -28,7 +28,7 @@ def stem(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """"c" for every consonant and "v" for every vowel; y is a vowel after a consonant."""
+    """The word with every consonant replaced by "c" and every vowel by "v"; y is a vowel after a consonant."""
     shape = ""
     for letter in word:
         shape += "v" if letter in "aeiou" or (letter == "y" and shape[-1:] == "c") else "c"
@@ -40,7 +40,8 @@ def _measure(word: str) -> int:
 
 
 def _short_end(word: str) -> bool:
-    """Whether a word ends in consonant, vowel, consonant other than w, x and y, or is a vowel and a consonant."""
+    """Whether a word ends in consonant, vowel, consonant (the last one not w, x or y), or consists of a vowel and a
+    consonant."""
     shape = _shape(word)
     return (shape[-3:] == "cvc" and word[-1] not in "wxy") or shape == "vc"
 
@@ -74,7 +75,7 @@ def _final_y(word: str) -> str:
 
 
 def _replaced(word: str, table: dict[str, str]) -> str:
-    """A word with its first suffix in the table replaced, if a syllable is left before it."""
+    """Replaces a word's ending by the first matching entry of the table, if a syllable is left before that ending."""
     for suffix, replacement in table.items():
         if word.endswith(suffix):
             before = word[:-len(suffix)]

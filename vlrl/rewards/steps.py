@@ -1,8 +1,9 @@
-"""One step on a screen as the authors of benchmarks score it: positions, texts and types, each by one published rule.
+"""Scores of a single GUI action under the rules of published benchmarks: positions, texts and action types, with one
+function for each benchmark.
 
-Points are [x, y], boxes [x1, y1, x2, y2], in thousandths of the screen sides unless stated otherwise. An action is
-{"type": str, "point": point or None, "text": str}. Pure; finite input never raises, and texts take linear time up to
-products with the length of the right text."""
+Points are [x, y] and boxes [x1, y1, x2, y2], in thousandths of the screen width and height unless stated otherwise. An
+action is {"type": str, "point": point or None, "text": str}. Finite input never makes a function raise. The time is
+linear in the length of a text, or proportional to the product of its length and the ground truth's."""
 
 from __future__ import annotations
 
@@ -37,9 +38,12 @@ _LONGEST = 20_000  # characters of an answer that are read
 
 
 def screenspot_point(text: str) -> list[float] | None:
-    """The point of an answer in shares of the screen, as SeeClick reads it for ScreenSpot (2401.10935,
-    process_utils.py): its only two numbers, the centre of its only four, or, if it contains "box", the centre of
-    Qwen-VL's box in thousandths. None for any other text."""
+    """The point in an answer, as fractions of the screen size, as SeeClick parses it for ScreenSpot (2401.10935,
+    process_utils.py). None if there is none.
+
+    - If the text contains "box": the centre of Qwen-VL's box in thousandths.
+    - If it contains exactly two numbers: these numbers.
+    - If it contains exactly four numbers: the centre of this box."""
     text = text[:_LONGEST]
     if "box" in text:
         match = _QWEN_BOX.search(text)
@@ -55,11 +59,11 @@ def screenspot_point(text: str) -> list[float] | None:
 
 
 def os_atlas_step(right: Action, given: Action | None) -> dict[str, float]:
-    """`type` and `step` of one step, 0 or 1, as OS-Atlas evaluates AndroidControl (2410.23218, evaluation_unify.py).
-    Points are in integer thousandths, their sign ignored.
+    """Scores one action as OS-Atlas evaluates AndroidControl (2410.23218, evaluation_unify.py). Returns 0 or 1 for
+    `type` and for `step`. Points are integer thousandths; their signs are ignored.
 
-    Of a text or app name the first word is compared, in brackets as the authors' answers have it: `[milk]` is not
-    `[milk`, the first word of "milk bread". Any other argument must match literally."""
+    Texts and app names are compared by their first word, in square brackets as in the authors' answers: "milk" becomes
+    `[milk]` and does not match "milk bread", whose first word is `[milk`. Any other argument must be equal."""
     if given is None or _first(given["type"]) != _first(right["type"]):
         return {"type": 0.0, "step": 0.0}
     wanted, said = (str(action.get("text") or "") for action in (right, given))
@@ -81,9 +85,10 @@ def _first(text: Any) -> str:
 
 
 def gui_r1_action(text: str) -> dict[str, Any]:
-    """What GUI-R1's inference (2504.10458) reads in the first <answer>: the first `'action': 'word'`, the first
-    `'input_text': '...'` ("no input text" without one), and the last `[x, y]` of integers on the first line that has
-    one between braces ([0, 0] without). The type is None if there is nothing to read."""
+    """Parses an action as GUI-R1's inference script does (2504.10458). Only the first <answer> is read:
+    - "type": the first `'action': 'word'`; None if there is none.
+    - "text": the first `'input_text': '...'`; "no input text" if there is none.
+    - "point": the last `[x, y]` of integers on the first line that has one between braces; [0, 0] if there is none."""
     body, closed, _ = text[:_LONGEST].partition("<answer>")[2].partition("</answer>")
     body = body.strip() if closed else ""
     kind, said = _KIND.search(body), _TEXT.search(body)
@@ -103,7 +108,7 @@ def _braced(body: str) -> list[int]:
 
 
 def _closes(body: str, at: int) -> bool:
-    """Whether a brace closes on the rest of the line, or on the next non-blank line."""
+    """Whether there is a closing brace on the rest of the line or, if the rest is blank, on the next non-blank line."""
     end = body.find("\n", at)
     rest = body[at:] if end < 0 else body[at:end]
     if "}" in rest:
@@ -112,11 +117,12 @@ def _closes(body: str, at: int) -> bool:
 
 
 def gui_r1_step(right: Action, given: Action, size: Sequence[float]) -> dict[str, float]:
-    """`type` of one step, and `step` of one with a position or text, 0 or 1, as GUI-R1 evaluates AndroidControl,
-    GUI-Act and GUI-Odyssey (2504.10458, eval_omni.py). Points are in pixels of a screen of `size` (width, height).
+    """Scores one action as GUI-R1 evaluates AndroidControl, GUI-Act and GUI-Odyssey (2504.10458, eval_omni.py). Returns
+    0 or 1 for `type` and, if the correct action has a position or a text, for `step`. Points are in pixels of a
+    screen of `size` (width, height).
 
-    A position within 14 % of the sides or a text with a word F1 of .5 counts, whatever the type. Of two single words
-    one may contain the other."""
+    `step` is 1 for a position within 14 % of the screen size or a text with a word F1 of at least .5, even if the type
+    is wrong. If both texts are single words, it is enough that one contains the other."""
     scores = {"type": float(given["type"] == right["type"])}
     if right["type"] in (*CLICKS, "moveto", "doubleclick", "rightclick"):
         dx, dy = ((t - g) / side for t, g, side in zip(right["point"], given["point"], size, strict=True))
@@ -138,12 +144,13 @@ def _word_f1(a: str, b: str) -> float:
 
 
 def odyssey_step(right: Action, given: Action | None, box: Place | None = None) -> dict[str, float]:
-    """`type` and `step` (its action matching score) of one step, 0 or 1, and `text` of typed texts, as GUI-Odyssey
-    evaluates itself (2406.08451, GUIOdyssey_action_matching.py).
+    """Scores one action as GUI-Odyssey's own evaluation does (2406.08451, GUIOdyssey_action_matching.py). Returns 0 or
+    1 for `type` and for `step` (the action matching score), and for `text` if the correct action types a text.
 
-    A click counts in the `box` of its element or within 14 % of its point; a text if one contains the other (also the
-    empty one) or their edit similarity is at least one half; texts are cut at a colon. An unreadable position counts as
-    the right type, whatever it is."""
+    - A click is correct inside the `box` of the target element or within 14 % of the true point.
+    - A text is correct if one text contains the other (an empty one is always contained) or if their edit similarity is
+    at least 0.5. Texts are cut at the first colon.
+    - An answer with an unreadable position gets a `type` of 1, whatever its type is."""
     if given is None:
         return {"type": 0.0, "step": 0.0}
     kind, wanted = str(given["type"]).strip(), str(right["type"]).strip()
@@ -171,8 +178,8 @@ def _near(point: Place, right: Place, box: Place | None) -> bool:
 
 
 def squad_f1(given: str, truth: str) -> float:
-    """F1 of the words of two texts, in [0, 1]: lower case, without punctuation and articles, with multiplicity (SQuAD,
-    1606.05250). 1 for two texts without words, 0 if one has none."""
+    """The F1 score of the words of two texts, in [0, 1], as in SQuAD (1606.05250): lower case, without punctuation and
+    articles, repeated words counted. 1 if neither text has words, 0 if only one has."""
     a, b = (Counter(_ARTICLES.sub(" ", text[:_LONGEST].lower().translate(_PUNCTUATION)).split())
             for text in (given, truth))
     if not a or not b:
@@ -181,12 +188,13 @@ def squad_f1(given: str, truth: str) -> float:
 
 
 def gui_act_step(right: Action, given: Action | None, elements: Sequence[Place] = ()) -> dict[str, float]:
-    """`type` and `step` (its success rate), 0 or 1, and `score` in [0, 1] of one step, as GUI-Act evaluates itself
-    (GUICourse, 2406.11317, eval_single_action.py). Taps are in shares of the sides, with three digits; boxes in pixels.
+    """Scores one action as GUI-Act's own evaluation does (GUICourse, 2406.11317, eval_single_action.py). Returns 0 or 1
+    for `type` and for `step` (the step success rate), and `score` in [0, 1]. Taps are fractions of the screen size
+    with three digits; boxes are in pixels.
 
-    A click hits the element number `right["element"]`: that of `elements` with the best IoU with the answered box if
-    above .1, else the one nearest to its centre. Texts need an F1 above .5, scrolls and swipes the direction. Types
-    unknown to GUI-Act are always wrong."""
+    A click is correct if `element_of` maps the answered box to the element with the index `right["element"]`. A text is
+    correct with an F1 above .5, a scroll or swipe with the correct direction. Action types that GUI-Act does not know
+    are always wrong."""
     if given is None or given["type"] != right["type"]:
         return {"type": 0.0, "step": 0.0, "score": 0.0}
     step, score = _act(right, given, elements)
@@ -216,8 +224,9 @@ def _act(right: Action, given: Action, elements: Sequence[Place]) -> tuple[bool,
 
 
 def element_of(box: Place, elements: Sequence[Place]) -> int:
-    """The index of the element that GUI-Act assigns to a box: best IoU above .1, else nearest to the box centre; the
-    first of equals, -1 without elements."""
+    """The index of the element that GUI-Act assigns to a box: the element with the highest IoU if that is above .1,
+    else the element nearest to the centre of the box. Of equally good elements it is the first. -1 if there are no
+    elements."""
     overlaps = [iou(box, element) for element in elements]
     if max(overlaps, default=0.0) > 0.1:
         return overlaps.index(max(overlaps))

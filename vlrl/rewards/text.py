@@ -1,4 +1,5 @@
-"""Text of an answer: tags, format, labels, choices and numbers. Linear time, never raises, whatever the text."""
+"""Parses the text of an answer: tags, output format, labels, choices and numbers. Linear time; no text makes a function
+raise."""
 
 import math
 import re
@@ -18,7 +19,8 @@ _AROUND = (_SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u201e\u00ab\u00
            "\u0964\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff0c\uff01\uff1f\uff1a\uff1b")
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
 _RAISED = re.compile(r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
-"""The position between a number and a superscript digit, which NFKC would put on the line: 10\u00b2 is not 102."""
+"""Matches the position between a digit and a superscript digit. NFKC normalisation would turn the superscript into an
+ordinary digit, but 10² is not 102."""
 _YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
 _NO = re.compile(r"(?<![a-z])(?:no|false|incorrect)(?![a-z])")
 _NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-z])")
@@ -47,14 +49,16 @@ _UNSURE = re.compile(r"(?:(?<!\w)(?:not|cannot)|n['\u2019]t)\s{1,9}(?:know|sure|
 
 
 def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") -> str | None:
-    """The content of the first or last `<tag>...</tag>`, as written; None if no such pair is closed.
+    """The content of the first or last `<tag>...</tag>` in a text, without stripping; None if no tag is closed.
 
-    Pairs are read from the left and do not overlap: a pair ends at the first closing tag after its opening tag."""
+    Pairs of tags are matched from the left and do not overlap: each ends at the first closing tag after its opening
+    tag."""
     return between(text, f"<{tag}>", f"</{tag}>", which)
 
 
 def between(text: str, opening: str, closing: str, which: Literal["first", "last"] = "first") -> str | None:
-    """The text between an opening and a closing mark, as `extract_tag` reads tags."""
+    """The text between the first or last pair of an opening and a closing delimiter. Pairs are matched as in
+    `extract_tag`."""
     content, at = None, 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
@@ -68,17 +72,17 @@ def between(text: str, opening: str, closing: str, which: Literal["first", "last
 
 
 def answer_tag(text: str, which: Literal["first", "last"] = "first") -> str | None:
-    """The content of the first or last `<answer>` after the thinking; None without one.
+    """The content of the first or last `<answer>` tag after the thinking; None if there is none.
 
-    Nothing inside <think> is an answer, not even an <answer> tag."""
+    An <answer> tag inside <think> does not count."""
     return extract_tag(text.partition("</think>")[2] if "</think>" in text else text, "answer", which)
 
 
 def think_answer_format(text: str) -> float:
     """1 if the text is `<think>...</think> <answer>...</answer>` and nothing else, else 0.
 
-    Each of the four tags must occur exactly once (DeepSeek-R1's format, 2501.12948, with the tags counted: the bare
-    regular expression also accepts several nested blocks)."""
+    This is DeepSeek-R1's format (2501.12948), but each of the four tags must occur exactly once. A regular expression
+    alone would also accept nested or repeated blocks."""
     text = text.strip()
     if any(text.count(tag) != 1 for tag in _TAGS) or not (text.startswith(_TAGS[0]) and text.endswith(_TAGS[3])):
         return 0.0
@@ -87,10 +91,10 @@ def think_answer_format(text: str) -> float:
 
 
 def think_answer_within(text: str, content: Callable[[str], bool] | None = None) -> float:
-    """1 if `<think>...</think> <answer>...</answer>` occurs somewhere in the text, else 0.
+    """1 if the text contains `<think>...</think> <answer>...</answer>`, else 0.
 
-    Text before and after is allowed; each of the four tags must occur exactly once. `content` may further test the
-    content of the answer tag."""
+    Text before and after it is allowed, but each of the four tags must occur exactly once. With `content`, this
+    function must also return True for the content of the answer tag."""
     if any(text.count(tag) != 1 for tag in _TAGS):
         return 0.0
     at = [text.find(tag) for tag in _TAGS]
@@ -100,7 +104,8 @@ def think_answer_within(text: str, content: Callable[[str], bool] | None = None)
 
 
 def closing_tag(opened: str) -> str:
-    """The closing tag of the thinking that a prompt has opened: "</think>" for "<think>"; "" if none is open."""
+    """The closing tag for the thinking block that a prompt has left open: "</think>" if the prompt opened "<think>". ""
+    if no block is open."""
     for match in reversed([*_OPENING.finditer(opened)]):
         closing = f"{match[1]}/{match[2]}{match[3]}"
         if closing not in opened[match.end():]:
@@ -109,10 +114,12 @@ def closing_tag(opened: str) -> str:
 
 
 def scored_text(text: str, opened: str = "") -> str:
-    """The text that is scored: what the prompt `opened`, which the model continued, and the completion.
+    """The text that is scored: `opened`, which is the end of the prompt that the model continued (such as "<think>"),
+    followed by the completion.
 
-    A block that the prompt also closed, such as an empty <think>, is left out before a block of the same name, which
-    replaces it, and before an answer that does not start with a tag or a box, which has no such format."""
+    A block that the prompt both opened and closed, such as an empty <think></think>, is left out in two cases: if the
+    completion starts with a block of the same name, which replaces it, and if the completion starts with neither a tag
+    nor a box, so that it does not follow this format."""
     if not opened or closing_tag(opened):
         return opened + text
     blocks = [match[0] for match in _OPENING.finditer(opened)]
@@ -121,10 +128,10 @@ def scored_text(text: str, opened: str = "") -> str:
 
 
 def completion_for(text: str, opened: str = "") -> str:
-    """The completion that gives an answer, such as the perfect one, after what the prompt `opened`.
+    """The completion that, after a prompt ending in `opened`, yields a given answer, such as the perfect one.
 
-    A common beginning is dropped; if the answer has neither that nor the closing tag, the open block is closed
-    first."""
+    If the answer starts with the opened tags, they are removed. If it contains neither the opened tags nor the closing
+    tag, the open block is closed first."""
     closing, given = closing_tag(opened), text.lstrip()
     for begun in filter(None, (opened.strip(), closing.replace("/", "", 1))):
         if given.startswith(begun):
@@ -134,12 +141,15 @@ def completion_for(text: str, opened: str = "") -> str:
 
 
 def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0, opened: str = "") -> Answer:
-    """An Answer with `reasoning` and `final`, both stripped. `text` is the completion; the text of the answer also has
-    what the prompt `opened`, see `scored_text`.
+    """Builds an Answer from a completion, with `reasoning` and `final` stripped. The Answer's `text` also includes what
+    the prompt `opened`; see `scored_text`.
 
-    `reasoning` is the first closed <think>, or everything before a </think> that the prompt opened. `final` is the last
-    closed <answer> after the thinking, else the text after the last </think>, else the full text; thinking that was
-    opened and never closed is all reasoning, so that nothing in it can be rewarded."""
+    - `reasoning` is the content of the first closed <think>, or everything before a </think> whose block the prompt
+    opened.
+    - `final` is the content of the last closed <answer> after the thinking; if there is none, the text after the last
+    </think>; if there is no thinking either, the full text.
+    - If the thinking is never closed, all of it is reasoning and `final` is empty, so that nothing in it can be
+    rewarded."""
     written, text = text, scored_text(text, opened)
     before, closed, after = text.rpartition("</think>")
     reasoning = extract_tag(text, "think")
@@ -154,7 +164,8 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
 
 
 class EnvironmentAction(str):
-    """A completion as an environment receives it, see `scored_text`; `opened` is its part from the prompt."""
+    """The text that an environment receives as an action: what the prompt `opened`, followed by the completion (see
+    `scored_text`). `opened` is the part that comes from the prompt."""
 
     opened: str
 
@@ -166,17 +177,18 @@ class EnvironmentAction(str):
 
 
 def said(answer: Answer | str) -> str:
-    """The text of an answer, or of an environment action, for formats without thinking: without the thinking that the
-    prompt has opened, "" if that never ends. Thinking that the model opens itself stays."""
+    """The text of an answer or an environment action, for formats without thinking: if the prompt opened a thinking
+    block, everything up to its end is removed ("" if it is never closed). A thinking block that the model itself
+    opens is not removed."""
     opened: str = getattr(answer, "opened", "")
     closing, text = closing_tag(opened), str(answer.text if isinstance(answer, Answer) else answer).removeprefix(opened)
     return text.partition(closing)[2].lstrip() if closing else text
 
 
 def clean_label(text: str) -> str:
-    """A label without case, surrounding quotes, brackets and punctuation, and extra spaces.
+    """Normalises a label: lower case, single spaces, without surrounding quotes, brackets and punctuation.
 
-    Signs that distinguish labels (`C++` and `C#`, `-5` and `5`) stay."""
+    Characters that distinguish labels are not removed (`C++` and `C#`, `-5` and `5`)."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _RAISED.sub("^", western(text))).translate(_DASHES)
     plain = text.lstrip(_AROUND).rstrip(_AROUND + ".") or text.strip(_SPACE)
@@ -189,26 +201,28 @@ def same_label(a: str, b: str) -> bool:
 
 
 def number(text: str) -> float | None:
-    """The first stand-alone number of a text ("3", "-2.5", "1,200"); None without one, or if it is part of an
-    expression or a word ("x2", "3D", "3^2")."""
+    """The first stand-alone number in a text ("3", "-2.5", "1,200"); None if there is none. Digits in an expression or
+    a word ("x2", "3D", "3^2") are not a number."""
     value = next(numbers(text), math.nan)
     return value if math.isfinite(value) else None
 
 
 def yes_no(text: str) -> str | None:
-    """"yes" or "no": the first matching word, yes-like words (yes, true, correct) before no-like ones.
+    """Reads "yes" or "no" from a text: "yes" if it contains a positive word (yes, true, correct), else "no" if it
+    contains a negative word, else None.
 
-    Whole words only, so "unknown" says nothing; "not correct" and "not true" say no. Curr-ReFT (2503.07065), with these
-    corrections."""
+    Only whole words count, so "unknown" gives None. "not correct" and "not true" give "no". This is the rule of
+    Curr-ReFT (2503.07065) with these two corrections."""
     text = _NOT.sub(" no ", text.casefold())
     return "yes" if _YES.search(text) else "no" if _NO.search(text) else None
 
 
 def choice_letters(text: str, letters: str = "ABCDE") -> str:
-    """The options a text names, in its order and each once, joined by commas: "B,D"; "" for none.
+    """The option letters that a text names, in order of appearance and without repetition, joined by commas: "B,D". ""
+    if there are none.
 
-    A letter counts if it stands alone; a lower-case one only if the text has nothing else, so that an article is
-    none."""
+    A letter must stand alone. Lower-case letters only count if the text contains no other words, so that the article
+    "a" is not read as an option."""
     named = [m[0] for m in _ALONE.finditer(text) if m[0] in letters]
     if not named and not _OTHER_WORDS.search(text):
         named = [m[0].upper() for m in _SMALL.finditer(text) if m[0].upper() in letters]
@@ -216,10 +230,11 @@ def choice_letters(text: str, letters: str = "ABCDE") -> str:
 
 
 def token_f1(a: str, b: str, contained: bool = False) -> float:
-    """F1 of the word sets of two texts, in [0, 1], ignoring case; 1 for two empty texts.
+    """The F1 score of the sets of words of two texts, in [0, 1], ignoring case; 1 if both texts are empty.
 
-    Of two single words one may contain the other. With `contained` that counts as equal, even for one letter (GUI-R1,
-    2504.10458); otherwise it scores the F1 of their letters, and a single letter scores 0."""
+    If both texts are single words and one contains the other, the result depends on `contained`: with it, they count as
+    equal, even if one is a single letter (GUI-R1, 2504.10458). Without it, the result is the F1 score of their letters,
+    or 0 if one is a single letter."""
     first, second = set(a.casefold().split()), set(b.casefold().split())
     if not first or not second:
         return float(first == second)
@@ -239,24 +254,25 @@ def denies(text: str) -> bool:
 
 
 def clauses(text: str) -> list[str]:
-    """The parts of a text between commas, full stops and words such as "but" and "so"."""
+    """Splits a text into clauses at commas, full stops and words such as "but" and "so"."""
     return _CLAUSE.split(text)
 
 
 def negates(clause: str) -> bool:
-    """Whether a clause negates something: "is not there", "is wrong", "no"; "no doubt" does not."""
+    """Whether a clause contains a negation: "is not there", "is wrong", "no"; but not "no doubt"."""
     return _NOT_SO.search(_CERTAIN.sub(" ", clause)) is not None
 
 
 def retracted(text: str) -> bool:
-    """Whether a text ends by retracting what it said: "3 is wrong"."""
+    """Whether a text ends by taking its statement back: "3 is wrong"."""
     return _REVOKED.search(text[-100:]) is not None
 
 
 def says_none(text: str) -> bool:
-    """Whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is absent".
+    """Whether a text says that nothing is there, without containing a number: "none", "No Objects", "[]", "the cat is
+    absent".
 
-    Other words, broken JSON, single signs and "I do not know" do not."""
+    False for any other text, including broken JSON, single characters and "I do not know"."""
     text = text.strip().casefold()
     if any(c.isdigit() for c in text) or _UNSURE.search(text):
         return False
@@ -264,8 +280,8 @@ def says_none(text: str) -> bool:
 
 
 def answer_text(text: str) -> str:
-    """The answer without the thinking: the first <answer> tag, even an unclosed one, else the rest of the text. "" for
-    thinking that never ends."""
+    """The answer in a text, without the thinking: the content of the first <answer> tag, even if it is not closed;
+    without such a tag, the text after the thinking. "" if the thinking is never closed."""
     tagged = answer_tag(text)
     if tagged is not None:
         return tagged.strip()
@@ -276,6 +292,7 @@ def answer_text(text: str) -> str:
 
 
 def answer_offset(text: str) -> int:
-    """Where the final answer of a text starts, including its tag; 0 if the text is nothing else."""
+    """The character offset at which the final answer starts, including its <answer> tag; 0 if the whole text is the
+    answer."""
     tag = text.rfind("<answer>")
     return tag if tag >= 0 else max(text.rfind(parse_answer(text).final), 0)

@@ -1,6 +1,7 @@
-"""Tracks: one box per frame, or None where the object is not visible. How similar two are, and how to read one.
+"""Object tracks, i.e. lists with one box per frame, or None for a frame in which the object is not visible: similarity
+of two tracks, and parsing of a track in an answer.
 
-Boxes are `[x1, y1, x2, y2]`, both tracks in the same unit. Reading never raises, whatever the text."""
+Boxes are `[x1, y1, x2, y2]`; both tracks must use the same unit. Parsing never raises."""
 
 from __future__ import annotations
 
@@ -14,31 +15,33 @@ Track = Sequence[Sequence[float] | None]
 
 
 def overlaps(track: Track, truth: Track) -> list[float]:
-    """IoU of each frame in which the object is visible; 0 for a missing box, and for all if the number of frames
-    differs."""
+    """The IoU for each frame in which the object is visible. A missing box gives 0. If the two tracks differ in their
+    number of frames, all values are 0."""
     if len(track) != len(truth):
         track = [None] * len(truth)
     return [0.0 if box is None else iou(box, true) for box, true in zip(track, truth, strict=True) if true is not None]
 
 
 def mean_overlap(track: Track, truth: Track) -> float:
-    """Mean IoU over the frames in which the object is visible (average overlap, AO), in [0, 1]; 0 without such a
-    frame."""
+    """The mean IoU over the frames in which the object is visible (average overlap, AO), in [0, 1]; 0 if it is visible
+    in none."""
     values = overlaps(track, truth)
     return sum(values) / len(values) if values else 0.0
 
 
 def success_rate(track: Track, truth: Track, above: float = 0.5) -> float:
-    """Share of those frames with an IoU above a threshold (SR of GOT-10k, 1810.11981), in [0, 1]."""
+    """The share of the frames in which the object is visible whose IoU is above a threshold (success rate SR of
+    GOT-10k, 1810.11981), in [0, 1]."""
     values = overlaps(track, truth)
     return sum(v > above for v in values) / len(values) if values else 0.0
 
 
 def got10k(track: Track, truth: Track, size: tuple[float, float]) -> dict[str, float]:
-    """`ao` and `sr` of a track as in GOT-10k's toolkit (1810.11981): mean IoU and share of frames above .5, without the
-    first frame, whose box is given, and with boxes clipped to the image of `size`; {} if no frame is left.
+    """Scores a track as GOT-10k's toolkit does (1810.11981): `ao` is the mean IoU, `sr` the share of frames with an IoU
+    above .5. {} if there are no frames to score.
 
-    A box that starts beyond the left or upper edge is moved to it, as in the toolkit, not clipped."""
+    The first frame is left out, because its box is part of the prompt. Boxes are clipped to the image of `size`. A box
+    that starts beyond the left or upper edge is shifted to the edge instead of clipped, as in the toolkit."""
     truths = truth[1:]
     boxes = [None if box is None else _within(box, size) for box in track[1:]] if len(track) == len(truth) else []
     values = overlaps(boxes, truths)
@@ -51,7 +54,8 @@ def _within(box: Sequence[float], size: tuple[float, float]) -> list[float]:
 
 
 def read_track(text: str, count: int) -> list[list[float] | None] | None:
-    """The track of a text that is a list of `count` boxes (or null) and nothing else; None for any other text."""
+    """The track in a text that is a list of exactly `count` boxes (or null) and nothing else; None for any other text.
+    """
     entries = read_literal(text)
     if not isinstance(entries, list) or len(entries) != count:
         return None
@@ -61,7 +65,8 @@ def read_track(text: str, count: int) -> list[list[float] | None] | None:
 
 
 def read_keyed_boxes(entries: Any) -> dict[str, list[float]] | None:
-    """`{"1": [x1, y1, x2, y2], ...}` with four numbers for each key; None for anything else. At most 1,000 keys."""
+    """Converts `{"1": [x1, y1, x2, y2], ...}` to a dict of boxes of floats. None if the value is not a dict, an entry
+    is not four numbers, or there are more than 1,000 keys."""
     if not isinstance(entries, dict) or len(entries) > 1000:
         return None
     boxes = {key: box for key, entry in entries.items() if (box := _box(entry))}

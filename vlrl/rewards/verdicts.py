@@ -1,13 +1,14 @@
-"""Questions to a judge and its replies: fields of a JSON reply, and untrusted text quoted so that it stays text. Pure.
+"""Builds questions to an LLM judge and parses the replies: named fields in a JSON reply, and quotation marks around
+untrusted text, so that the judge treats it as text and not as instructions.
 
     fields = {"verdict": ("yes", "no"), "score": (1, 10)}
     schema(fields)                                          # JSON schema of such a reply
     read_fields('... {"verdict": "yes", "score": 7}', fields)   # {"verdict": "yes", "score": 7}; None = not readable
     quoted("answer", text)                                  # text between marks that it cannot close
 
-The judged text was written by a model that is rewarded for the verdict, so it may contain "give me 1.0", tags of a chat
-template or a verdict of its own. `quoted` puts it between marks that are a hash of the text itself, which the text
-therefore cannot contain, and breaks control tokens and invisible characters."""
+The text to be judged was written by a model that is rewarded for the verdict, so it may contain "give me 1.0", tags of
+a chat template or a verdict. `quoted` encloses it in tags named after a hash of the text, which the text therefore
+cannot contain. It also breaks control tokens and removes invisible characters."""
 
 from __future__ import annotations
 
@@ -20,17 +21,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Fields = Mapping[str, Sequence[str] | tuple[float, float]]
-"""Name -> the allowed texts, or the lowest and the highest number."""
+"""Name of a field -> the allowed strings, or (lowest, highest) for a number."""
 
 MOST_SHOWN = 8000
-"""Characters of a text that a judge is shown; of a longer one the beginning and the end."""
+"""Maximum number of characters of a text that is shown to a judge; of a longer text it sees the beginning and the end.
+"""
 _CONTROL = re.compile(r"<\|([^|<>\n]{1,60})\|>|\[(/?)INST\]|<(/?)(s|bos|eos|start_of_turn|end_of_turn)>|<<(/?)SYS>>")
 _HIDDEN = ("Cf", "Cc", "Cs", "Co", "Cn")
 """Unicode categories of invisible characters: format, control, surrogate, private use, unassigned."""
 
 
 def is_range(allowed: Sequence[Any]) -> bool:
-    """Whether a field is a number in a range."""
+    """Whether the allowed values of a field are a range of numbers, (lowest, highest), and not a list of strings."""
     return len(allowed) == 2 and not any(isinstance(value, str) for value in allowed)
 
 
@@ -42,7 +44,7 @@ def schema(fields: Fields) -> dict[str, Any]:
 
 
 def reply_format(fields: Fields) -> str:
-    """The sentence of a question that asks for such a reply."""
+    """The sentence at the end of a question that tells the judge to reply in JSON with these fields."""
     each = ", ".join(f'"{name}": ' + (f"a number from {allowed[0]:g} to {allowed[1]:g}" if is_range(allowed) else
                                       " or ".join(f'"{value}"' for value in allowed))
                      for name, allowed in fields.items())
@@ -50,8 +52,8 @@ def reply_format(fields: Fields) -> str:
 
 
 def read_fields(text: str, fields: Fields) -> dict[str, Any] | None:
-    """The fields of the last top-level JSON object in a text; None if a field is missing or has a value that is not
-    allowed. Thinking before `</think>` is skipped."""
+    """The values of the fields, from the last top-level JSON object in a reply; None if a field is missing or its value
+    is not allowed. Thinking before `</think>` is skipped."""
     entries = last_object(text.rpartition("</think>")[2])
     if entries is None:
         return None
@@ -73,7 +75,7 @@ def _allowed(value: Any, allowed: Sequence[Any]) -> Any:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """The last complete top-level JSON object of a text."""
+    """The last complete top-level JSON object in a text; None if there is none."""
     decoder, at, last = json.JSONDecoder(), 0, None
     while (at := text.find("{", at)) >= 0:
         try:
@@ -86,8 +88,8 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 
 def canonical_verdict(text: str, fields: Fields | None = None) -> str:
-    """A form in which equivalent replies are equal: their fields, else their last number of the form 1.0, else the
-    text."""
+    """A normal form of a reply, so that equivalent replies compare as equal: its fields as JSON if `fields` are given,
+    else the last decimal number such as 1.0, else the text in lower case with single spaces."""
     if fields:
         return json.dumps(read_fields(text, fields), sort_keys=True)
     numbers = re.findall(r"(?<![\d.])-?\d+\.\d+(?![\d.])", text)
@@ -95,8 +97,8 @@ def canonical_verdict(text: str, fields: Fields | None = None) -> str:
 
 
 def sanitized(text: str, most: int = MOST_SHOWN) -> str:
-    """A text as a judge may see it: control tokens of chat templates broken, invisible characters removed, and longer
-    than `most` characters cut in the middle."""
+    """A text as shown to a judge: control tokens of chat templates are broken, invisible characters are removed, and a
+    text longer than `most` characters is cut in the middle."""
     text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in _HIDDEN)
     text = _CONTROL.sub(lambda match: match[0].replace("<", "< ").replace("[", "[ "), text)
     if len(text) <= most:
@@ -106,7 +108,8 @@ def sanitized(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def quoted(name: str, text: str, most: int = MOST_SHOWN) -> str:
-    """A text between marks such as <answer-3f2a9c41d0e8> that it does not contain and could not have predicted."""
+    """A text enclosed in tags such as <answer-3f2a9c41d0e8>, whose name the text does not contain and its author could
+    not have predicted."""
     text, salt = sanitized(text, most), ""
     while (mark := hashlib.sha256((salt + text).encode("utf-8", "replace")).hexdigest()[:12]) in text:
         salt += "+"

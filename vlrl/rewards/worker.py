@@ -1,16 +1,17 @@
-"""A process that answers one request at a time and is killed, with everything it started, when it takes too long.
+"""A worker process that answers one request at a time. If it takes too long, it is killed together with everything it
+started.
 
     worker = Worker(start)                                  # start() -> (connection, the process or its id)
     reply = worker.ask(request, lambda: (progress, seconds))
     serve(connection, reply_to)                             # in the process: bytes -> bytes, until it closes
 
-Requests and replies are numbered, so that a reply is matched to its request. Only the process itself replies: a copy
-that foreign code forks and returns from is ended.
+Requests and replies are numbered, so that a late reply cannot be taken for the reply to a later request. Foreign code
+in the process may fork and return in the child; such a child is ended, so that it does not reply as well.
 
-Task scoring and the verifier of mathematical answers use it. The library pebble (5.2.3) was measured for both and does
-not fit: children of a killed worker live on, a limit counts from the request and not from the last progress, a task
-must be picklable or forked after torch has started its threads, and a call costs 0.2 to 0.4 ms where this one takes
-0.05. It restarts as fast (0.01 s forked, 0.2 s spawned) and takes a memory limit as an initializer."""
+Task scoring and the math-verify process use it. The library pebble (5.2.3) was tested for both and does not fit:
+children of a killed worker survive, a time limit counts from the request and not from the last progress, a task must be
+picklable or forked after torch has started its threads, and a call takes 0.2 to 0.4 ms instead of 0.05 ms. Its restart
+is equally fast (0.01 s forked, 0.2 s spawned), and it can set a memory limit in an initializer."""
 
 from __future__ import annotations
 
@@ -31,29 +32,33 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerEnded(Exception):
-    """The process ended without a reply."""
+    """The worker process ended without a reply."""
 
 
 class WorkerHung(WorkerEnded):
-    """The process took too long and was killed."""
+    """The worker process took too long and was killed."""
 
 
 class Worker:
-    """One process, started at the first request and again after it was killed or ended."""
+    """One worker process. It is started at the first request, and again at the next request after it ended or was
+    killed."""
 
     def __init__(self, start: Callable[[], tuple[Connection, subprocess.Popen[bytes] | int]]):
         self._start = start
         self.process: subprocess.Popen[bytes] | int | None = None
-        """The process itself, or the id of one that is nobody's child here; it leads its own group."""
+        """The process, or its id if it is not a child of this process (a fork server started it). It leads its own
+        process group."""
         self.late = 0
-        """Replies that came to no request of now, and were dropped."""
+        """Number of replies that did not belong to the current request and were dropped."""
         self._connection: Connection | None = None
         self._number = self._answered = 0
-        """Of the last request, and of the last one that has its reply."""
+        """Numbers of the last request sent, and of the last request whose reply was received."""
 
     def ask(self, request: bytes, patience: Callable[[], tuple[object, float]]) -> bytes:
-        """The reply to a request. `patience` gives the current progress and the seconds allowed since it last changed.
-        Raises WorkerEnded or WorkerHung, after which the next request starts a new process."""
+        """Sends a request and returns the reply.
+
+        `patience` returns the current progress (any value) and the seconds that may pass until it changes. Raises
+        WorkerEnded or WorkerHung; the next request then starts a new process."""
         try:
             while self._connection and self._connection.poll(0):  # nothing was asked: it has ended, or replies late
                 self._reply()
@@ -76,7 +81,7 @@ class Worker:
             raise
 
     def _reply(self) -> bytes | None:
-        """The received reply; None if it belongs to another request."""
+        """Receives one reply; returns None if it does not belong to the current request."""
         assert self._connection
         number, reply = split_message(self._connection.recv_bytes())
         if number == self._number != self._answered:
@@ -99,7 +104,8 @@ class Worker:
                 process.wait()
 
     def forget(self) -> None:
-        """Called in a forked process: the worker stays the parent's."""
+        """To be called in a forked child process: drops the worker process without killing it, because it belongs to
+        the parent."""
         process, connection = self.process, self._connection
         self.process = self._connection = None
         if connection:
@@ -109,7 +115,7 @@ class Worker:
 
 
 def _await(connection: Connection, patience: Callable[[], tuple[object, float]]) -> None:
-    """Waits until there is something to read."""
+    """Waits for a reply. Raises WorkerHung if the progress has not changed for too long."""
     at, seconds = patience()
     quiet, then = 0.0, time.monotonic()
     while not connection.poll(tick := min(_TICK_S, seconds / 4)):
