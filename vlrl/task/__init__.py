@@ -1,10 +1,11 @@
-"""The contract of a task, mixtures of tasks, and scoring of completions. No torch.
+"""The Task contract, mixtures of tasks, and scoring of completions. Imports no torch.
 
-- A task knows neither a model name nor an engine. It works in pixels of the original image; `self.coordinates` converts
-  from and to the units of the model.
-- Whatever asks or scores a sample goes through `task.of(sample)`; the label of a mixture's sample is in its `task` and
-  in its id (`label/id`).
-- `task.combine=auto` is the default of the task or recipe, mostly the sum."""
+- A task knows neither the name of the model nor the engine that generates. It works in pixels of the original image;
+`self.coordinates` converts to and from the units in which the model writes coordinates.
+- Code that builds the prompt of a sample or scores its answers gets the task from `task.of(sample)`, because a mixture
+has several tasks. The label of the sample's task is in `Sample.task` and at the start of its id (`label/id`).
+- `task.combine=auto` stands for the default of the task or recipe, which is mostly the weighted sum of the reward
+parts."""
 
 from vlrl.task.base import Task, fill, setting_names
 from vlrl.task.combine import Weight

@@ -1,4 +1,4 @@
-"""The Task contract: one file with a prompt, data and rewards; no torch, no model name.
+"""The Task contract: one class with a prompt, data and rewards. A task imports no torch and knows no model name.
 
     class CountCircles(Task):
         most: int = 6                                           # a setting: `task.most=9`
@@ -8,7 +8,7 @@
         def score(self, sample, answer): ...                    # raw parts
         def oracle(self, sample): ...                           # a perfect answer
 
-`vlrl.task.load` makes an instance; the functions of `task/interface.py` call it and validate its results."""
+`vlrl.task.load` creates an instance. The functions in `task/interface.py` call its methods and validate the results."""
 
 from __future__ import annotations
 
@@ -30,33 +30,34 @@ from vlrl.task.environment import SUCCESS, Environment
 from vlrl.types import Answer, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
-"""Reward parts that are the task's outcome by their name, unless the task defines one."""
+"""Names of reward parts that decide whether an answer is correct, unless the task defines `outcome`."""
 _OF_EVERY_TASK = ("rewards", "coordinates", "parts", "combine")
-"""Settings below `task` that are not attributes of a task."""
+"""Settings under `task.` that every task accepts although they are not attributes of its class."""
 _MEDIA_MARK = re.compile(r"<(?:image|video)>")
 
 
 class Task:
-    """Base of every task. Annotated class attributes are settings (`task.<name>=value`), validated against their
-    type."""
+    """Base class of all tasks. Annotated class attributes are settings (`task.<name>=value`); their values are
+    validated against the annotation."""
 
     name: ClassVar[str] = ""
     prompt: str = ""
-    """May contain {field} placeholders, replaced by the text of the row's field."""
+    """Prompt template. A {field} placeholder is replaced by the text of this field in the sample's row."""
     prompts: tuple[str, ...] = ()
-    """Several templates instead of one; one is drawn at each visit to a sample."""
+    """Several prompt templates instead of one. At each visit to a sample, one of them is chosen at random."""
     system: str = ""
-    """System prompt; empty = the model's default."""
+    """System prompt; empty = the default of the model's chat template."""
     rewards: ClassVar[Mapping[str, Weight]] = {}
-    """Part -> weight in the reward."""
+    """Reward part -> its weight in the reward."""
     outcome: ClassVar[Mapping[str, float]] = {}
-    """What makes an answer correct: reward part -> minimum raw value; all of them must be reached. {} = 0.5 of the part
-    named accuracy or correct, else of the part with the largest default weight (the first of equals). `curriculum.part`
-    and `curriculum.pass_at` override it."""
+    """Criterion for a correct answer: reward part -> minimum raw value. All minimums must be reached. With {}, the part
+    named accuracy or correct must reach 0.5; if there is none, the part with the largest default weight (the first
+    of several equal ones). The settings `curriculum.part` and `curriculum.pass_at` override this criterion."""
     lives_outside: ClassVar[bool] = False
-    """Whether it needs an environment from `environment.name`."""
+    """Whether the task needs an environment that is set by `environment.name`."""
     needs: ClassVar[Collection[str]] = frozenset()
-    """Services that score_group needs, of services.SERVICES: a set, or {service: the parts that need it}."""
+    """Services that score_group needs (names in services.SERVICES): a set, or {service: the reward parts that need it}.
+    """
 
     def __init__(self, **settings: Any):
         cls = type(self)
@@ -65,23 +66,27 @@ class Task:
         self.data: Any = None
         """The `data.*` settings, for tasks that read files."""
         self.outside: Any = None
-        """What `environment.name` stands for, a vlrl.environments.Outside; None = the task's own environment."""
+        """The environment set by `environment.name`, as a vlrl.environments.Outside; None = the task uses the
+        environment that its class defines, if any."""
         self.weights: dict[str, Weight] = self._weights(settings)
         self.combination = self._combination(settings.pop("combine", "auto"), settings)
-        """How parts become the reward: a value of `task.combine`, or "own"."""
+        """How the reward parts are combined into the reward: a value of `task.combine`, or "own" if the class overrides
+        `combine`."""
         self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
         self._gate = make_gate(self.combination)
         self.criterion = self._own_criterion = self._criterion(settings)
-        """What makes an answer correct in this run: part -> the least raw value."""
+        """Criterion for a correct answer in this run: reward part -> minimum raw value."""
         self.overridden = False
-        """Whether the criterion is that of `curriculum.part` or `curriculum.pass_at`, and `correct` is not asked."""
+        """Whether `curriculum.part` or `curriculum.pass_at` replaced the task's criterion. If so, the method `correct`
+        is not called."""
         for key, value in settings.items():
             setattr(self, key, _checked(cls, key, value))
 
     @classmethod
     def _weights(cls, settings: dict[str, Any]) -> dict[str, Weight]:
-        """Takes `rewards` out of the settings. A task whose tools are called on its behalf also has the part
-        `tool_success` if its settings name it."""
+        """Removes `rewards` from the settings and returns the weight of every reward part. If the model calls the
+        task's tools during the rollout, the part `tool_success` exists too, provided that the settings give it a
+        weight."""
         given, known = settings.pop("rewards", {}), cls.rewards_for(settings)
         called = cls.tools is not Task.tools and cls.environment is Task.environment
         return checked_weights({**known, SUCCESS: 0.0} if called and SUCCESS in given else known, given)
@@ -89,130 +94,145 @@ class Task:
     # --- what a task author writes -------------------------------------------------------------------------------
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """The samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
+        """The samples of a split ("train", "heldout", ...). The result must depend only on the split and self.seed.
 
-        The default reads the file of `data.<split>`."""
+        By default, reads the file set by `data.<split>`."""
         from vlrl.data import read_samples
 
         return read_samples(self, split)
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """Raw reward parts of one answer. Must not raise on any model text."""
+        """The raw values of the reward parts of one answer. Must not raise, whatever text the model wrote."""
         return {}
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """Parts that compare the answers of a group, merged over those of `score`; [] = none."""
+        """Further reward parts for each answer of a group, for rewards that compare the answers or need a service. They
+        are merged with the parts from `score` and override those of the same name. [] = no further parts."""
         return []
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
-        """What the service "policy_logprobs" or "reference_logprobs" evaluates for a group before it is scored:
-        answers, or a services.Reading with a text in place of an answer's own."""
+        """The texts whose log-probabilities a service ("policy_logprobs" or "reference_logprobs") computes for a group
+        before the group is scored. An item is an answer, or a services.Reading to evaluate another text in place of
+        the answer's final text."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:
-        """A perfect answer, or None if the sample has no label."""
+        """A perfect answer to the sample, or None if the sample has no label."""
         return None
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """A better and a worse answer to a sample, to train a reward model (docs/services.md), or None. The default is
-        the row's `chosen` and `rejected`."""
+        """(better answer, worse answer) to a sample, to train a reward model (docs/services.md); None if there is no
+        such pair. By default, the fields `chosen` and `rejected` of the row."""
         better, worse = sample.get("chosen"), sample.get("rejected")
         return (better, worse) if isinstance(better, str) and isinstance(worse, str) else None
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-        """Further answers drawn with other media (shuffled frames, a noisy image), beside or among the `n` of the
-        group; () = none. The same for the same arguments. Evaluations draw none."""
+        """Variants of the sample with other media, e.g. shuffled frames or a noisy image. The model also answers these
+        variants, in addition to the `n` answers of the group or as some of the n. () = no variants. The result must
+        depend only on the arguments. Evaluations do not use variants."""
         return ()
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
-        """A text appended to the question for a second attempt (algo.guided), if all first `answers` were wrong: a
-        plan, a hint, the mistake; None = no second attempt. The default is the first of the row's `hints`. The same for
-        the same arguments; evaluations never ask."""
+        """A text that is appended to the question for a second attempt (algo.guided), if all first `answers` were
+        wrong: a plan, a hint, an explanation of the mistake. None = no second attempt. The result must depend only
+        on the arguments. Evaluations do not call this method.
+
+        By default, the first of the row's `hints`."""
         hints = sample.get("hints")
         return hints[0] if isinstance(hints, (list, tuple)) and hints else None
 
     def environment(self, sample: Sample) -> Environment | None:
-        """A new environment in which the model acts over several turns; None = one answer. The default is that of
-        `environment.name`.
+        """A new environment, in which the model acts over several turns; None = the model gives a single answer. By
+        default, the environment set by `environment.name`.
 
-        Without an own `score` the parts of an episode are the sums of its turns' parts."""
+        If the task does not define `score`, each reward part of an episode is the sum of this part over its turns."""
         return self.outside.environment(self, sample) if self.outside else None
 
     def tools(self, sample: Sample) -> Sequence[Callable[..., Any]]:
-        """Functions with typed arguments and a docstring, or a `vlrl.Tool` each, which the model may call over several
-        turns; () = none. Called anew for each episode; an answer without a call ends it.
+        """The tools that the model may call over several turns: functions with type annotations and a docstring, or
+        `vlrl.Tool` objects. () = no tools. This method is called once for each episode. The episode ends with an
+        answer that contains no tool call.
 
-        With an own `environment` they are only shown to the model, and its `step` gets the calls as text."""
+        If the task also defines `environment`, the tools are only described to the model; the calls are passed as text
+        to the environment's `step`."""
         return self.outside.tools() if self.outside else ()
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """The actions of a perfect episode, which `vlrl sft` and `vlrl tasks check` play; None if unknown."""
+        """The actions of a perfect episode, or None if they are unknown. `vlrl sft` trains on them, and `vlrl tasks
+        check` plays them."""
         return None
 
     best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Part -> its maximum, where that is not 1."""
+    """Reward part -> its maximum, for parts whose maximum is not 1."""
 
     knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
-    """For a task that can generate training samples at any difficulty: name -> (lowest, highest)."""
+    """Difficulty knobs of a task that can generate training samples of any difficulty: name -> (lowest, highest)."""
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """A training sample with these knobs; the same for the same (index, knobs, self.seed)."""
+        """Generates a training sample with these values of the difficulty knobs. The result must depend only on the
+        arguments and self.seed."""
         raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The row of a new training prompt for `vlrl data synthesize`, in the format of `sample_from_row`: found by
-        exploring, or a variation of `parent`, the row of a prompt that the model fails. None if this attempt found
-        nothing, DataError if it failed. The same for the same arguments and self.seed.
+        """Creates a new training prompt for `vlrl data synthesize`: a row in the format of `sample_from_row`. The task
+        finds it by exploring, or derives it from `parent`, the row of a prompt that the model fails.
 
-        The row has `generator` and `verifier`, texts that say how it was made and what checks it, and what is asked in
-        a descriptive field (`instruction`, `question` ...)."""
+        The row has the fields `generator` and `verifier`, which say how it was made and how its answer is checked, and
+        a field with the request (`instruction`, `question` ...). Returns None if this attempt found nothing; raises
+        DataError if it failed. The result must depend only on the arguments and self.seed."""
         raise NotImplementedError(f"task '{self.name}' proposes no prompts")
 
     written_fields: ClassVar[Collection[str]] = ("question", "instruction", "expression", "caption", "text", "problem",
                                                  "options", "answer")
-    """Fields of a row that a generator behind a server may write for a new prompt (`vlrl data synthesize --endpoint`);
-    of an answer it writes only the type is used."""
+    """Fields of a row that an LLM on a server may write for a new prompt (`vlrl data synthesize --endpoint`). Of an
+    answer that it writes, only the type is used."""
 
     def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """A generated row with the answer that the task itself computes from the question; None if it cannot, so that
-        answers of a teacher have to agree. DataError for a row whose question has no answer."""
+        """Fills in the answer to a generated row, computed by the task from the question. None if the task cannot
+        compute it; then the answers of a teacher model have to agree instead. Raises DataError if the question has
+        no answer."""
         return None
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """The row with a teacher's answer, as `parse` reads it, as the right one; None if it is unusable."""
+        """Fills in a teacher model's answer as the ground truth of a row. `parsed` is the answer as returned by
+        `parse`. None if it is unusable."""
         usable = isinstance(parsed, (str, int, float)) and not isinstance(parsed, bool) and parsed != ""
         return {**row, "answer": parsed} if "answer" in row and usable else None
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
-        """Texts for templates that are made from other fields of the row."""
+        """Additional placeholders for the prompt templates, as name -> text, computed from the fields of the row."""
         return {}
 
     stage_fields: ClassVar[Collection[str]] = ()
-    """Fields of training samples that a stage of curriculum.name=staged may set, for the help that the environment or
-    the prompt gives. Evaluations use the sample unchanged."""
+    """Fields of a training sample that a stage of curriculum.name=staged may set, to vary the help that the environment
+    or the prompt gives. Evaluations use the sample unchanged."""
 
     # --- what a task may change ----------------------------------------------------------------------------------
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
-        """Part -> default weight under these settings, for a task whose settings choose its parts."""
+        """Reward part -> default weight under these settings. Override it if the settings determine which parts there
+        are."""
         return cls.rewards
 
     @classmethod
     def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
-        """`outcome` under these settings, for a task whose settings choose its parts."""
+        """The `outcome` criterion under these settings. Override it if the settings determine which reward parts there
+        are."""
         return cls.outcome
 
     @classmethod
     def combine_for(cls, settings: Mapping[str, Any]) -> str:
-        """The meaning of `task.combine=auto` under these settings."""
+        """The value of `task.combine` that "auto" stands for under these settings."""
         return "sum"
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
-        """Chat messages; `{"type": "image"}` and `{"type": "video"}` stand for the sample's media in order, before the
-        text, or where the row's `question` has `<image>` or `<video>` for each.
+        """The chat messages of a sample. `{"type": "image"}` and `{"type": "video"}` are placeholders for the sample's
+        media, in order. They come before the text, or at the marks `<image>` and `<video>` if the row's `question`
+        contains one for each medium.
 
-        A `system_prompt` of the row follows the task's own; its `turns` come before the question."""
+        A `system_prompt` in the row is appended to the task's system prompt; the messages in the row's `turns` come
+        before the question."""
         text = fill(sample.prompt or self.templates[0], sample.row)
         instructions = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
         system = [{"role": "system", "content": [{"type": "text", "text": instructions}]}] if instructions else []
@@ -221,44 +241,49 @@ class Task:
         return [*system, *turns, {"role": "user", "content": content_of(sample, text, kinds)}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
-        """The answer as JSON-able data, for the viewer and the logs; None if there is none."""
+        """The content of an answer as JSON-able data, for the viewer and the logs; None if the answer cannot be parsed.
+        """
         return answer.final
 
     def target(self, sample: Sample) -> Any:
-        """The JSON-able value that `parse` is compared with."""
+        """The JSON-able ground truth that corresponds to the result of `parse`."""
         return sample.get("target", sample.get("answer"))
 
     def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:
-        """Whether an answer with these raw parts is correct, by `outcome`; None if unknown.
+        """Whether an answer with these raw parts is correct according to `outcome`; None if this cannot be decided.
 
-        This, and no reward, is what objectives, curricula, difficulty, evaluations and the app mean by correct."""
+        Objectives, curricula, difficulty estimates, evaluations and the app use this result, and not the reward, to
+        decide whether an answer is correct."""
         return reaches(self.criterion, parts)
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Further numbers per evaluated sample, averaged over the split."""
+        """Additional metrics of one evaluated answer (name -> value); they are averaged over the split."""
         return {}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Numbers that need all samples of a split. A record has sample, answer, parsed, target, parts, reward."""
+        """Metrics that can only be computed from all samples of a split. Each record has sample, answer, parsed,
+        target, parts and reward."""
         return {}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """Marks for the viewer, of the parsed answer and of the target: {"kind", "at", "label", "role"} each.
+        """Marks that the viewer draws on the image or video, for the parsed answer and for the target. A mark is
+        {"kind", "at", "label", "role"}; its role is "answer" or "target".
 
-        Kinds, in original pixels and in seconds from the start of the clip: "box" at [x1, y1, x2, y2], "point" at [x,
-        y], "path" at [[x, y], ...], "span" at [start, end], "track" at [[seconds, box], ...]; null seconds if the boxes
-        of a track correspond to the frames one by one. The role is "answer" or "target". "media", if given, is the
-        index of the image or video that a mark lies on; 0 = the first."""
+        Kinds: "box" at [x1, y1, x2, y2], "point" at [x, y], "path" at [[x, y], ...], "span" at [start, end], "track" at
+        [[seconds, box], ...]. Coordinates are in original pixels, times in seconds from the start of the clip. In a
+        track, null instead of seconds means one box per frame. An optional "media" is the index of the image or video
+        on which the mark is drawn (default 0)."""
         return []
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Name -> an answer that must not be rewarded, beside those that `vlrl tasks check` tries on every task.
+        """Answers that must not be rewarded, as name -> answer. `vlrl tasks check` tries them in addition to the cheats
+        that it tries on every task.
 
-        None under the name of one of those drops it, for a task in which it is an honest answer."""
+        The name of such a common cheat with None removes it, for a task in which it is an honest answer."""
         return {}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """A Sample from one row in the task's data format; media paths are resolved under `root`."""
+        """Converts one row in the task's data format to a Sample. Relative media paths are resolved under `root`."""
         from vlrl.data import sample_from_row
         from vlrl.data.media import MediaAccess
 
@@ -267,12 +292,13 @@ class Task:
     # --- what the loop calls -------------------------------------------------------------------------------------
 
     def of(self, sample: Sample) -> Task:
-        """The task that asks and scores a sample: this one, or in a mixture that of the sample."""
+        """The task that builds the prompt of a sample and scores its answers: this task, or in a mixture the task the
+        sample belongs to."""
         return self
 
     @property
     def members(self) -> tuple[Task, ...]:
-        """This task, or the tasks of a mixture."""
+        """The tasks of a mixture; for a single task, only this task."""
         return (self,)
 
     @property
@@ -285,35 +311,38 @@ class Task:
         return tuple(self.prompts) or (self.prompt,)
 
     def template(self, sample: Sample, visit: int) -> str:
-        """The template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
+        """The prompt template for a visit to a sample, chosen pseudo-randomly from the seed, the sample's id and the
+        visit."""
         key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
         return self.templates[zlib.crc32(key) % len(self.templates)]
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """The weight of every part at a step."""
+        """The weight of every reward part at a training step."""
         return {part: weight_at(w, step) for part, w in self.weights.items()}
 
     def combine(self, parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
-        """The reward of one answer, by `task.combine`. A task that overrides it is combined in no other way."""
+        """Combines the reward parts of one answer into its reward, as set by `task.combine`. If a task overrides this
+        method, `task.combine` cannot be set for it."""
         return self._combine(parts, weights)
 
     def turns_count(self, parts: Mapping[str, float]) -> bool:
-        """Whether the turns of an episode with these raw parts are rewarded; not if the gate of `task.combine` is
-        closed."""
+        """Whether the per-turn rewards of an episode with these raw parts are paid. They are not if the gate in
+        `task.combine` is closed."""
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Makes an answer correct from `least` of a part on. None stands for the task's own part, and for its own
-        threshold, which is 0.5 for other parts.
+        """Replaces the criterion for a correct answer: the reward part `part` must reach `least`. With part=None, the
+        task's own parts are used. With least=None, the threshold is the task's own one, or 0.5 for a part that is
+        not in its criterion.
 
-        A task without that part keeps its own, with `least`."""
+        If the task has no such part, its own parts are used with `least`."""
         if part in self.weights:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
 
     def by_rule(self) -> Self:
-        """A copy whose correctness follows the task's own rule, whatever `override_outcome` has set."""
+        """A copy of the task that decides correctness by the task's own rule, whatever `override_outcome` has set."""
         rule = copy.copy(self)
         rule.criterion, rule.overridden = self._own_criterion, False
         return rule
@@ -336,14 +365,14 @@ class Task:
 
 
 def usual_outcome(rewards: Mapping[str, Weight]) -> dict[str, float]:
-    """The default outcome of a task with these parts; see Task.outcome."""
+    """The criterion for a correct answer if a task does not define one; see Task.outcome."""
     weights = {part: weight_at(w, 0) for part, w in rewards.items()}
     named = next((part for part in _OUTCOMES if part in weights), None)
     return {named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {}
 
 
 def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
-    """Whether raw parts reach every threshold of a criterion; None if one of these parts has no value."""
+    """Whether the raw parts reach all minimums of a criterion; None if one of the required parts has no value."""
     values = [(parts.get(part), least) for part, least in criterion.items()]
     if not values or any(value is None for value, _ in values):
         return None
@@ -351,16 +380,16 @@ def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """Replaces each {field} that the row or its `meta` has by its text; other braces stay, including those in the
-    texts."""
+    """Replaces each {field} in a template by the text of this field of the row or of its `meta`. Braces around other
+    names, and braces in the inserted texts, are left unchanged."""
     meta = row.get("meta")
     beside = meta if isinstance(meta, Mapping) else {}
     return re.sub(r"\{([^{}]*)\}", lambda match: str(row.get(match[1], beside.get(match[1], match[0]))), template)
 
 
 def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """The content parts of a prompt: its text, with media of these kinds where the row's question marks them, else
-    first."""
+    """The content parts of a user message: the text, and placeholders for the media of these kinds. The placeholders
+    are at the marks in the row's question, if it has any, else before the text."""
     marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
     if marks and len(_MEDIA_MARK.findall(text)) == marks == len(kinds):
         return _marked(text, list(kinds))
@@ -368,7 +397,8 @@ def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str
 
 
 def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
-    """The content parts of a text; each mark takes the next medium from `kinds`."""
+    """Splits a text at its media marks into content parts; each mark becomes a placeholder for the next medium in
+    `kinds`."""
     first, *rest = _MEDIA_MARK.split(text)
     content: list[dict[str, Any]] = [{"type": "text", "text": first}]
     for piece in rest:
@@ -377,7 +407,7 @@ def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
 
 
 def setting_names(cls: type[Task]) -> list[str]:
-    """The settings of a task class and of every task: the names allowed after `task.`, except rewards."""
+    """The names allowed after `task.` for a task class: its own settings and those of every task, except `rewards`."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
     return sorted(names - {"name", "rewards", "outcome", "lives_outside", "needs", "knobs", "best_parts",

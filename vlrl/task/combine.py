@@ -1,16 +1,16 @@
-"""How the parts of an answer become its reward: `task.combine`. No torch.
+"""Combines the reward parts of an answer into its reward, as set by `task.combine`. Imports no torch.
 
     sum                     the weighted sum of all parts
     product                 the product of the weighted parts
     gate:format             the other parts count only if `format` is above 0
-    gate:accuracy>=0.8      the same from 0.8 on: the gated accumulation of G-RA
+    gate:accuracy>=0.8      the other parts count only if `accuracy` is at least 0.8 (gated reward accumulation, G-RA)
     tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
-    max:rule,judge          the larger of the two weighted parts, plus the weighted rest
-    my_rules.py:reward      an own function (parts, weights) -> float
+    max:rule,judge          the larger of the two weighted parts, plus the weighted sum of the others
+    my_rules.py:reward      your own function (parts, weights) -> float
 
-A part of weight 0 is left out of products and maxima. So is a part that an answer does not have (a variant's, or one
-that needs an absent service); a gate on a missing part is open. If a gate is closed, the turns of an episode earn
-nothing either."""
+Products and maxima leave out parts of weight 0, and parts that an answer does not have (because it answers a variant,
+or because a service is not available). A gate on a missing part is open. If a gate is closed, the turns of an episode
+are not rewarded either."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError, did_you_mean
 
 Weight = float | Sequence[Sequence[float]]
-"""A number, or [[step, weight], ...] joined by straight lines and constant outside."""
+"""A constant weight, or a schedule [[step, weight], ...] with linear interpolation between the steps and constant
+values outside."""
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _WEIGHT = pydantic.TypeAdapter(_Finite | Annotated[list[tuple[_Finite, _Finite]], pydantic.Field(min_length=1)])
 
 Numbers = Mapping[str, float]
 Combine = Callable[[Numbers, Numbers], float]
-"""(raw parts of one answer, the weights of the step) -> its reward."""
+"""A function (raw parts of one answer, weights at the current step) -> reward of the answer."""
 
 
 def weighted(parts: Numbers, weights: Numbers) -> dict[str, float]:
@@ -41,34 +42,35 @@ def weighted(parts: Numbers, weights: Numbers) -> dict[str, float]:
 
 
 def total(parts: Numbers, weights: Numbers) -> float:
-    """The weighted sum."""
+    """The weighted sum of the parts."""
     return sum(weighted(parts, weights).values())
 
 
 def product(parts: Numbers, weights: Numbers) -> float:
-    """The product of the weighted parts; 0 without any."""
+    """The product of the weighted parts; 0 if there are no parts to multiply."""
     counted = [value for name, value in weighted(parts, weights).items() if weights[name]]
     return math.prod(counted) if counted else 0.0
 
 
 def gate(parts: Numbers, weights: Numbers, condition: str) -> float:
-    """The weighted sum if the part of a condition is above 0 ("format") or reaches a value ("accuracy>=0.8"), else the
-    weighted value of that part alone.
+    """The weighted sum of all parts if the condition is met: the part is above 0 ("format"), or it reaches a value
+    ("accuracy>=0.8"). Otherwise only the weighted value of the part in the condition.
 
-    With reward parts of turns this is gated reward accumulation, G-RA (arXiv 2508.10548): they accumulate only if the
-    outcome reaches a threshold."""
+    With per-turn reward parts, this is gated reward accumulation, G-RA (arXiv 2508.10548): the rewards of the turns
+    accumulate only if the outcome reaches a threshold."""
     part, _ = read_condition(condition)
     return total(parts if open_gate(parts, condition) else {part: parts[part]}, weights)
 
 
 def open_gate(parts: Numbers, *conditions: str) -> bool:
-    """Whether the parts meet every condition; a condition on a missing part is met."""
+    """Whether the parts meet all conditions. A condition on a part that the answer does not have counts as met."""
     return all(part not in parts or (parts[part] > 0 if least is None else parts[part] >= least)
                for part, least in map(read_condition, conditions))
 
 
 def read_condition(text: str) -> tuple[str, float | None]:
-    """The part of a gate and its minimum; None = anything above 0. Raises ValueError if that is not a finite number."""
+    """Parses a gate condition to (part, minimum); the minimum is None if the part only has to be above 0. Raises
+    ValueError if the minimum is not a finite number."""
     part, mark, least = (piece.strip() for piece in text.partition(">="))
     if mark and not math.isfinite(float(least)):
         raise ValueError(f"{least} is not a finite number")
@@ -76,11 +78,14 @@ def read_condition(text: str) -> tuple[str, float | None]:
 
 
 def tool_star(parts: Numbers, weights: Numbers, form: str, right: str, tools: str) -> float:
-    """-1 times the weight of `form` if that is not above 0; else 0 if `right` is not; else the weighted sum of the
-    others, with `tools` never below 0.
+    """The hierarchical reward of Tool-Star (arXiv 2505.16410, section 3.3). `form`, `right` and `tools` are names of
+    parts:
+    - If the part `form` is not above 0: minus its weight.
+    - Else, if the part `right` is not above 0: 0.
+    - Else: the weighted sum of all parts except `form`, where `tools` counts at least 0.
 
-    The hierarchical reward of Tool-Star (arXiv 2505.16410) section 3.3, with weights of 1 and 0.1 on `tools`, which is
-    1 if several tools were used: -1, 0, or max(accuracy + 0.1, accuracy)."""
+    The paper uses weight 1 for `form` and `right` and 0.1 for `tools`, which is 1 if several tools were used. The
+    reward is then -1, 0, or max(accuracy + 0.1, accuracy)."""
     if not open_gate(parts, form):
         return -weights.get(form, 0.0)
     if not open_gate(parts, right):
@@ -90,7 +95,7 @@ def tool_star(parts: Numbers, weights: Numbers, form: str, right: str, tools: st
 
 
 def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
-    """The largest of the weighted parts `names`, plus the weighted sum of the others."""
+    """The largest of the weighted parts called `names`, plus the weighted sum of all other parts."""
     values = weighted(parts, weights)
     rivals = [values.pop(name) for name in names if weights.get(name) and name in values]
     return max(rivals, default=0.0) + sum(values.values())
@@ -99,14 +104,16 @@ def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
 COMBINE: dict[str, tuple[Callable[..., float], int, int | None]] = {
     "sum": (total, 0, 0), "product": (product, 0, 0), "gate": (gate, 1, 1), "max": (largest, 2, None),
     "tool_star": (tool_star, 3, 3)}
-"""Combinations by name, with the minimum and maximum number of parts in their argument."""
+"""Name -> the function that combines the parts, and the minimum and maximum number of parts that may be named after the
+colon."""
 GATES = {"gate": 1, "tool_star": 2}
-"""How many of the parts named by a gating combination are conditions."""
+"""Name of a combination that is a gate -> how many of the parts named after the colon are conditions."""
 _EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_star:format,accuracy,tools"}
 
 
 def make_combine(given: str, known: Collection[str]) -> Combine:
-    """The function that `task.combine` stands for. Raises ConfigError for an unknown name or a part not in `known`."""
+    """The function for a value of `task.combine`. Raises ConfigError for an unknown name and for a part that is not in
+    `known`."""
     head = given.partition(":")[0]
     if head not in COMBINE:
         return resolve("task.combine", given, COMBINE)
@@ -123,8 +130,8 @@ def make_combine(given: str, known: Collection[str]) -> Combine:
 
 
 def make_gate(given: str) -> Callable[[Numbers], bool]:
-    """A function that tells whether an answer's parts leave the gate of a `task.combine` open; always, without a
-    gate."""
+    """A function that returns whether the gate in a value of `task.combine` is open for the parts of an answer. Without
+    a gate, it always returns True."""
     return partial(_opened, _names(given)[:GATES.get(given.partition(":")[0], 0)])
 
 
@@ -153,7 +160,7 @@ def _combined(function: Callable[..., float], names: Collection[str], parts: Num
 
 
 def weight_at(weight: Weight, step: int) -> float:
-    """A weight, or the value at `step` of the line through [[step, weight], ...]."""
+    """The weight of a part at a step; a schedule [[step, weight], ...] is interpolated linearly."""
     if isinstance(weight, (int, float)):
         return float(weight)
     import numpy as np

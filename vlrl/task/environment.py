@@ -1,11 +1,11 @@
-"""Environments: what a model acts in over several turns. No torch, no model name.
+"""Environments, in which a model acts over several turns. Imports no torch and knows no model name.
 
-    class Maze(Task):
-        def environment(self, sample): return MazeEnvironment(sample)
+class Maze(Task):
+    def environment(self, sample): return MazeEnvironment(sample)
 
-    class MazeEnvironment(Environment):
-        def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
-        def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)"""
+class MazeEnvironment(Environment):
+    def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
+    def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)"""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ from vlrl.errors import ConfigError
 from vlrl.types import Observation, Step
 
 SUCCESS = "tool_success"
-"""Reward part of a turn with calls, if the task's rewards name it: 1 if all calls succeeded, else 0."""
+"""Reward part of a turn with tool calls: 1 if all calls succeeded, else 0. It exists only if the task's rewards name
+it."""
 
 
 class Environment:
-    """The world of one episode. It lives in its own process, and only its return values leave that process."""
+    """The environment of one episode. It runs in a separate process; only the return values of its methods are sent to
+    the training process."""
 
     def reset(self, seed: int) -> Observation:
-        """The first observation, which follows the task's own messages; may be empty. The same for the same sample and
-        seed."""
+        """The first observation of the episode, which is appended to the task's chat messages; it may be empty. The
+        result must depend only on the sample and the seed."""
         return Observation()
 
     def step(self, action: str) -> Step:
-        """The result of an action. Must not raise on any model text."""
+        """Performs an action and returns its result. Must not raise, whatever text the model wrote."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Releases its resources. Called once, also after an error."""
+        """Releases the resources of the environment. Called exactly once, also after an error."""
 
 
 def has_environment(task: Any) -> bool:
-    """Whether the task, or one of a mixture, has environments or tools, its own or those of `environment.name`."""
+    """Whether the task, or a task of a mixture, uses an environment or tools, defined by its class or set by
+    `environment.name`."""
     return any(member.outside is not None for member in task.members) or has_own_environment(task)
 
 
 def has_own_environment(task: Any) -> bool:
-    """Whether the class of the task, or of one of a mixture, defines environments or tools."""
+    """Whether the class of the task, or of a task of a mixture, defines an environment or tools."""
     return any({"environment", "tools"} & vars(c).keys() for member in task.members for c in type(member).__mro__[:-1]
                if c.__module__ != "vlrl.task.base")
 
 
 def check_unattached(task: Any, settings: EnvironmentSettings) -> None:
-    """Raises ConfigError for a task that needs an external environment if `environment.name` is empty, and for options
-    without a name."""
+    """Checks the settings of a run without `environment.name`. Raises ConfigError if the task needs such an
+    environment, or if `environment.options` are set."""
     homeless = next((one for one in task.members if one.lives_outside), None)
     if homeless:
         raise ConfigError(f"task '{homeless.name}' acts in an environment from outside, and environment.name is "

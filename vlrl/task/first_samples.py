@@ -1,4 +1,4 @@
-"""The first samples of a split, for evaluations and checks. No torch."""
+"""Selects the first samples of a split, for evaluations and checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from vlrl.types import Sample
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:
-    """The first `count` samples of a split, cycling through the templates of each task. ConfigError if it is empty."""
+    """The first `count` samples of a split. Their prompts cycle through the templates of each task. Raises ConfigError
+    if the split is empty."""
     samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")

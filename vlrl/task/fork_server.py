@@ -1,11 +1,13 @@
-"""A process that forks others, started before torch has started its threads.
+"""A fork server: a process that is started before torch has started its threads, and that forks further processes on
+request.
 
     server = ForkServer(work)                       # before the model is loaded
     connection, process = server.start("norm1000")  # work(connection, "norm1000") runs in a new process
 
-A process with the threads and locks of torch must not be forked, so a sleeping one without them is kept, with the task
-and its samples as they were at that time; the fork shares them, and they are never sent. When it or the process that
-created it ends, so does everything its processes have started, even in their own sessions."""
+A process with torch's threads and locks must not be forked. The fork server has none of them. It holds the task and its
+samples as they were when it was started; the processes that it forks share this memory, so that the samples never have
+to be sent. When the fork server or the process that created it ends, all processes that it started end too, including
+their descendants in other sessions."""
 
 from __future__ import annotations
 
@@ -28,20 +30,22 @@ from vlrl.monitoring.signals import STOPS
 
 Work = Callable[[Connection, str], None]
 MOST_PRINTED = 2**20
-"""Characters that task code may print to each stream of a process."""
+"""Maximum number of characters that task code in one process may print to stdout, and to stderr."""
 _ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
-"""Asks a fork server to end with all its descendants; none of the signals that stop a run (signals.STOPS)."""
+"""The signal that tells a fork server to end with all its descendants. It differs from the signals that stop a run
+(signals.STOPS)."""
 _END_S = 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36
-"""Options of prctl: the signal at the death of the parent; orphaned descendants become children of this process."""
+"""prctl options: the signal that a process gets when its parent dies, and that orphaned descendants become children of
+this process."""
 
 
 class ForkServerLost(ChildProcessError):
-    """A fork server has ended, so nothing can be started."""
+    """The fork server has ended, so it cannot start a process."""
 
 
 class ForkServer:
-    """Forks a process for `work` on request; linux only."""
+    """Forks a process that runs `work`, on request. Linux only."""
 
     def __init__(self, work: Work):
         self._control, other = socket.socketpair()
@@ -56,8 +60,8 @@ class ForkServer:
         other.close()
 
     def start(self, text: str) -> tuple[Connection, int]:
-        """The connection to a new process, which runs `work` with this line of text, and its id. Raises
-        ForkServerLost."""
+        """Starts a process that calls `work(connection, text)`; `text` is a single line. Returns the connection to the
+        process, and its id. Raises ForkServerLost."""
         mine, other = socket.socketpair()
         with other, self._lock, contextlib.suppress(ConnectionError, BrokenPipeError):
             reply = b""
@@ -70,7 +74,7 @@ class ForkServer:
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:
-        """Ends it with everything that it and its processes have started."""
+        """Ends the fork server and all processes that it and its children have started."""
         if self.process:
             self._control.close()
             with contextlib.suppress(OSError):
@@ -84,7 +88,7 @@ class ForkServer:
 
 
 def _alone(call: Callable[..., Any], *given: Any) -> None:
-    """Runs `call` as the only code of a forked process, then exits without the parent's exit handlers."""
+    """Calls a function as the only code of a forked process, then exits without running the parent's exit handlers."""
     code = 1
     try:
         call(*given)
@@ -99,14 +103,15 @@ def _alone(call: Callable[..., Any], *given: Any) -> None:
 
 
 def _die_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """Has the kernel send this process a signal when its parent ends."""
+    """Asks the kernel to send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _end(*_: Any) -> None:
-    """Kills all descendants of this process, whose orphans have become its children, and exits."""
+    """Kills all descendants of this process and exits. Orphaned descendants have become its children, so they are
+    killed too."""
     me, until = psutil.Process(), time.monotonic() + _END_S / 2
     while (below := me.children(recursive=True)) and time.monotonic() < until:
         for process in below:
@@ -117,7 +122,7 @@ def _end(*_: Any) -> None:
 
 
 def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int) -> None:
-    """Forks a process for each request until the control socket closes."""
+    """The main loop of the fork server: forks a process for each request until the control socket closes."""
     theirs.close()
     signal.signal(_ENDING, _end)
     _die_with(parent, _ENDING)
@@ -146,8 +151,8 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
 
 
 def _reap(workers: set[int]) -> None:
-    """Reaps orphans that have ended. Workers stay until the next request, so that an id that may still be killed is not
-    reused."""
+    """Reaps child processes that have ended and were not started as workers. An ended worker is only reaped at the next
+    request, so that its process id is not reused while it may still be killed by this id."""
     for process in psutil.Process().children():
         if process.pid not in workers:
             with contextlib.suppress(ChildProcessError):
@@ -165,7 +170,7 @@ def _begin(work: Work, connection: Connection, text: str, parent: int) -> None:
 
 
 class _Printed:
-    """A stream that passes MOST_PRINTED characters and drops the rest, with a note."""
+    """A text stream that passes on the first MOST_PRINTED characters and then drops everything, with a note."""
 
     def __init__(self, stream: TextIO):
         self._stream, self._left = stream, MOST_PRINTED

@@ -1,7 +1,7 @@
-"""Calls of a task's methods, with their results validated.
+"""Calls the methods of a task and validates their results.
 
-Tasks are foreign code: whatever they raise or return in the wrong format becomes a TaskError that names the task, the
-method and the sample."""
+A task is code of the user. If it raises, or returns something of the wrong format, this becomes a TaskError that names
+the task, the method and the sample."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TOOLS = Table({"schemas": "vlrl.environments.tools:schemas"})
 
 @contextmanager
 def task_code(task: Task, call: str) -> Iterator[None]:
-    """Turns whatever the code of a task raises in the block, apart from a VlrlError, into a TaskError naming the call.
-    """
+    """A context manager for calls of task code: turns an exception other than a VlrlError into a TaskError that names
+    `call`."""
     try:
         yield
     except VlrlError:
@@ -32,10 +32,12 @@ def task_code(task: Task, call: str) -> Iterator[None]:
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
-    """The samples of a split as a sequence. data.own_samples=false uses the rows of `data.<split>` instead of the
-    task's own samples; data.solutions filters the training split by the solutions in that file.
+    """The samples of a split, as a sequence. With data.own_samples=false, they are the rows of `data.<split>` instead
+    of the samples that the task makes. With data.solutions, the training samples are limited to those that have a
+    solution in that file.
 
-    Raises TaskError if `samples` fails or returns something else, ConfigError if the task ignores a file of rows."""
+    Raises TaskError if `samples` fails or returns something of the wrong type, ConfigError if the task does not read
+    the file of `data.<split>`."""
     replaced = task.data is not None and not task.data.own_samples and not task.labels
     if replaced:
         reset_reads(task, split)
@@ -55,7 +57,8 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
 
 
 def _sequence(samples: Any) -> Sequence[Sample]:
-    """A value with length and indexing unchanged, a generator as a tuple."""
+    """Returns a value with length and indexing unchanged, and an iterable as a tuple. Raises TypeError for anything
+    else."""
     if not isinstance(samples, (str, bytes, Mapping, type)):
         if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
             return samples
@@ -65,8 +68,8 @@ def _sequence(samples: Any) -> Sequence[Sample]:
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """A sample made by `generate`, with its `knobs` in the row. Raises TaskError if `generate` fails or returns
-    something else."""
+    """Calls `generate` and adds the values of the knobs to the sample's row, as `knobs`. Raises TaskError if `generate`
+    fails or returns something of the wrong type."""
     with task_code(task, f"generate({index}, {dict(knobs)})"):
         sample = task.generate(index, knobs)
     if not isinstance(sample, Sample):
@@ -75,9 +78,9 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """The chat messages of a sample, the last one followed by the first observation of its environment.
+    """The chat messages of a sample. The first observation of its environment, if any, is appended to the last message.
 
-    Raises TaskError if `messages` fails or returns something else."""
+    Raises TaskError if `messages` fails or returns something of the wrong format."""
     task = task.of(sample)
     messages = _call(task, "messages", sample)
     wrong = [m for m in messages if not _is_message(m)] if isinstance(messages, (list, tuple)) else [messages]
@@ -88,15 +91,15 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
 
 
 def tool_schemas(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """The schemas of a sample's tools in the format of chat templates; [] without tools. Raises TaskError if `tools`
-    fails, returns something else or repeats a name."""
+    """The schemas of a sample's tools, in the format of chat templates; [] if it has none. Raises TaskError if `tools`
+    fails, returns something of the wrong type, or repeats a name."""
     task = task.of(sample)
     none = task.outside is None and getattr(task.tools, "__func__", None) is Task.tools
     return [] if none else _TOOLS["schemas"](task, sample)
 
 
 def with_guidance(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
-    """Chat messages with a text appended to the last one."""
+    """A copy of the chat messages with the guidance text appended to the last message."""
     *before, last = messages
     content, text = _content(last), "\n\n" + guidance
     if content and content[-1].get("type") == "text":
@@ -118,7 +121,8 @@ def _content(message: Mapping[str, Any]) -> list[Any]:
 
 
 def task_oracle(task: Task, sample: Sample) -> str | None:
-    """The perfect answer to a sample, or None. Raises TaskError if `oracle` fails or returns something else."""
+    """The perfect answer to a sample, or None if it is unknown. Raises TaskError if `oracle` fails or returns something
+    of the wrong type."""
     text = _call(task, "oracle", sample)
     if text is not None and not isinstance(text, str):
         raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
@@ -127,13 +131,14 @@ def task_oracle(task: Task, sample: Sample) -> str | None:
 
 
 def given_answer(task: Task, sample: Sample) -> str | None:
-    """The answer to learn from: the row's `solution`, else the task's perfect answer; None without either."""
+    """The answer to a sample for supervised fine-tuning: the `solution` in its row, else the task's perfect answer;
+    None if there is neither."""
     return sample.get("solution") or task_oracle(task, sample)
 
 
 def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
-    """The actions of a perfect episode; [] if unknown. Raises TaskError if `oracle_actions` fails or returns anything
-    but texts."""
+    """The actions of a perfect episode; [] if they are unknown. Raises TaskError if `oracle_actions` fails or returns
+    anything but a list of strings."""
     actions = _call(task, "oracle_actions", sample) or ()
     if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
         raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
@@ -142,7 +147,7 @@ def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
 
 
 def task_target(task: Task, sample: Sample) -> Any:
-    """The target that the parsed answer is compared with. Raises TaskError if `target` fails."""
+    """The ground truth that the parsed answer is compared with. Raises TaskError if `target` fails."""
     return _call(task, "target", sample)
 
 
@@ -162,7 +167,7 @@ def _is_message(message: Any) -> bool:
 
 
 def check_shape(task: Task, parts: Any, method: str) -> None:
-    """Raises TaskError unless the result of `method` is a mapping with string keys."""
+    """Raises TaskError unless `parts`, which `method` returned, is a mapping whose keys are strings."""
     if not isinstance(parts, Mapping):
         raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
     odd = [name for name in parts if not isinstance(name, str)]
@@ -172,7 +177,7 @@ def check_shape(task: Task, parts: Any, method: str) -> None:
 
 
 def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
-    """Raises TaskError if the parts that `score` returned are not those that `rewards` names."""
+    """Raises TaskError if the names of the parts that `score` returned differ from the names in `rewards`."""
     check_shape(task, parts, "score")
     unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
     if unknown:

@@ -1,4 +1,4 @@
-"""Tasks by name: `load("grounding")`, `load("my_pkg.my_file:MyTask")` and `load("path/file.py:MyTask")`."""
+"""Loads tasks by name: `load("grounding")`, `load("my_pkg.my_file:MyTask")` and `load("path/file.py:MyTask")`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_A_NOTEBOOK = (" It is code of a notebook or script, which no other process h
 
 
 def notebook_warning(name: str) -> str:
-    """A warning for a task defined in code that runs as `__main__`; "" for any other."""
+    """A warning if a task is defined in code that runs as `__main__`, such as a notebook; "" for any other task."""
     location, _, attribute = name.partition(":")
     return f"task.name={name}: vlrl eval, score and app cannot load it.{_OF_A_NOTEBOOK.format(attribute)}" \
         if location == "__main__" else ""
@@ -26,8 +26,8 @@ def notebook_warning(name: str) -> str:
 
 def load(name: str, settings: Mapping[str, Any] | None = None,
          change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
-    """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied; `change` maps the
-    class found to the one instantiated.
+    """Creates a task from its name (a built-in task, `module:Class` or `path/file.py:Class`) and its settings. If
+    given, `change` maps the class that was found to the class that is instantiated.
 
     Raises ConfigError for an unknown task or setting."""
     cls = change(load_class(name))
@@ -40,7 +40,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None,
 
 
 def load_class(name: str) -> type[Task]:
-    """The class behind a task name; see `load`."""
+    """The Task class for a task name; see `load`."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         module = _imported(lambda: file_module(Path(location)), name)
@@ -60,7 +60,7 @@ def load_class(name: str) -> type[Task]:
 
 
 def builtin_names() -> list[str]:
-    """Names of the tasks that come with vlrl."""
+    """The names of the tasks that come with vlrl."""
     folder = registry.module("vlrl.tasks").__path__
     return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
 
@@ -74,7 +74,8 @@ def _builtin(name: str):
 
 
 def _imported(run: Callable[[], Any], name: str) -> Any:
-    """The result of `run`, which imports foreign code; ConfigError with file and line if that fails."""
+    """Calls `run`, which imports the user's code, and returns its result. If the import fails, raises ConfigError with
+    file and line."""
     try:
         return run()
     except MissingFile as error:

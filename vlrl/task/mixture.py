@@ -1,8 +1,9 @@
-"""Several tasks at once (`tasks:`): one Task to the rest of the run, each sample asked and scored by its own. No torch.
+"""Training on several tasks at once (`tasks:`). The rest of the run sees a single Task; the prompt and the score of
+each sample come from the task it belongs to. Imports no torch.
 
-    mixture = Mixture({"digits": load("digits"), "scenes": load("grounding", {"drawn": True})})
-    samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is exhausted
-    mixture.of(samples[1]).name                     # "scenes"
+mixture = Mixture({"digits": load("digits"), "scenes": load("grounding", {"drawn": True})})
+samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is exhausted
+mixture.of(samples[1]).name                     # "scenes"
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from vlrl.types import Answer, Sample
 
 
 class Interleaved(SampleSequence):
-    """The samples of labelled sequences in turn, a, b, a, b, ...; the longer ones continue after the others are
-    exhausted.
+    """Several labelled sequences of samples as one sequence, which takes one sample from each in turn: a, b, a, b, ...
+    When the shorter ones are exhausted, the longer ones continue.
 
-    Nothing is copied: indices are computed. The label of a sample is in its `task`, and its id is `label/id`."""
+    Nothing is copied; indices are computed. Each sample gets the label as its `task`, and the id `label/id`."""
 
     def __init__(self, samples: Mapping[str, Sequence[Sample]]):
         self.labels = tuple(samples)
         self._samples = tuple(samples.values())
         self.parts = dict(samples)
-        """The samples of each label."""
+        """Label -> the samples of this task."""
         sizes = [len(s) for s in self._samples]
         self._size = sum(sizes)
         self._stretches: list[tuple[int, int, tuple[int, ...]]] = []
-        """(first place, first round, the sequences that last through it) of each stretch of rounds."""
+        """(first index, first round, sequences) for each stretch of rounds in which the same sequences still have
+        samples. A round takes one sample from each of these sequences."""
         place = round = 0
         for end in sorted(set(sizes)):
             going = tuple(k for k, size in enumerate(sizes) if size >= end)
@@ -67,14 +69,14 @@ class Interleaved(SampleSequence):
         return with_label(self._samples[self.labels.index(label)][own], label)
 
     def locate(self, place: int) -> tuple[str, int]:
-        """The label of an index, and the index within that label's own samples."""
+        """Converts an index of this sequence to a label and an index in the sequence with this label."""
         first, round, going = self._stretches[bisect_right(self._firsts, place) - 1]
         further, turn = divmod(place - first, len(going))
         return self.labels[going[turn]], round + further
 
     @property
     def tasks(self) -> list[str]:
-        """[N] the label of every index, without making a sample."""
+        """[N] The label of each sample, computed without creating the samples."""
         ends = [*self._firsts[1:], self._size]
         parts = [np.tile(np.array(going), (end - first) // len(going))
                  for (first, _, going), end in zip(self._stretches, ends, strict=True)]
@@ -82,12 +84,14 @@ class Interleaved(SampleSequence):
 
 
 def with_label(sample: Sample, label: str) -> Sample:
-    """A task's own sample as one of a mixture."""
+    """Converts a sample of a single task to a sample of a mixture: sets its `task` to the label and puts the label in
+    front of its id."""
     return replace(sample, id=f"{label}/{sample.id}", task=label)
 
 
 class Mixture(Task):
-    """Labelled tasks as one. Whatever concerns a sample is delegated to the task that its `Sample.task` names."""
+    """Several labelled tasks as one Task. A method that is called for a sample is delegated to the task with the label
+    in `Sample.task`."""
 
     def __init__(self, tasks: Mapping[str, Task]):
         super().__init__()
@@ -107,14 +111,14 @@ class Mixture(Task):
         return tuple(self.tasks)
 
     def of(self, sample: Sample) -> Task:
-        """The task of a sample. Raises DataError if it names none of these."""
+        """The task that a sample belongs to. Raises DataError if no task has the label in `Sample.task`."""
         if sample.task not in self.tasks:
             raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is not a task of this config."
                             f"{did_you_mean(sample.task[:100], self.tasks)} Its labels: {', '.join(self.tasks)}")
         return self.tasks[sample.task]
 
     def each(self, change: Callable[[str, Task], Task]) -> Mixture:
-        """A mixture of `change(label, task)` of every task."""
+        """A new mixture, with `change(label, task)` in place of each task."""
         changed = Mixture({label: change(label, task) for label, task in self.tasks.items()})
         changed.seed, changed.data = self.seed, self.data
         return changed
@@ -123,7 +127,7 @@ class Mixture(Task):
         return self.each(lambda _, task: copy.copy(task))
 
     def samples(self, split: str) -> Interleaved:
-        """Those of every task in turn. Raises ConfigError naming a task without samples."""
+        """The samples of all tasks, interleaved. Raises ConfigError if a task has no samples in this split."""
         if split not in self._turns:
             self._turns[split] = Interleaved({label: _own_samples(i, task, split)
                                         for i, (label, task) in enumerate(self.tasks.items())})
@@ -133,8 +137,8 @@ class Mixture(Task):
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """A sample of the task at this index of the training split, by its own knobs, `<label>/<knob>`; a plain sample
-        of a task without knobs."""
+        """Calls `generate` of the task to which the training sample at this index belongs. Its knobs are called
+        `<label>/<knob>` in a mixture. If the task has no knobs, returns the training sample at this index."""
         label, own = self.samples("train").locate(index)
         if not self.tasks[label].knobs:
             return self.samples("train")[index]
@@ -142,14 +146,15 @@ class Mixture(Task):
         return with_label(generated(self.tasks[label], own, mine), label)
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """The parts of all tasks; the weight of a shared part is that of the first task."""
+        """The weights of the reward parts of all tasks. If several tasks have a part of the same name, the weight is
+        that of the first of these tasks."""
         return {part: w for task in reversed(self.members) for part, w in task.weights_at(step).items()}
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
         return self.of(sample).readings(service, sample, answers)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """`<label>/<name>`, of each task over its own records."""
+        """The summary metrics of each task over the records of its samples, as `<label>/<name>`."""
         return {f"{label}/{name}": value for label, task in self.tasks.items()
                 for name, value in task.summarize([r for r in records if r["task"] == label]).items()}
 
@@ -164,7 +169,7 @@ for _method in ("template", "messages", "score", "score_group", "oracle", "pair"
 
 
 def _called(task: Task, label: str) -> Task:
-    """The task under its label, which messages and stored rollouts use as its name."""
+    """Sets the name of a task to its label, for messages and stored rollouts."""
     vars(task)["name"] = label
     return task
 
@@ -181,7 +186,8 @@ def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
 
 
 def require_one_task(task: Task, what: str) -> Task:
-    """The task, unless it is a mixture. Raises ConfigError for a mixture, which `what` cannot take."""
+    """Returns the task if it is a single task. Raises ConfigError for a mixture; `what` names the command that cannot
+    handle one."""
     if isinstance(task, Mixture):
         raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "
                           f"task={task.labels[0]} to take that one alone")

@@ -1,4 +1,5 @@
-"""`@part` declares which reward parts a function for `task.parts` gives; see extra_parts.py."""
+"""The decorator `@part`, which declares the reward parts that a function for `task.parts` returns; see extra_parts.py.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +13,28 @@ ATTRIBUTE = "vlrl_part"
 
 @dataclass(frozen=True)
 class PartSpec:
-    """The parts a function gives, and the services it needs."""
+    """The declaration of a function for `task.parts`: the reward parts that it returns, and the services that it needs.
+    """
 
     weights: Mapping[str, float]
-    """Part -> its weight unless task.rewards sets another; 0 = a metric."""
+    """Reward part -> its weight unless `task.rewards` sets another one. A part of weight 0 is only a metric."""
     needs: Collection[str] = ()
     readings: Callable[..., Sequence[Any]] | None = None
-    """(task, sample, answers, *, options) -> what a service of log-probabilities evaluates for it; None = the
-    answers."""
+    """A function (task, sample, answers, *, options) that returns the texts whose log-probabilities a service computes
+    before scoring (see Task.readings); None = the answers."""
     replaces_outcome: bool = False
-    """Whether its first part decides whether an answer is right, and takes the weight of the task's own outcome
-    parts."""
+    """Whether the function's first part, instead of the task's outcome parts, decides whether an answer is correct. It
+    also takes over the weight of those parts."""
 
 
 def part(weights: Mapping[str, float], needs: Collection[str] = (),
          readings: Callable[..., Sequence[Any]] | None = None, replaces_outcome: bool = False) -> Callable[[F], F]:
-    """Marks `function(task, sample, answers, services, *, options)` as giving these parts of every answer.
+    """Decorates `function(task, sample, answers, services, *, options)`, which returns these reward parts for each
+    answer of a group.
 
-    `readings(task, sample, answers, *, options)` says what a service of log-probabilities evaluates for it before, as
-    Task.readings does; by default the answers. With `replaces_outcome` an answer is not rewarded by both it and the
-    task's own rule: see PartSpec."""
+    `readings(task, sample, answers, *, options)` returns the texts whose log-probabilities a service computes before
+    the function is called, like Task.readings; by default, these are the answers. With `replaces_outcome`, the
+    function's first part replaces the task's rule, so that an answer is not rewarded by both; see PartSpec."""
     def mark(function: F) -> F:
         setattr(function, ATTRIBUTE, PartSpec(dict(weights), tuple(needs), readings, replaces_outcome))
         return function

@@ -1,11 +1,11 @@
-"""Recipes: how a published system asks, what it rewards, and its perfect answers. `task.recipe` chooses one.
+"""Recipes: the prompts, rewards and perfect answers of published systems. `task.recipe` selects one.
 
     class Grounding(RecipeTask):
         _recipes = {"vlm_r1_rec": Recipe(prompt=..., rewards={"accuracy": 1.0, "format": 1.0}, ...)}
         recipe: str = "vlm_r1_rec"
 
-The functions of a recipe take the task first: it has the settings and the coordinates. docs/write-a-task.md shows how
-to write your own, `task.recipe=my_recipe.py:strict`."""
+The first argument of a recipe's functions is the task, which has the settings and the coordinate conversion.
+docs/write-a-task.md shows how to write a recipe of your own, `task.recipe=my_recipe.py:strict`."""
 
 from __future__ import annotations
 
@@ -25,44 +25,46 @@ Box = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A prompt with its reading and scoring of answers."""
+    """A prompt together with the functions that parse and score its answers. The first argument of each function is the
+    task."""
 
     prompt: str
     rewards: Mapping[str, Weight]
-    """Part -> weight."""
+    """Reward part -> weight."""
     read: Callable[[Any, Sample, Answer], Any]
-    """The content of the answer, JSON-able and in original pixels; None if it cannot be read."""
+    """Parses an answer to JSON-able data in original pixels; None if it cannot be parsed."""
     score: Callable[[Any, Sample, Answer], Parts]
-    """Raw parts of one answer."""
+    """The raw values of the reward parts of one answer."""
     target: Callable[[Any, Sample], Any]
-    """The value that `read` should return."""
+    """The ground truth, in the form that `read` returns."""
     oracle: Callable[[Any, Sample], str | None]
-    """A perfect answer, or None."""
+    """A perfect answer, or None if it is unknown."""
     write: Callable[[Any, Sample, Sequence[Box]], str] | None = None
-    """A well-formed answer with boxes in original pixels, for cheats; None if answers are not boxes."""
+    """Writes boxes, given in original pixels, as a well-formed answer; used for cheats. None if answers are not boxes.
+    """
     group: Callable[[Any, Sample, Sequence[Answer], Any], list[Parts]] | None = None
-    """Parts that compare the answers of a group; the last argument is the services of `Task.score_group`."""
+    """Reward parts that compare the answers of a group. The last argument is the `services` of `Task.score_group`."""
     needs: Collection[str] = frozenset()
     """Services that `group` needs, as in `Task.needs`."""
     variants: Callable[[Any, Sample, int, int], Sequence[Variant]] | None = None
-    """Further answers with other media, as `Task.variants` gives them."""
+    """Variants of a sample with other media, as in `Task.variants`."""
     problem: Callable[[Any, Mapping[str, Any]], str | None] | None = None
-    """What this recipe lacks in a row, or None."""
+    """What a row lacks for this recipe; None if it is usable."""
     best_parts: Mapping[str, float] = field(default_factory=dict)
-    """Part -> its maximum, where that is not 1."""
+    """Reward part -> its maximum, for parts whose maximum is not 1."""
     asked: str = ""
-    """The prompt of a row that has its own `question` instead of the name of something to find."""
+    """Prompt template for rows that have a `question` instead of the name of an object to find."""
     asks: bool = False
-    """Whether rows may have a question and its answer instead of the boxes of a grounding row."""
+    """Whether rows may have a question and an answer instead of the boxes of a grounding row."""
     system: str = ""
     outcome: Mapping[str, float] = field(default_factory=dict)
-    """What makes an answer correct, as `Task.outcome`: part -> minimum raw value."""
+    """Criterion for a correct answer, as in `Task.outcome`: reward part -> minimum raw value."""
     correct: Callable[[Any, Sample, Answer], bool | None] | None = None
-    """Whether an answer is correct, if the values of parts do not tell."""
+    """Whether an answer is correct. Only for recipes in which this cannot be decided from the reward parts."""
 
 
 class RecipeTask(Task):
-    """A task whose prompt, parts and answer format come from a table of recipes."""
+    """A task that takes its prompt, reward parts and answer format from a recipe."""
 
     _recipes: ClassVar[Mapping[str, Recipe]] = {}
     recipe: str = ""
@@ -70,7 +72,7 @@ class RecipeTask(Task):
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self.used: Recipe = self._chosen(settings)
-        """The recipe in use; what a subclass sets itself (prompt, rewards) wins."""
+        """The selected recipe. A prompt or rewards that a subclass sets take precedence over the recipe's."""
         self.best_parts: Any = self.used.best_parts
         self.prompt = self.prompt or self.used.prompt
         self.system = self.system or self.used.system
@@ -108,12 +110,12 @@ class RecipeTask(Task):
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with the `placeholders` that a template uses."""
+        """The row with the `placeholders` added that occur in a prompt template."""
         return {**row, **{name: text for name, text in self.placeholders(row).items()
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        """What is wrong with a row under any recipe, or None."""
+        """What is wrong with a row, whatever the recipe; None if nothing is."""
         return None
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
@@ -136,7 +138,8 @@ class RecipeTask(Task):
         return self.used.oracle(self, sample)
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Boxes that need no look at the image: a tiny one, the whole image, a hundred, one a hundred times."""
+        """Answers with boxes that can be given without looking at the image: a tiny box, the whole image, a hundred
+        boxes, and one box repeated a hundred times."""
         width, height, write = sample.get("width"), sample.get("height"), self.used.write
         if not width or not height or write is None:
             return {}
@@ -144,7 +147,7 @@ class RecipeTask(Task):
 
 
 def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
-    """Cheats of grounding by name, as boxes of an image of that size."""
+    """The boxes of the cheats for grounding, as name of the cheat -> boxes in an image of this size."""
     corner = [0.0, 0.0, max(2.0, width / 100), max(2.0, height / 100)]
     tiles = [[x * width / 10, y * height / 10, (x + 1) * width / 10, (y + 1) * height / 10]
              for y in range(10) for x in range(10)]
@@ -154,7 +157,8 @@ def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
 
 
 def in_model_units(task: Task, sample: Sample, place: Box, whole: bool = False) -> list[float]:
-    """A box or point of the row as the model is to write it; `whole`: rounded, unless the convention is 0..1."""
+    """Converts a box or point of the row to the coordinates in which the model writes. With `whole`, they are rounded
+    to integers, unless the coordinate convention is 0..1."""
     written = task.coordinates.from_original(sample, place)
     return [round(v) for v in written] if whole and whole_units(task, sample) else written
 
@@ -163,11 +167,11 @@ shown = in_model_units  # the former name, which recipes of users may import
 
 
 def whole_units(task: Task, sample: Sample) -> bool:
-    """Whether the row's coordinate convention counts in integers; 0..1 does not."""
+    """Whether the coordinate convention for this row uses integers; the convention 0..1 does not."""
     edge = task.coordinates.from_original(sample, [sample["width"], sample["height"]])
     return edge[0] > 1 or edge[1] > 1
 
 
 def pixels(task: Task, sample: Sample, place: Box | None) -> list[float] | None:
-    """A box or point as the model wrote it, in original pixels; None stays None."""
+    """Converts a box or point that the model wrote to original pixels; None stays None."""
     return task.coordinates.to_original(sample, place) if place else None

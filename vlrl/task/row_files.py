@@ -1,7 +1,7 @@
-"""Which of data.train and data.heldout a task reads: rows that a task ignores in favour of its own samples are an
-error.
+"""Checks that a task reads the files set by data.train and data.heldout. It is an error if a task makes its own samples
+and ignores rows that the user set for it.
 
-What counts is that `samples` accesses the setting, so a task may read its file in any way."""
+The check only records whether the task accesses the setting, so a task may read the file in any way."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _FILES = ("train", "heldout")
 
 
 class RowFiles(DataSettings):
-    """`data.*` as a task has it; records which of its files were accessed."""
+    """The `data.*` settings of one task. Records which of the files in them the task has accessed."""
 
     _requested: set[str] = PrivateAttr(default_factory=set)
     _own: Collection[str] = PrivateAttr(default=_FILES)
 
     @classmethod
     def of(cls, data: DataSettings, own: Collection[str] = _FILES) -> RowFiles:
-        """`own`: the splits set for this task alone; in a mixture, the others are shared by its tasks."""
+        """Creates the object from `data.*` settings. `own` lists the splits whose files were set for this task alone;
+        in a mixture, the files of the other splits are shared by all tasks."""
         files = cls(**data.model_dump())
         files._own = own
         return files
@@ -35,27 +36,28 @@ class RowFiles(DataSettings):
         return super().__getattribute__(name)
 
     def reset_reads(self, split: str) -> None:
-        """Forgets earlier accesses to the file of a split."""
+        """Forgets that the file of a split has been accessed."""
         self._requested.discard(split)
 
     def unread_file(self, split: str) -> str:
-        """The file of a split that was not accessed; "" if there is none."""
+        """The file of a split if it has not been accessed; "" if it has, or if no file is set."""
         return vars(self).get(split, "") if split in _FILES and split not in self._requested else ""
 
 
 def unread_file(task: Any, split: str) -> str:
-    """The file of `data.<split>` that a task did not access for its samples; "" if there is none."""
+    """The file of `data.<split>` if the task has not accessed it; "" if it has, or if no file is set."""
     return task.data.unread_file(split) if isinstance(task.data, RowFiles) else ""
 
 
 def reset_reads(task: Any, split: str) -> None:
-    """Makes `unread_file` count from now on."""
+    """Forgets that the task has accessed the file of a split, so that `unread_file` only considers later accesses."""
     if isinstance(task.data, RowFiles):
         task.data.reset_reads(split)
 
 
 def refuse_unread_file(task: Any, split: str) -> None:
-    """Raises ConfigError if a task makes its own samples of a split despite rows given for it alone."""
+    """Raises ConfigError if a task makes its own samples of a split and ignores a file of rows that was set for this
+    task alone."""
     file = unread_file(task, split)
     if file and split in task.data._own:
         raise unread_file_error(f"task '{task.name}' makes", split, file)

@@ -1,4 +1,4 @@
-"""Completions -> reward parts, with all the guarantees of the Task contract. No torch."""
+"""Converts completions to reward parts and rewards. Enforces the guarantees of the Task contract. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from vlrl.types import Answer, Parts, Sample, StepValues
 
 _MOST_MARKS = 1000
 LARGEST = 1e12
-"""Largest part or reward; squares and sums of larger ones exceed the number range of a GPU."""
+"""Largest absolute value of a part or reward. Squares and sums of larger values could exceed the number range on a GPU.
+"""
 _watch: Callable[[int], str | None] | None = None
-"""Called with the number of answers before task code runs; a text it returns is stored as the error instead."""
+"""A function that is called before task code runs, with the number of answers to be scored. If it returns a string, the
+task code is not called and the string is stored as the error."""
 
 
 @contextmanager
 def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
-    """Calls `watch` before each call of task code, which it may refuse; see subprocess_scorer.py."""
+    """A context manager: within it, `watch` is called before each call of task code and may refuse the call; see
+    subprocess_scorer.py."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -38,30 +41,35 @@ def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AnswerScore:
-    """Parts, reward and outcome of one answer; `error` says why a part or the reward has no value."""
+    """The reward parts, the reward and the correctness of one answer. `error` says why a part or the reward has no
+    value."""
 
     parts: Parts
     reward: float | None
     parsed: Any = None
     error: str | None = None
     correct: bool | None = None
-    """The result of Task.correct; None if the answer is unscorable."""
+    """The result of Task.correct; None if the answer could not be scored."""
     steps: tuple[tuple[int, float], ...] = ()
-    """For the first part given by steps: the end of each in characters of the completion, and its value."""
+    """(end, value) of each reasoning step, if a reward part is given per step; the end is a character offset in the
+    completion. If there are several such parts, the first one is used."""
 
 
 MarkedScores = list[tuple[AnswerScore, list[Any] | None]]
-"""Scores, each with the marks that task.overlay draws."""
+"""Scores of answers, each with the marks that task.overlay returns for the viewer."""
 
 
 def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
                 services: Services | None = None) -> list[AnswerScore]:
-    """Scores the answers to one sample. Without `services` there are no answers of variants either, and parts that need
-    a service are left out.
+    """Scores the answers to one sample. Without `services`, there are no answers to variants, and reward parts that
+    need a service are left out.
 
-    None as a part makes the rollout unscorable (reward None). So do, with an `error`, a part that is not a finite
-    number and a scorer that raises, since 0 could be the best reward of the group. Raises TaskError if the scorers
-    return the wrong shape, or parts and `rewards` differ in names: that is a bug of the task, not of the model."""
+    A part that is None makes the rollout unscorable: its reward is None. So does a part that is not a finite number, or
+    a scoring method that raises; in these cases, `error` is set as well. The reward is not set to 0 because 0 could be
+    the best reward of the group.
+
+    Raises TaskError if a scoring method returns the wrong type, or part names other than those in `rewards`. These are
+    bugs of the task and do not depend on the model's text."""
     if not answers:
         return []
     task = task.of(sample)
@@ -85,15 +93,16 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
               services: Services) -> tuple[MarkedScores, dict[str, float]]:
-    """The scores of a group's answers and then of the `others`, each with its marks (see score_group, score_alone,
-    overlay_marks), and the weight of every part."""
+    """Scores the answers of a group with `score_group` and the `others` with `score_alone`. Returns the scores of the
+    answers followed by those of the others, each with its overlay marks, and the weight of every reward part."""
     task, _ = without_absent_parts(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
 
 
 def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[AnswerScore]:
-    """Scores answers outside any group, such as those of a variant, with the parts of `score` only."""
+    """Scores answers that do not belong to a group, such as those to a variant. Only the parts from `score` are
+    available."""
     task = task.of(sample)
     weights, out = task.weights_at(step), []
     for answer in answers:
@@ -105,8 +114,8 @@ def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 
 def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
-    """The result of `score`; with an environment, merged over the sums of the turns' parts, a part missing in a turn
-    counting 0."""
+    """The reward parts from `score`. In an environment, the sums of the parts of all turns are added for the parts that
+    `score` does not return; a part that is missing in a turn counts as 0 there."""
     own = task.score(sample, answer)
     if not has_environment(task) or not isinstance(own, Mapping):
         return own
@@ -115,7 +124,8 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """The score without a value if the environment failed, since such an episode is never rewarded."""
+    """The score without a reward if the environment failed (`error` is not None), because such an episode must not be
+    rewarded."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"
@@ -123,15 +133,15 @@ def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
 
 
 def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
-    """The marks of `task.overlay` for a parsed answer and the target, at most 1,000; None if it fails."""
+    """The marks that `task.overlay` returns for a parsed answer, at most 1,000; None if the call fails."""
     marks, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
     return None if error else marks
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
-    """The finite numbers in `task.metrics`, and the first problem with it.
+    """The finite numbers that `task.metrics` returns for an answer, and a description of the first problem, or None.
 
-    None stands for "not measured here" and is left out without an error."""
+    A value of None means "not measured for this sample": it is left out and is not a problem."""
     metrics, error = _guarded(lambda: task.metrics(sample, answer, parts))
     if error is None and not isinstance(metrics, Mapping):
         error = f"returned {type(metrics).__name__}, expected {{name: number}}"
@@ -185,7 +195,7 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
 
 
 def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
-    """The reward, or None and the reason."""
+    """(reward, None), or (None, reason) if `combine` fails."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
         value, problem = finite_number(given)
@@ -195,16 +205,17 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
 
 
 def _too_large(values: Mapping[str, float]) -> str | None:
-    """Why the first of these values cannot be averaged, or None."""
+    """Describes the first value that exceeds LARGEST; None if there is none."""
     name = next((name for name, value in values.items() if abs(value) > LARGEST), None)
     return None if name is None else (f"{name} was {values[name]:g}, larger than the {LARGEST:g} up to which means "
                                       "and variances of rewards can be computed")
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
-    """The result of a call, or the error it raised as text; a TaskError is for the author to fix and passes through.
+    """Calls task code. Returns (result, None), or (None, error text) if it raises. A TaskError is raised again, because
+    it is a bug that the author of the task has to fix.
 
-    The call handles `answers` answers, which determines how long it may take."""
+    `answers` is the number of answers that the call handles; it determines how long the call may take."""
     refused = _watch(answers) if _watch else None
     if refused:
         return None, refused

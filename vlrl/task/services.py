@@ -1,10 +1,10 @@
-"""What `Task.score_group` gets beside the answers: answers of variants, and services by name. No torch.
+"""The services that `Task.score_group` can use, and the answers to variants. Imports no torch.
 
     def score_group(self, sample, answers, services):
-        shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
+        shuffled = services.variants.get("shuffled", ())        # answers to a variant with other media
         sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
 
-A service that is not available raises AbsentService; `"judge" in services` asks first."""
+A service that is not available raises AbsentService; check with `"judge" in services` first."""
 
 from __future__ import annotations
 
@@ -26,107 +26,109 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A text whose likelihood is evaluated in place of the final answer of a completion."""
+    """A text whose likelihood is computed in place of the final answer of a completion."""
 
     answer: Answer | None
-    """None: the text directly follows the prompt, in its own tag, without any reasoning."""
+    """The answer whose prompt and reasoning precede the text. None: the text follows the prompt directly, in an answer
+    tag and without any reasoning."""
     text: str
 
 
 Key = tuple[int | None, str | None]
-"""Index of an answer in its group, and the text in place of its own; see Reading."""
+"""(index of the answer in its group, text in place of its final answer), with None as in Reading."""
 GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
-"""Log-probabilities [t] of the readings of a group, by service."""
+"""Name of a service -> log-probabilities [t] for each reading of a group."""
 
 
 class Logprobs(Protocol):
-    """`services.policy_logprobs` and `services.reference_logprobs`: the likelihood of answers under the trained policy
-    or its reference (algo.reference)."""
+    """`services.policy_logprobs` and `services.reference_logprobs`: token log-probabilities of answers under the policy
+    being trained or under the reference model (algo.reference)."""
 
     def __call__(self, readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
-        """[t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content, or of the text
-        in its place; empty if there is none. Takes any of the readings that `Task.readings` gave for the group, by
-        default its answers, in any order and number."""
+        """For each reading, the log-probabilities [t] at temperature 1 of the tokens in the answer's last <answer> tag,
+        or of the text that replaces its content; empty if there are no tokens. The readings may be any of those that
+        `Task.readings` returned for the group (by default its answers), in any order and number."""
         ...
 
 
 LOGPROBS = ("policy_logprobs", "reference_logprobs")
-"""The services that are evaluated in one pass over all groups before scoring."""
+"""Services that are computed in one pass over all groups before scoring."""
 
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """The split and step that a request to a service belongs to."""
+    """The split and the step to which a request to a service belongs."""
 
     split: str = ""
     step: int = 0
     policy_step: int = 0
-    """Completed steps of the weights that wrote the judged text."""
+    """Number of completed training steps of the policy that wrote the judged text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A question to a judge with more than plain text: with images, or for a reply in JSON.
+    """A question to a judge that has images or asks for a reply in JSON; other questions are plain strings.
 
     Example: `Question("Is it a cat?", sample.media, {"verdict": ("yes", "no")})`."""
 
     text: str
     media: Sequence[Media] = ()
-    """Shown before the text; a video as its frames."""
+    """Images and videos that are shown before the text; a video is shown as its frames."""
     fields: Fields | None = None
-    """Fields that the reply must have (rewards/verdicts.py); otherwise it is asked again."""
+    """Fields that the JSON reply must have (rewards/verdicts.py). If the reply lacks them, the question is asked again.
+    """
 
 
 class Judge(Protocol):
-    """`services.judge`: a model that answers questions about answers."""
+    """`services.judge`: an LLM that answers questions about the model's answers."""
 
     def __call__(self, questions: Sequence[str | Question]) -> list[str | None]:
-        """The reply to each question; None without a reply, or without one that has the `fields`. Parts that depend on
-        None are unscorable, and neither right nor wrong."""
+        """The reply to each question; None if there is no reply, or no reply with the required `fields`. Treat None as
+        unknown: a reward part that depends on it must be None, which makes the answer unscorable."""
         ...
 
 
 class Clip(Protocol):
-    """`services.clip`: how well images and texts match."""
+    """`services.clip`: similarity of images and texts, computed by a CLIP model."""
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """[images, texts] cosines of PIL images with texts."""
+        """[images, texts] Cosine similarities of PIL images and texts."""
         ...
 
 
 class RewardModel(Protocol):
-    """`services.reward_model`: scores of answers by a model trained for it."""
+    """`services.reward_model`: scores of answers from one or more trained reward models."""
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
-        """For each answer the scores of all models (services.reward_model.name), on their own scales; None if one of
-        them has no score, so that parts that depend on it are unscorable."""
+        """For each answer, the scores of all models (services.reward_model.name), each on the scale of the model. None
+        if a model returned no score; reward parts that depend on it are then unscorable."""
         ...
 
 
 SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Judge, "clip": Clip,
                                 "reward_model": RewardModel}
-"""Every service that a task may need, by name."""
+"""Name -> every service that a task may need."""
 
 
 FAILED = "service: "
-"""How the error of a rollout starts if a service did not answer."""
+"""Prefix of the error of a rollout that could not be scored because a service did not reply."""
 _ABSENT = Table({"without": "vlrl.services.missing:without_unserved_parts",
                  "served": "vlrl.services.missing:served_task"})
-"""Handling of services that a task needs and a run does not have."""
+"""Functions that handle services that a task needs but the run does not have."""
 
 
 class AbsentService(TaskError, AttributeError):
-    """A requested service is not available."""
+    """The requested service is not available."""
 
 
 @dataclass(frozen=True, eq=False)
 class Services:
-    """The argument of `score_group`. Attributes besides `variants` are services of SERVICES."""
+    """The `services` argument of `score_group`. Its attributes are `variants` and the services in SERVICES."""
 
     variants: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
-    """Answers drawn with other media, by the name of their Variant; a missing name = none were made."""
+    """Name of a variant -> the answers to it. A name is missing if there are no answers to this variant."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The available services, by name."""
+    """Name -> service, for the available services."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
@@ -140,7 +142,7 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """The key of a reading. Raises TaskError if its answer is not in the group."""
+    """The key of a reading. Raises TaskError if its answer does not belong to the group."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
@@ -150,7 +152,7 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """A service of log-probabilities that returns values computed for a group before it is scored."""
+    """A log-probability service that looks up values computed for a group before it is scored."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
@@ -168,7 +170,8 @@ class GroupServices(Protocol):
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
-        """Held while task code runs, and released while it waits for a server, so that groups wait concurrently."""
+        """A lock that is held while task code runs and released while it waits for a server, so that several groups can
+        wait at the same time."""
         ...
 
     @property
@@ -176,22 +179,23 @@ class GroupServices(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """Why parts that depend on a service have no value, as the `error` of a rollout; None if all replied."""
+        """Why reward parts that depend on a service have no value, for the `error` of a rollout; None if all services
+        replied."""
         ...
 
 
 class RunServices(Protocol):
-    """The services of `services.*` that a run has and its task needs, in one process (vlrl/services/provided.py)."""
+    """The services of `services.*` that the run has and the task needs, in one process (vlrl/services/provided.py)."""
 
     @property
     def threads(self) -> int:
-        """Number of groups scored concurrently."""
+        """Number of groups that are scored at the same time."""
         ...
 
     def at(self, place: ServiceContext) -> GroupServices: ...
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Statistics of the requests of a split up to a step, over all processes; resets them."""
+        """Statistics of the requests for a split up to a step, summed over all processes. Resets the statistics."""
         ...
 
     def close(self) -> None: ...
@@ -199,23 +203,24 @@ class RunServices(Protocol):
 
 def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
                          services: Services) -> tuple[Task, list[str]]:
-    """The task without the parts whose services in `needs` are absent, and the names of those parts.
+    """The task that scores a sample, without the reward parts that need an unavailable service, and the names of the
+    removed parts.
 
-    A task that needs nothing absent is returned unchanged; of a mixture it is the sample's."""
+    If all services are available, this is `task.of(sample)`, unchanged."""
     task = task.of(sample)
     served = all(name in services for name in task.needs)
     return (task, []) if served else _ABSENT["without"](task, sample, answers, services)
 
 
 def drop_unserved_parts(task: Task, available: Collection[str], samples: Sequence[Sample]) -> Task:
-    """The task, or each of a mixture, without the parts of weight 0 that need a service not in `available`. Raises
-    ConfigError for such a part with a weight."""
+    """Removes the reward parts of weight 0 that need a service not in `available`, from the task or from each task of a
+    mixture. Raises ConfigError if such a part has a weight."""
     lacking = any(set(one.needs) - set(available) for one in task.members)
     return _ABSENT["served"](task, available, samples) if lacking else task
 
 
 def parts_needing(task: Task, service: str) -> Collection[str] | None:
-    """The parts that need a service; None if the task does not say which."""
+    """The reward parts that need a service; None if the task does not say which parts need it."""
     if service not in task.needs:
         return ()
     return task.needs[service] if isinstance(task.needs, Mapping) else None

@@ -1,11 +1,12 @@
-"""Task code in its own process, which is killed if it hangs (limits.score_s).
+"""Runs task code in a separate process, which is killed if it hangs (limits.score_s).
 
     scorer = SubprocessScorer(make, seconds)      # before the model is loaded: starts the fork server
     scorer.set_convention("norm1000")             # make("norm1000") is the task, called in the process that scores
     scorer(task, sample, answers, others, step, services)       # as scoring.score_all
 
-fork_server.py forks the process, with the task and samples of the start. Only what cannot be sent (a sample with
-objects that cannot be pickled, a service) is scored in the training process, without a limit."""
+The fork server (fork_server.py) forks this process, with the task and samples as they were when it was started. Some
+groups are scored in the training process instead, without a time limit: those whose sample or results cannot be
+pickled, and those that need a service."""
 
 from __future__ import annotations
 
@@ -26,20 +27,22 @@ from vlrl.types import Answer, Sample
 
 GroupScores = tuple[MarkedScores, dict[str, float]]
 _PLACE = struct.Struct("qq")
-"""Content of the shared memory: the number of calls of task code begun, and the answers of the last one."""
+"""Layout of the shared memory: the number of calls of task code started so far, and the number of answers of the latest
+call."""
 _START_S = 60.0  # seconds added to the limit before the first call
 _log = logging.getLogger(__name__)
 
 
 class GroupAbandoned(Exception):
-    """Scoring of a group was abandoned, with the reason."""
+    """Scoring of a group was given up; the argument is the reason."""
 
 
 class SubprocessScorer:
-    """Scores groups in a process that is killed if one call takes longer than `seconds` for each of its answers.
+    """Scores groups in a separate process, which is killed if a call takes longer than `seconds` times the number of
+    its answers.
 
-    For a call that hangs or ends its process, the answer (for score_group: every answer of the group) gets reward 0 and
-    an `error`; everything else is scored as usual."""
+    If a call hangs or ends the process, its answer gets an `error` and no reward; for a call of score_group, this
+    concerns every answer of the group. All other answers are scored as usual."""
 
     def __init__(self, make: Callable[[str], Task], seconds: float):
         self.seconds, self._lock = seconds, threading.Lock()
@@ -49,12 +52,12 @@ class SubprocessScorer:
         self.worker = Worker(lambda: self.fork_server.start(self._convention))
 
     def set_convention(self, convention: str) -> None:
-        """How the model writes boxes, which is known once it is loaded."""
+        """Sets the coordinate convention of the model, which is known once the model is loaded."""
         self._convention = convention
 
     def __call__(self, task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
                  services: Services) -> GroupScores:
-        """As scoring.score_all; one group at a time, from any thread."""
+        """Scores a group like scoring.score_all. May be called from any thread; groups are scored one at a time."""
         outcome: GroupScores | str | None = None
         if not services.given:
             try:
@@ -73,7 +76,7 @@ class SubprocessScorer:
         return outcome if isinstance(outcome, tuple) else score_all(task, sample, answers, others, step, services)
 
     def close(self) -> None:
-        """Ends both processes."""
+        """Ends the scoring process and the fork server."""
         with self._lock:
             self.worker.kill()
             self.fork_server.close()
@@ -85,8 +88,10 @@ class SubprocessScorer:
                          "%s", why)
 
     def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:
-        """The scores; None, or the reason why they could not be sent, if they must be computed in this process. Raises
-        GroupAbandoned if the task hangs even though nothing of it should be called any more."""
+        """Has the process score a pickled group, and returns the scores. Returns None if scoring raised there, or the
+        reason as a string if the scores cannot be pickled; the group must then be scored in this process.
+
+        Raises GroupAbandoned if the process hangs again at a call that it should already skip."""
         refused: dict[int, str] = {}
         with self._lock:
             while True:
@@ -104,7 +109,8 @@ class SubprocessScorer:
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
     def _patience(self) -> tuple[tuple[int, int], float]:
-        """The last call of task code begun with its number of answers, and the seconds it may take."""
+        """The number of calls of task code started so far with the number of answers of the latest call, and the
+        seconds that this call may take."""
         begun, answers = _PLACE.unpack_from(self._place)
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 
@@ -113,7 +119,7 @@ class SubprocessScorer:
 
 
 def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
-    """Scores requests until the connection closes."""
+    """The main loop of the scoring process: scores requests until the connection closes."""
     def reply(sent: bytes) -> bytes:
         refused, request = pickle.loads(sent)  # of the training process
         return _reply(task, refused, request, place)
@@ -122,8 +128,8 @@ def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
 
 
 def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:
-    """The pickled scores. A pickled None if scoring raised, which is then repeated in the training process, where it is
-    reported; a pickled text if the scores cannot be sent."""
+    """The scores, pickled. If scoring raises, the reply is a pickled None; scoring is then repeated in the training
+    process, which reports the error. If the scores cannot be pickled, the reply is the reason, as a pickled string."""
     begun = 0
 
     def watch(answers: int) -> str | None:

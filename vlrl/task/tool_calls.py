@@ -1,4 +1,5 @@
-"""Tool calls as a model writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. No torch."""
+"""Parses tool calls in the text of a model: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -10,25 +11,25 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MOST_CALLS = 8
-"""Calls of one action that are run; further ones are refused."""
+"""Maximum number of tool calls in one action that are executed; further calls are refused."""
 _MOST_CALL = 20_000  # characters of a call
 _MOST_NESTED = 20  # nesting depth of the arguments of a call
 
 
 @dataclass(frozen=True)
 class Call:
-    """A parsed call."""
+    """A parsed tool call."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
-    """What is wrong with its syntax; empty = nothing."""
+    """What is wrong with the call's syntax; "" if it is valid."""
 
 
 def calls_of(text: str) -> list[Call]:
-    """The calls of an action in order, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each. Text before
-    `</think>` is ignored, and so is everything in thinking that never ends. One call with an error stands for all calls
-    beyond MOST_CALLS."""
+    """The tool calls in an action, in order: each is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Text
+    before `</think>` is ignored, and so is all text if the thinking is never closed. If there are more than
+    MOST_CALLS calls, a single Call with an error stands for the rest."""
     _, closed, said = text.rpartition("</think>")
     _, *pieces = said.split(OPEN) if closed or "<think>" not in text else ("",)
     calls = [_call(piece) for piece in pieces[:MOST_CALLS]]
@@ -67,7 +68,7 @@ def _nests(value: Any, levels: int) -> bool:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parsed JSON whose numbers are all finite. Raises ValueError and RecursionError."""
+    """Parses JSON in which all numbers must be finite. Raises ValueError or RecursionError."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 

@@ -1,4 +1,5 @@
-"""Variants of a sample: further answers drawn with other media, as requested by `Task.variants`. No torch."""
+"""Variants of a sample with other media, which the model answers as well, as requested by `Task.variants`. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -13,24 +14,25 @@ from vlrl.task.interface import task_code
 from vlrl.types import Media, Prompt, Sample, Variant
 
 GREEDY = "greedy"
-"""Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
+"""Name of the variant for the answer at temperature 0, which some advantage estimators use as a baseline. The answer is
+stored but does not belong to the group."""
 
 KEPT = "kept"
-"""Variant of an answer that was kept from an earlier visit to the prompt (Completion.policy_step)."""
+"""Name of the variant for an answer that was kept from an earlier visit to the prompt (Completion.policy_step)."""
 
 _TAKEN = (GREEDY, *VARIANTS)
 
 
 def has_variants(task: Task) -> bool:
-    """Whether the task, or one of a mixture, overrides `variants`."""
+    """Whether the task, or a task of a mixture, overrides `variants`."""
     return any(getattr(one.variants, "__func__", None) is not Task.variants for one in task.members)
 
 
 def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
-    """The variants of a sample in a group of `n`, without empty ones.
+    """The variants of a sample whose group has `n` answers, except variants that ask for 0 answers.
 
-    Raises TaskError if `variants` fails, returns something else, repeats a name, or leaves the group without an answer
-    to the original sample."""
+    Raises TaskError if `variants` fails, returns something of the wrong type, repeats a name, or leaves no answer of
+    the group to the original sample."""
     with task_code(task, f"variants of sample '{sample.id}'"):
         variants = list(task.variants(sample, n, step))
     problem = next((p for v in variants if (p := _problem(v, sample))), None) or _together(variants, n)
@@ -44,14 +46,14 @@ def with_media_of(sample: Sample, variant: Variant) -> Sample:
 
 
 def same_pixels(shown: Prompt, plain: Prompt) -> bool:
-    """Whether a variant shows exactly the pixels of the sample, as a one-frame clip in another order does. Its answers
-    beside the group would add nothing, and are not drawn."""
+    """Whether a variant shows exactly the same pixels as the sample, for example a clip of one frame in another order.
+    Answers to such a variant would add nothing, so they are not generated."""
     pixels = [[[frame.tobytes() for frame in media.frames] for media in prompt.media] for prompt in (shown, plain)]
     return bool(plain.media) and pixels[0] == pixels[1]
 
 
 def trained_count(variants: Sequence[Variant]) -> int:
-    """How many answers of a group are those of trained variants."""
+    """How many answers of a group belong to variants that are used for training."""
     return sum(v.n for v in variants if v.trained)
 
 
