@@ -82,11 +82,11 @@ def test_what_it_does_not_go_with():
         attach(Own(), settings("gym:FrozenLake-v1"))
     with pytest.raises(ConfigError, match="several tasks"):
         attach(Mixture({"a": Plain(), "b": Plain()}), settings("gym:FrozenLake-v1"))
-    with pytest.raises(ConfigError, match=r"without environment.name acts on nothing"):
+    with pytest.raises(ConfigError, match=r"without environment.name has no effect"):
         check_unattached(Plain(), settings("", options={"a": 1}))
     with pytest.raises(ConfigError, match="task 'recall' has its own environment"):
         loaded("task=recall", "environment.name=gym:FrozenLake-v1")
-    with pytest.raises(ConfigError, match=r"environment.name is empty: say which"):
+    with pytest.raises(ConfigError, match=r"environment.name is empty: set it"):
         loaded("task=world")
     with pytest.raises(ConfigError, match="one of the names is empty"):
         config.load(config.shipped("tiny.yaml"), ["environment.name=['gym:Taxi-v4', '']"])

@@ -186,10 +186,10 @@ def test_the_group_is_handed_its_own_answers_values():
     found = group(np.log([0.25, 1.0]), np.log([0.5]))
     assert [r.parts["sure"] for r in found.rollouts] == pytest.approx([0.5, 0.5])
     assert group().weights == {"right": 1.0}  # an evaluation without the service
-    with pytest.raises(TaskError, match=r"asked for an answer, which Task\.readings did not give"):
+    with pytest.raises(TaskError, match=r"asked for an answer, which Task\.readings did not return"):
         group(np.zeros(1))
     task.copies = True
-    with pytest.raises(TaskError, match="none of a variant aside and no copies"):
+    with pytest.raises(TaskError, match="not copies of them and not answers to a variant outside"):
         group(np.zeros(1), np.zeros(1))
 
 

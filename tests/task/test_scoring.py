@@ -150,7 +150,7 @@ def test_rewards_too_large_for_a_float():
     ({"m": 1, "n": np.float32(0.5)}, {"m": 1.0, "n": 0.5}, None),
     ({"m": None, "n": True}, {"n": 1.0}, None),
     ({"m": math.nan, "n": 2}, {"n": 2.0}, "metrics: 'm' was nan"),
-    ({"m": "1", "n": 2}, {"n": 2.0}, "metrics: 'm' was '1' (str), no number"),
+    ({"m": "1", "n": 2}, {"n": 2.0}, "metrics: 'm' was '1' (str), which is not a number"),
     ({3: 1.0, "n": 2}, {"n": 2.0}, "metrics: 3 is not a name"),
     (None, {}, "metrics: returned NoneType, expected {name: number}"),
     (KeyError("k"), {}, "metrics: KeyError: 'k'"),

@@ -132,7 +132,7 @@ def test_an_own_rule_that_fails_is_an_error_of_its_own():
 
 
 def test_an_outcome_of_no_part_is_refused():
-    with pytest.raises(ConfigError, match=r"the part 'nera', which rewards does not\. Did you mean 'near'"):
+    with pytest.raises(ConfigError, match=r"the part 'nera', which is missing in rewards\. Did you mean 'near'"):
         type("Own", (Shaped,), {"outcome": {"nera": 1.0}})()
 
 

@@ -245,7 +245,7 @@ BROKEN_SCORES = {
         lambda a, r: float(say(a).encode() == r.encode()))),
     "is not finite": ("parts", "part 'correct' was (nan|inf)", scoring(
         lambda a, r: float(say(a)) if say(a).lower() in ("nan", "infinity", "1e999") else float(say(a) == r))),
-    "is no number": ("parts", "'yes'.*no number", scoring(lambda a, r: "yes" if say(a) == r else 0.0)),
+    "is no number": ("parts", "'yes'.*not a number", scoring(lambda a, r: "yes" if say(a) == r else 0.0)),
     "grows with the length": ("parts", "must stay within", scoring(lambda a, r: len(a.text) / 1000)),
     "backtracks": ("slow", "regular expression", scoring(backtracks)),
     "is not the same twice": ("deterministic", "the same answer got", scoring(counted())),

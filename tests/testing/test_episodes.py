@@ -101,7 +101,7 @@ def test_broken_environments_are_found(world, check, says, monkeypatch):
 
 @pytest.mark.parametrize("actions, says", [
     (["left"], "the perfect episode earns 0"), (["right"] * 9, "of its 9 actions"),
-    ("right", "expected a list of texts"), ([], "expected a list of texts")])
+    ("right", "expected a list of strings"), ([], "expected a list of strings")])
 def test_wrong_perfect_episodes_are_found(actions, says):
     findings, _ = found(oracle_actions=lambda self, sample: actions)
     assert says in findings["oracle_actions"], findings

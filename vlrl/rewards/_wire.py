@@ -16,7 +16,7 @@ def numbered_message(number, message):
 def split_message(sent):
     """Splits received bytes into (number, message). Raises OSError if they are too short to contain a number."""
     if len(sent) < _NUMBER.size:
-        raise OSError("a message without a number")
+        raise OSError("the received message is too short to contain its number")
     return _NUMBER.unpack_from(sent)[0], sent[_NUMBER.size:]
 
 

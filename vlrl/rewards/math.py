@@ -228,7 +228,7 @@ class _Verifier:
             with self.lock:
                 reply = json.loads(self.worker.ask(json.dumps(question).encode(), lambda: (None, patience)))
         except WorkerEnded:
-            raise VerifierError(f"math-verify gave no verdict within {question['seconds']:g} s of CPU time on "
+            raise VerifierError(f"math-verify returned no verdict within {question['seconds']:g} s of CPU time on "
                                 f"{text!r}") from None
         if "error" in reply:
             raise VerifierError(f"math-verify failed on {text!r}: {reply['error']}")

@@ -17,7 +17,7 @@ def finite_number(value: Any) -> tuple[float | None, str | None]:
             raise TypeError
         number = float(value)
     except Exception:  # TypeError, OverflowError of an int like 10**400, anything from a __float__
-        return None, f"was {displayed(value)}, no number"
+        return None, f"was {displayed(value)}, which is not a number"
     return (number, None) if math.isfinite(number) else (None, f"was {number}")
 
 

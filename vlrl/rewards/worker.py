@@ -88,7 +88,8 @@ class Worker:
             self._answered = number
             return reply
         self.late += 1
-        _log.warning("process %s sent a reply that nothing waits for (%d so far): dropped", self.process, self.late)
+        _log.warning("process %s sent a reply that belongs to no pending request; it was dropped (%d so far)",
+                     self.process, self.late)
         return None
 
     def kill(self) -> None:

@@ -171,7 +171,7 @@ class Task:
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
         """Generates a training sample with these values of the difficulty knobs. The result must depend only on the
         arguments and self.seed."""
-        raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
+        raise NotImplementedError(f"task '{self.name}' defines knobs, but no method generate()")
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Creates a new training prompt for `vlrl data synthesize`: a row in the format of `sample_from_row`. The task
@@ -180,7 +180,7 @@ class Task:
         The row has the fields `generator` and `verifier`, which say how it was made and how its answer is checked, and
         a field with the request (`instruction`, `question` ...). Returns None if this attempt found nothing; raises
         DataError if it failed. The result must depend only on the arguments and self.seed."""
-        raise NotImplementedError(f"task '{self.name}' proposes no prompts")
+        raise NotImplementedError(f"task '{self.name}' does not define propose()")
 
     written_fields: ClassVar[Collection[str]] = ("question", "instruction", "expression", "caption", "text", "problem",
                                                  "options", "answer")
@@ -352,15 +352,15 @@ class Task:
         for part in criterion:
             if part not in self.weights:
                 raise ConfigError(f"task {self.name or type(self).__name__!r}: outcome names the part {part!r}, which "
-                                  f"rewards does not.{did_you_mean(part, self.weights)}")
+                                  f"is missing in rewards.{did_you_mean(part, self.weights)}")
         return criterion or usual_outcome(self.rewards_for(settings))
 
     @classmethod
     def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
         own = cls.combine is not Task.combine
         if not isinstance(given, str) or (own and given not in ("auto", "own")):
-            raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave it at auto" if own
-                              else f"task.combine={given!r}: give a text, such as sum or gate:format")
+            raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave task.combine at auto"
+                              if own else f"task.combine={given!r}: give a string, such as sum or gate:format")
         return ("own" if own else cls.combine_for(settings)) if given == "auto" else given
 
 
@@ -419,7 +419,7 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
     if key not in known:
         near = did_you_mean(key, [*known, *_OF_EVERY_TASK])
         raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{near} "
-                          f"This task knows: {', '.join([*known, *_OF_EVERY_TASK])}.")
+                          f"Settings of this task: {', '.join([*known, *_OF_EVERY_TASK])}.")
     hint = get_type_hints(cls, include_extras=True).get(key, type(getattr(cls, key)))
     try:
         return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))

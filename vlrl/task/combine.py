@@ -174,8 +174,8 @@ def checked_weights(known: Mapping[str, Weight], given: Mapping[str, Any]) -> di
     for part, weight in {**known, **given}.items():
         if part not in known:
             raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, known)} This task's parts: "
-                              f"{', '.join(known)}. Further ones come by task.parts=[path/file.py:name], "
-                              "docs/services.md.")
+                              f"{', '.join(known)}. Add further parts with "
+                              "task.parts=[path/file.py:name] (docs/services.md).")
         try:
             checked[part] = value = _WEIGHT.validate_python(refuse_bool(float, weight))
             in_order = not isinstance(value, list) or all(a[0] < b[0] for a, b in pairwise(value))
@@ -183,5 +183,5 @@ def checked_weights(known: Mapping[str, Weight], given: Mapping[str, Any]) -> di
             in_order = False
         if not in_order:
             raise ConfigError(f"task.rewards.{part}={weight!r}: give a finite number, or [[step, weight], ...] with "
-                              "steps that rise")
+                              "increasing steps")
     return checked

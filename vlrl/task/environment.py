@@ -54,8 +54,8 @@ def check_unattached(task: Any, settings: EnvironmentSettings) -> None:
     environment, or if `environment.options` are set."""
     homeless = next((one for one in task.members if one.lives_outside), None)
     if homeless:
-        raise ConfigError(f"task '{homeless.name}' acts in an environment from outside, and environment.name is "
-                          "empty: say which, as environment.name=gym:FrozenLake-v1 (docs/environments.md)")
+        raise ConfigError(f"task '{homeless.name}' needs an environment, but environment.name is empty: set it, "
+                          "e.g. environment.name=gym:FrozenLake-v1 (docs/environments.md)")
     if settings.options:
-        raise ConfigError(f"environment.options={dict(settings.options)} without environment.name acts on nothing: "
-                          "say which environment, or leave it out")
+        raise ConfigError(f"environment.options={dict(settings.options)} without environment.name has no "
+                          "effect: set environment.name, or remove environment.options")

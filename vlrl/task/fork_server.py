@@ -69,8 +69,8 @@ class ForkServer:
             reply = self._control.recv(8)
         if len(reply) < 8:
             mine.close()
-            raise ForkServerLost(f"the process that starts others for the task (pid {self.process}) was killed from "
-                                 "outside this run, e.g. because memory ran out")
+            raise ForkServerLost(f"the fork server of the task (pid {self.process}), which starts its processes, "
+                                 "was killed from outside this run, e.g. because memory ran out")
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
         refuse_unread_file(task, split)
     made = samples if isinstance(samples, (list, tuple)) else ()  # others are made on access
     if wrong := next((type(s).__name__ for s in made if not isinstance(s, Sample)), ""):
-        raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
+        raise TaskError(f"task '{task.name}': samples({split!r}) contains {wrong}, expected a sequence of Sample")
     if split == "train" and task.data is not None and task.data.solutions:
         from vlrl.data import with_solutions
 
@@ -85,8 +85,8 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
     messages = _call(task, "messages", sample)
     wrong = [m for m in messages if not _is_message(m)] if isinstance(messages, (list, tuple)) else [messages]
     if wrong:
-        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
-                        '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
+        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' contains {str(wrong[0])[:80]!r}, "
+                        'expected {"role": ..., "content": a string or a list of {"type": ..., "text": ...}}')
     return _opened(list(messages), sample.opening)
 
 
@@ -125,8 +125,8 @@ def task_oracle(task: Task, sample: Sample) -> str | None:
     of the wrong type."""
     text = _call(task, "oracle", sample)
     if text is not None and not isinstance(text, str):
-        raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
-                        "text of an answer, or None")
+        raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' returned {type(text).__name__}, expected "
+                        "an answer as a string, or None")
     return text
 
 
@@ -141,8 +141,8 @@ def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
     anything but a list of strings."""
     actions = _call(task, "oracle_actions", sample) or ()
     if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
-        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
-                        "expected a list of texts")
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' returned {str(actions)[:80]!r}, "
+                        "expected a list of strings")
     return list(actions)
 
 
@@ -182,8 +182,8 @@ def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
     unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
     if unknown:
         part = sorted(unknown)[0]
-        raise TaskError(f"task '{task.name}': score returned the part '{part}', which rewards does not name."
-                        f"{did_you_mean(part, task.weights)} Add it to rewards, or put it in metrics().")
+        raise TaskError(f"task '{task.name}': score returned the part '{part}', which is missing in rewards."
+                        f"{did_you_mean(part, task.weights)} Add it to rewards, or return it from metrics().")
     if missing:
-        raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' that rewards names; "
-                        "return every part, None when it cannot be scored.")
+        raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' of rewards; "
+                        "return every part, with None for a part that cannot be scored.")

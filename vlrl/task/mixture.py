@@ -114,7 +114,7 @@ class Mixture(Task):
         """The task that a sample belongs to. Raises DataError if no task has the label in `Sample.task`."""
         if sample.task not in self.tasks:
             raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is not a task of this config."
-                            f"{did_you_mean(sample.task[:100], self.tasks)} Its labels: {', '.join(self.tasks)}")
+                            f"{did_you_mean(sample.task[:100], self.tasks)} Its tasks: {', '.join(self.tasks)}")
         return self.tasks[sample.task]
 
     def each(self, change: Callable[[str, Task], Task]) -> Mixture:
@@ -178,10 +178,12 @@ def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
     try:
         samples = task_samples(task, split)
     except VlrlError as error:
-        raise type(error)(f"tasks.{place} ({task.name}): {error} (its own files: tasks.{place}.data.*)") from error
+        raise type(error)(f"tasks.{place} ({task.name}): {error} (the files of this task are set by "
+                          f"tasks.{place}.data.*)") from error
     if not len(samples):
         raise ConfigError(f"tasks.{place} ({task.name}) has no samples in split '{split}'; every task of a mixture "
-                          f"needs some: set tasks.{place}.data.{split}, or leave the split out")
+                          f"needs samples in each split that is used: set tasks.{place}.data.{split}, or do not use "
+                          "this split")
     return samples
 
 
@@ -190,5 +192,5 @@ def require_one_task(task: Task, what: str) -> Task:
     handle one."""
     if isinstance(task, Mixture):
         raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "
-                          f"task={task.labels[0]} to take that one alone")
+                          f"task={task.labels[0]} to select one of them")
     return task

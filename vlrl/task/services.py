@@ -146,8 +146,8 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
-        raise TaskError("services of log-probabilities take answers that readings or score_group were given, none of a "
-                        "variant aside and no copies")
+        raise TaskError("a log-probability service only takes answers that were passed to readings or score_group, not "
+                        "copies of them and not answers to a variant outside the group")
     return (places[0] if places else None), text
 
 
@@ -157,9 +157,9 @@ def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
         if unread := next((key for key in keys if key not in values), None):
-            what = "an answer" if unread[1] is None else f"the text {unread[1]!a:.80} in place of an answer's own"
-            raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not give: let it return "
-                            "all that score_group asks for")
+            what = "an answer" if unread[1] is None else f"the text {unread[1]!a:.80} in place of the text of an answer"
+            raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not return: it must "
+                            "return everything that score_group passes to the service")
         return [values[key] for key in keys]
 
     return logprobs

@@ -72,7 +72,7 @@ class SubprocessScorer:
             except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
                 outcome = f"{type(error).__name__}: {error}"
         if isinstance(outcome, str):
-            self._tell(f"they cannot be sent to another one ({outcome[:300]})")
+            self._tell(f"they cannot be sent to a separate process ({outcome[:300]})")
         return outcome if isinstance(outcome, tuple) else score_all(task, sample, answers, others, step, services)
 
     def close(self) -> None:

@@ -59,25 +59,25 @@ def trained_count(variants: Sequence[Variant]) -> int:
 
 def _problem(variant: Any, sample: Sample) -> str | None:
     if not isinstance(variant, Variant):
-        return f"gave {type(variant).__name__}, expected Variant(name=..., media=..., n=...)"
+        return f"returned {type(variant).__name__}, expected Variant(name=..., media=..., n=...)"
     if not isinstance(variant.name, str) or variant.name in ("", *_TAKEN):
-        return f"have the name {variant.name!r}, expected a text other than {', '.join(map(repr, _TAKEN))}"
+        return f"have the name {variant.name!r}, expected a string other than {', '.join(map(repr, _TAKEN))}"
     if isinstance(variant.n, bool) or not isinstance(variant.n, int) or variant.n < 0:
-        return f"want n={variant.n!r} answers of '{variant.name}', expected a whole number of at least 0"
+        return f"ask for n={variant.n!r} answers to '{variant.name}', expected a whole number >= 0"
     media = variant.media
     if not isinstance(media, (list, tuple)) or not all(isinstance(m, Media) for m in media):
         return f"give '{variant.name}' media of type {type(media).__name__}, expected a tuple of Media"
     if [m.kind for m in media] != [m.kind for m in sample.media]:
-        return (f"give '{variant.name}' {[m.kind for m in media]}, where the sample has "
-                f"{[m.kind for m in sample.media]}: the question has a place for each of these")
+        return (f"give '{variant.name}' media of the kinds {[m.kind for m in media]}, but the prompt of the sample "
+                f"refers to {[m.kind for m in sample.media]}: return media of the same kinds")
     return None
 
 
 def _together(variants: Sequence[Variant], n: int) -> str | None:
     names = [v.name for v in variants]
     if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        return f"name '{twice}' twice"
+        return f"use the name '{twice}' more than once"
     if trained_count(variants) >= n:
-        return (f"are to be trained with {trained_count(variants)} answers, which leaves none of "
-                f"rollout.group_size={n} for the sample as it is: raise it, or ask for fewer")
+        return (f"ask for {trained_count(variants)} answers to trained variants, which leaves none of "
+                f"rollout.group_size={n} for the original sample: raise rollout.group_size, or ask for fewer")
     return None
