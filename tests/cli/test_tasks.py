@@ -163,7 +163,7 @@ def leaky(folder):
 def test_check_names_what_is_wrong_and_exits_with_1(capsys, leaky):
     code, out, err = run(capsys, "check", "leaky.py", "task.extra=2", "--processes", 1)
     assert code == 1 and err == ""
-    assert re.search(r"FAILED cheat: sample 'train-0': 'hidden in the reasoning' earns 1 in the mean.*"
+    assert re.search(r"FAILED cheat: sample 'train-0': the cheat 'hidden in the reasoning' earns 1 on average.*"
                      r"answer: '<think>ant</think><answer>bee</answer>'", out)
     assert "task 'leaky' breaks the contract" in out
     code, out, _ = run(capsys, "check", "leaky.py:Leaky", "--json", "--processes", 0)
@@ -200,7 +200,7 @@ def test_errors_of_the_verifier_are_listed_with_rates(capsys, folder):
 
 
 @pytest.mark.parametrize(("row", "says"), [
-    ({"id": "0", "answer": 3, "correct": True}, "row 1: answer='3' must be a text"),
+    ({"id": "0", "answer": 3, "correct": True}, "row 1: answer='3' must be a string"),
     ({"id": "0", "answer": "x", "correct": "yes"}, "correct='yes' must be true or false"),
     ({"id": "nobody", "answer": "x", "correct": True}, "id='nobody' is not a sample of train or heldout"),
     ({"sample": "0", "answer": "x", "correct": True}, "sample must be a row"),

@@ -127,7 +127,7 @@ def test_tensors_of_one_number_are_taken():
 
 @pytest.mark.parametrize(("combine", "says"), [
     (lambda parts, weights: 1 / 0, "combine: ZeroDivisionError"), (lambda parts, weights: math.nan, "combine: was nan"),
-    (lambda parts, weights: math.inf, "combine: was inf"), (lambda parts, weights: None, "combine: gave None"),
+    (lambda parts, weights: math.inf, "combine: was inf"), (lambda parts, weights: None, "combine: returned None"),
     (lambda parts, weights: "1", "combine: was '1'"), (lambda parts, weights: 10**400, "combine: was 1")])
 def test_a_combination_that_fails_is_unscorable(combine, says):
     t = task(lambda x: {"a": 1.0, "b": 1.0})
@@ -232,7 +232,7 @@ def test_sequences_of_samples_pass_as_they_are(made):
 
 @pytest.mark.parametrize(("made", "says"), [
     (None, "it returned NoneType, expected a sequence of Sample"), ({"a": SAMPLE}, "dict"), ({SAMPLE}, "set"),
-    ("abc", "str"), (3, "int"), (list, "type"), ([{"id": 1}], "holds dict"), ((SAMPLE, None), "holds NoneType")])
+    ("abc", "str"), (3, "int"), (list, "type"), ([{"id": 1}], "contains dict"), ((SAMPLE, None), "contains NoneType")])
 def test_samples_of_another_shape_stop(made, says):
     with pytest.raises(TaskError, match=rf"task 'given': samples\('train'\).*{says}"):
         task_samples(Given(lambda: made), "train")

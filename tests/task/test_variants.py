@@ -105,7 +105,7 @@ V = Variant(name="v", media=(), n=1)
 
 
 @pytest.mark.parametrize(("variants", "says"), [
-    ([1], "returned int"), ([replace(V, name="")], "the name ''"), ([replace(V, n=-1)], "n=-1"), ([V, V], "'v' more than once"),
+    ([1], "returned int"), ([replace(V, name="")], "the name ''"), ([replace(V, n=-1)], "n=-1"), ([V, V], "'v' more"),
     ([replace(V, n=True)], "n=True"), ([replace(V, media=(Media(source=noise(0, 8, 8)),))], r"\['image'\], but"),
     ([replace(V, media=(1,))], "expected a tuple of Media"), ([replace(V, n=3, trained=True)], "rollout.group_size=3"),
     (None, "variants of sample 'text' failed: TypeError")])

@@ -126,10 +126,11 @@ BROKEN_SAMPLES = {
             random.random())}) for i in range(4)]}),
     "a row that JSON cannot hold": ("row", "not JSON serializable", {"make": row_of(seen={1, 2})}),
     "a row with NaN": ("row", "not JSON compliant", {"make": row_of(size=float("nan"))}),
-    "a row that JSON changes": ("row", r"the field 'size' is \(3, 4\), and \[3, 4\]", {"make": row_of(size=(3, 4))}),
+    "a row that JSON changes": ("row", r"the field 'size' is \(3, 4\), but becomes \[3, 4\]", {
+        "make": row_of(size=(3, 4))}),
     "no samples": ("samples", "is empty", {"samples": lambda self, split: []}),
     "samples that raise": ("samples", "KeyError: 'no'", {"make": lambda self, split, i: {}["no"]}),
-    "samples of another type": ("samples", "holds dict", {"samples": lambda self, split: [{}]}),
+    "samples of another type": ("samples", "contains dict", {"samples": lambda self, split: [{}]}),
     "a number as id": ("samples", "id=7", {"make": lambda self, split, i: Sample(id=7)}),
     "media that is not there": ("media", "nowhere.png does not exist", {
         "make": media_of(Media(source="/nowhere/nowhere.png"))}),
@@ -255,12 +256,13 @@ BROKEN_SCORES = {
     "returns another part": ("raises", "'corect'.*Did you mean", {
         "score": lambda self, sample, answer: {"corect": 1.0, "correct": 0.0, "format": 0.0}}),
     "returns a number": ("raises", "score returned float", {"score": lambda self, sample, answer: 1.0}),
-    "parses to a set": ("parse", "parse gave what JSON cannot hold", {"parse": lambda self, s, a: {a.final}}),
+    "parses to a set": ("parse", "parse returned a value that cannot be written as JSON", {
+        "parse": lambda self, s, a: {a.final}}),
     "draws a box of three": ("overlay", "must be 4 finite numbers", {
         "overlay": lambda self, s, parsed: [{"kind": "box", "at": [1, 2, 3], "label": "", "role": "answer"}]}),
     "draws a track of boxes alone": ("overlay", "seconds or null", {
         "overlay": lambda self, s, parsed: [{"kind": "track", "at": [[1, 2, 3, 4]], "label": "", "role": "answer"}]}),
-    "draws a star": ("overlay", "kind 'box' or 'point'", {"overlay": lambda self, s, parsed: [{"kind": "star"}]}),
+    "draws a star": ("overlay", "'box', 'point', 'path'", {"overlay": lambda self, s, parsed: [{"kind": "star"}]}),
     "measures NaN": ("metrics", "'x' is nan", {"metrics": lambda self, s, a, p: {"x": float("nan")}}),
     "orders matter in a group": ("group", "order of the answers", {
         "score_group": lambda self, s, answers, services: [{"format": float(i == 0)} for i, _ in enumerate(answers)]}),
@@ -287,11 +289,11 @@ BROKEN_ORACLES = {
     "forgets the tags": ("earns (0|nothing)", {"oracle": lambda self, s: s["answer"]}),
     "is wrong": ("earns", {"oracle": lambda self, s: f"<answer>{WORDS[(WORDS.index(s['answer']) + 1) % 4]}</answer>"}),
     "is always the same": ("earns", {"oracle": lambda self, s: "<answer>north</answer>"}),
-    "is not the best": ("and another one", {
+    "is not the best": ("but another answer earns", {
         "score": lambda self, s, a: {"correct": 0.5 * (s["answer"] in a.final) + 0.5 * (a.final == s["answer"]),
                                      "format": 1.0}, "oracle": lambda self, s: f"It is {s['answer']}!"}),
     "raises": ("oracle of sample 'train-0' failed: .*KeyError", {"oracle": lambda self, s: s["lable"]}),
-    "is no text": ("gave int", {"oracle": lambda self, s: 3}),
+    "is no text": ("returned int", {"oracle": lambda self, s: 3}),
     "never earns a part": (r"the maximum is 1.1 \(correct 1, format 0\)", {
         "score": lambda self, s, a: {**Sound.score(self, s, a), "format": 0.0}}),
 }

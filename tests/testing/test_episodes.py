@@ -90,9 +90,10 @@ def test_a_sound_one_passes():
 
 @pytest.mark.parametrize("world, check, says", [
     (Fresh, "deterministic", "gave another observation or reward the second time"),
-    (Raises, "environment", "step: "), (Generous, "hostile", "hostile actions earn 1, the perfect episode 1"),
+    (Raises, "environment", "step: "),
+    (Generous, "hostile", "hostile actions earn 1, not less than the perfect episode (1)"),
     (Leaves, "close", "the process 'sleep' keeps running"), (CannotClose, "close", "close: "),
-    (Unreadable, "media", "an observation shows what cannot be read")])
+    (Unreadable, "media", "an observation has media that cannot be read")])
 def test_broken_environments_are_found(world, check, says, monkeypatch):
     monkeypatch.setattr(episodes, "_LEAVE_S", 0.2)
     findings, _ = found(world)
@@ -114,7 +115,7 @@ def test_a_score_that_raises_is_found():
 
 def test_without_perfect_episodes_the_rest_is_checked():
     findings, notes = found(Raises, oracle_actions=lambda self, sample: None)
-    assert "environment" in findings and any("oracle_actions gave None" in note for note in notes)
+    assert "environment" in findings and any("oracle_actions returned None" in note for note in notes)
 
 
 class Looking(Task):

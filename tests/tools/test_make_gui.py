@@ -76,7 +76,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         make_gui(tmp_path / "x", samples=0)
     with pytest.raises(DataError, match="is not an empty folder"):
         make_gui(MADE, samples=1)
-    with pytest.raises(ConfigError, match=r"holds no \.html file"):
+    with pytest.raises(ConfigError, match=r"contains no \.html file"):
         make_gui(tmp_path / "x", pages=tmp_path)
     (tmp_path / "a.html").touch()
     with pytest.raises(ConfigError, match="pages of one group only"):

@@ -201,7 +201,7 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
         value, problem = finite_number(given)
         if value is not None:
             return value, None
-    return None, f"combine: {problem or 'gave None'}"
+    return None, f"combine: {problem or 'returned None'}"
 
 
 def _too_large(values: Mapping[str, float]) -> str | None:

@@ -1,4 +1,4 @@
-"""The contract that every task must keep, as checks for `vlrl tasks check` and for tests.
+"""Checks that a task keeps the Task contract, for `vlrl tasks check` and for tests.
 
     from vlrl import testing
     from vlrl.task import load
@@ -6,12 +6,13 @@
     def test_the_contract():
         testing.assert_ok(load("count.py:CountCircles"))
 
-Samples: unique ids, the same every time and in every process, train and held-out disjoint, JSON-able rows, loadable
-media; also samples generated with knobs, anywhere within their bounds. Scoring: never raises, stays finite, bounded and
-fast whatever the text; the perfect answer earns the most, in every coordinate convention; the prompt mentions the tags
-it needs; non-answers earn nothing (`testing.cheats`). Episodes, for a task with environments or tools instead: the same
-for the same seed and actions; no action breaks them; the actions of `oracle_actions` earn the most; nothing keeps
-running."""
+- Samples: ids are unique; every call and every process yields the same samples; train and held-out samples differ; rows
+are JSON-able; media can be loaded. The same holds for samples generated with difficulty knobs.
+- Scoring: whatever the text of an answer, scoring never raises, is fast, and returns finite and bounded rewards. The
+perfect answer earns the most, in every coordinate convention. The prompt mentions the tags that the answer needs.
+Non-answers earn nothing (`testing.cheats`).
+- Episodes, for a task with environments or tools: the same seed and actions give the same episode; no action makes the
+environment fail; the actions of `oracle_actions` earn the most; no process is left running."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ __all__ = ["CheatRow", "Finding", "Report", "assert_ok", "check", "examine", "tr
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The results of an examination."""
+    """The results of checking a task."""
 
     task: str
     samples: int
-    """Training samples examined, including those generated with knobs."""
+    """Number of training samples that were checked, including those generated with difficulty knobs."""
     findings: tuple[Finding, ...]
     cheats: tuple[CheatRow, ...]
     notes: tuple[str, ...]
@@ -55,12 +56,12 @@ class Report:
 
 
 def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
-    """Everything that is wrong with a task; empty for a sound one. See `examine`."""
+    """Checks a task and returns everything that is wrong with it; an empty list if nothing is. See `examine`."""
     return list(examine(task, samples, processes).findings)
 
 
 def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
-    """Raises AssertionError listing the findings of `check`."""
+    """Checks a task. Raises an AssertionError that lists the findings, if there are any."""
     findings = check(task, samples, processes)
     if findings:
         raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, findings)))
@@ -69,12 +70,12 @@ def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
 @prints_aside()
 def examine(task: Task, samples: int = 20, processes: int = 2, tell: Callable[[str], None] = lambda what: None
             ) -> Report:
-    """Checks a task on up to `samples` samples of each split.
+    """Checks a task on up to `samples` samples of each split and returns a report.
 
-    The samples are also compared with those of as many fresh `processes`, each with its own hash seed. `tell` receives
-    progress messages.
+    The samples are also compared with those made in several new processes (`processes` of them), each with a different
+    hash seed. `tell` is called with progress messages.
 
-    Raises ConfigError and DataError for faults of the settings or the data file rather than of the task."""
+    Raises ConfigError or DataError if the fault lies in the settings or the data file, and not in the task."""
     findings, rows = Findings(tell=tell), []
     chosen = check_samples(task, findings, samples, processes)
     if chosen:
@@ -98,14 +99,15 @@ def _report(task: Task, chosen: list[Sample], findings: Findings, rows: list[Che
 
 
 def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
-    """What is wrong with how the task handles one text; for property tests."""
+    """The findings when the task scores this text as an answer to the sample; for property-based tests."""
     findings = Findings()
     try_answer(task, sample, text, findings)
     return findings.all()
 
 
 def judge_cheats(task: Task, samples: list[Sample], findings: Findings, template: str = "") -> list[CheatRow]:
-    """Compares the perfect answers of the samples of one template with everything else that might earn a reward."""
+    """Checks that perfect answers earn more than cheats, on samples with the same prompt template. Returns the rewards
+    of each cheat."""
     known = [(s, text) for s in samples if (text := oracle_of(task, s, findings)) is not None]
     others = list(dict.fromkeys(text for _, text in known))[:10]
     scored = [(s, text, reward) for s, text in known

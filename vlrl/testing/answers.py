@@ -1,4 +1,5 @@
-"""Scoring: no text makes it raise, stall or return unbounded rewards; the perfect answer earns the most."""
+"""Checks of scoring: no text makes it raise, hang or return unbounded rewards, and the perfect answer earns the most.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ from vlrl.testing.texts import hostile_texts
 from vlrl.types import Answer, Sample
 
 SLOW = 1.0
-"""CPU seconds that scoring one answer may take."""
+"""Maximum CPU seconds for scoring one answer."""
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Tries every hostile text on the first sample, and the short ones on the last."""
+    """Scores every hostile text as an answer to the first sample, and the short ones also as answers to the last
+    sample."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
         with findings.guard("messages", "messages", sample.id):
@@ -39,8 +41,8 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
-    """Puts one text through everything the loop calls, without its error handling; the reward, or None after a
-    finding."""
+    """Scores a text and calls all other methods of the task that training calls with an answer, without catching their
+    errors as training does. Returns the reward, or None if the answer could not be scored."""
     findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
@@ -49,8 +51,8 @@ def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> flo
             reward = _scored(task, sample, answer, findings)
             _check_shown(task, sample, answer, findings)
     except TooSlow:
-        findings.add("slow", f"this answer takes more than {SLOW:g} s: a regular expression that backtracks, or work "
-                     "that grows with the square of the length", sample.id, text)
+        findings.add("slow", f"scoring this answer takes more than {SLOW:g} s of CPU time, for example because a "
+                     "regular expression backtracks or the work grows with the square of the length", sample.id, text)
         return None
     if json.dumps(sample.row, sort_keys=True, default=repr) != before:
         findings.add("pure", "scoring changed the sample's row", sample.id, text)
@@ -77,7 +79,7 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
 
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
-    """The reward alone; 0 and a finding for an answer that cannot be scored."""
+    """The reward of a text, without the checks of `try_answer`; 0 if scoring raises, which is added to the findings."""
     findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):
@@ -92,14 +94,15 @@ def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) ->
 
 
 def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:
-    """Checks the methods called by viewer, logs and evaluation."""
+    """Checks the results of the methods that the viewer, the logs and the evaluation call."""
     with findings.guard("parse", "parse, target or overlay", sample.id, answer.text):
         (parsed, target), _ = timed(lambda: (task.parse(sample, answer), task.target(sample)), SLOW)
         for name, value in (("parse", parsed), ("target", target)):
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError, RecursionError) as error:
-                findings.add("parse", f"{name} gave what JSON cannot hold: {error}", sample.id, answer.text)
+                findings.add("parse", f"{name} returned a value that cannot be written as JSON: {error}", sample.id,
+                             answer.text)
                 return
         for mark in task.overlay(sample, parsed):
             if problem := _mark_problem(mark):
@@ -108,7 +111,7 @@ def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings)
         parts = task.score(sample, answer)
         for name, value in task.metrics(sample, answer, parts).items():
             if value is not None and not math.isfinite(value):
-                findings.add("metrics", f"{name!r} is {value}", sample.id, answer.text)
+                findings.add("metrics", f"the metric {name!r} is {value}, not a finite number", sample.id, answer.text)
 
 
 def _numbers(value: Any, count: int) -> bool:
@@ -131,17 +134,17 @@ _MARKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "span": (partial(_numbers, count=2), "2 finite numbers"),
     "path": (_is_path, "a list of at least 2 points [x, y] of finite numbers"),
     "track": (_is_track, "a list of [seconds or null, [x1, y1, x2, y2]]")}
-"""Kind of a mark -> test of its `at`, and what that must be."""
+"""Kind of an overlay mark -> a function that checks its `at`, and a description of what `at` must be."""
 
 
 def _mark_problem(mark: Any) -> str | None:
     if not isinstance(mark, Mapping) or mark.get("kind") not in _MARKS:
-        return f"the mark {str(mark)[:100]} needs kind 'box' or 'point', 'path', 'span' or 'track'"
+        return f"the kind of the mark {str(mark)[:100]} must be 'box', 'point', 'path', 'span' or 'track'"
     fits, wanted = _MARKS[mark["kind"]]
     if not fits(at := mark.get("at")):
-        return f"the {mark['kind']} at {str(at)[:100]} must be {wanted}"
+        return f"the mark of kind {mark['kind']!r} has at={str(at)[:100]}, which must be {wanted}"
     if not isinstance(mark.get("label"), str) or not isinstance(mark.get("role"), str):
-        return f"the mark {str(mark)[:100]} needs a label and a role, both texts"
+        return f"the mark {str(mark)[:100]} needs a label and a role, both strings"
     return None
 
 
@@ -149,7 +152,8 @@ def _mark_problem(mark: Any) -> str | None:
 
 
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
-    """score_group: one result per answer, the same twice, and independent of the order of the answers."""
+    """Checks score_group: it returns one result per answer, the same result when it is called again, and results that
+    do not depend on the order of the answers."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]
@@ -158,9 +162,9 @@ def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Fin
         again = task.score_group(sample, answers, Services())
         backwards = task.score_group(sample, answers[::-1], Services())
         if len(first) not in (0, len(answers)):
-            findings.add("group", f"score_group gave {len(first)} results for {len(answers)} answers", sample.id)
+            findings.add("group", f"score_group returned {len(first)} results for {len(answers)} answers", sample.id)
         elif repr(first) != repr(again):
-            findings.add("group", "score_group gave different parts the second time", sample.id)
+            findings.add("group", "score_group returned different parts when it was called again", sample.id)
         elif not _alike(first, backwards[::-1]):
             findings.add("group", "the parts of score_group depend on the order of the answers", sample.id)
         for parts in first:
@@ -177,17 +181,18 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
-    """The perfect answer; None without one, or after a finding."""
+    """The perfect answer to a sample; None if there is none, or if `oracle` fails, which is added to the findings."""
     with findings.guard("oracle", "oracle", sample.id):
         text = task_oracle(task, sample)
         if text is None:
-            findings.note("some samples have no perfect answer (oracle gave None)")
+            findings.note("some samples have no perfect answer (oracle returned None)")
         return text
     return None
 
 
 def check_oracle(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Checks the perfect answer under the task's own coordinates, and under every convention if it converts any."""
+    """Scores the perfect answers with the task's coordinates and, if the task converts coordinates, in every other
+    coordinate convention."""
     used = _Spy(task.coordinates)
     own, task.coordinates = task.coordinates, used
     try:
@@ -221,13 +226,14 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
 
 
 def wrapped(text: str) -> list[str]:
-    """A text in the formats that prompts ask for."""
+    """The text in each of the answer formats that prompts usually ask for."""
     return [text, f"<answer>{text}</answer>", f"<think>I look.</think><answer>{text}</answer>", f"\\boxed{{{text}}}",
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
-    """The perfect answer's reward; a finding if it is not the maximum and some other answer earns more."""
+    """Returns the reward of the perfect answer. If it is below the maximum and another answer earns more, adds a
+    finding."""
     best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best
@@ -237,13 +243,13 @@ def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], f
         reward = quick_reward(task, sample, text, findings)
         if reward > best + 1e-6:
             findings.add("oracle/beaten", f"the perfect answer {shorten(oracle)} earns {best:.4g} of "
-                         f"{full_marks(task):g}, and another one {reward:.4g}", sample.id, text)
+                         f"at most {full_marks(task):g}, but another answer earns {reward:.4g}", sample.id, text)
             break
     return best
 
 
 class _Spy(Coordinates):
-    """Counts the conversions."""
+    """Coordinates that count how often they are asked to convert."""
 
     def __init__(self, inner: Coordinates):
         self.inner, self.calls = inner, 0
@@ -262,7 +268,7 @@ class _Spy(Coordinates):
 
 
 def _resized(sample: Sample) -> Sample:
-    """The sample as if its image had been resized by the processor, without its own coordinate convention."""
+    """The sample as if the processor had resized its image, and without the coordinate convention of its row."""
     row = {k: v for k, v in sample.row.items() if k != "coordinates"}
     if isinstance(row.get("width"), (int, float)) and isinstance(row.get("height"), (int, float)):
         row.setdefault("processed_size", [28 * math.ceil(row["width"] / 20), 28 * math.ceil(row["height"] / 20)])

@@ -1,4 +1,5 @@
-"""Answers that must not be rewarded, tried on every task and compared with the perfect answer and with chance."""
+"""Cheats, i.e. answers that must not be rewarded. They are tried on every task, and their rewards are compared with
+those of the perfect answer and of constant answers."""
 
 from __future__ import annotations
 
@@ -14,42 +15,43 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 CLEAR = 0.8
-"""Maximum share that a cheat may earn of the way from a wrong well-formed answer to the perfect one."""
+"""Maximum mean reward of a cheat, on a scale where wrong well-formed answers earn 0 and perfect answers earn 1."""
 MARGIN = 0.15
-"""How far above the best constant answer a constant cheat may be, on the same scale."""
+"""How much a cheat that ignores the image may earn above the best constant answer, on the same scale as CLEAR."""
 _CANDIDATES = 40
 
 Text = str | tuple[str, ...]
-"""One answer, or several of which the lowest reward counts."""
+"""One answer, or several answers of which the lowest reward counts."""
 
 
 @dataclass(frozen=True)
 class CheatRow:
-    """The rewards of one cheat over the samples, in its most rewarded form."""
+    """The rewards of one cheat over the samples. If the cheat has several forms, they are those of the form with the
+    highest mean reward."""
 
     name: str
     mean: float
     most: float
     at_full: float
-    """Share of the samples on which it earns as much as the perfect answer."""
+    """Share of the samples on which the cheat earns as much as the perfect answer."""
     text: str
-    """The answer on the first sample."""
+    """The cheat's answer to the first sample."""
     template: str = ""
-    """The prompt template, if the task has several."""
+    """The prompt template, if the task has several; otherwise ""."""
 
 
 @dataclass(frozen=True)
 class CheatCase:
-    """The inputs of a cheat."""
+    """The sample for which a cheat writes an answer, and the answers that it may use."""
 
     task: Task
     sample: Sample
     right: str
-    """The final part of the perfect answer."""
+    """The final part of the perfect answer to this sample."""
     wrong: str
-    """The same of another sample."""
+    """The final part of the perfect answer to another sample, as a wrong answer to this one."""
     candidates: Sequence[str]
-    """The same over all samples."""
+    """The final parts of the perfect answers to all samples, without repetitions."""
 
 
 def _forms(text: str) -> list[Text]:
@@ -70,7 +72,7 @@ def _all_options(case: CheatCase) -> list[Text]:
 
 
 def _everything(case: CheatCase) -> list[Text]:
-    """All answers that are ever right, in one."""
+    """Answers that contain the perfect answers of all samples at once."""
     many = list(case.candidates)
     if len(many) < 2:
         return []
@@ -80,7 +82,8 @@ def _everything(case: CheatCase) -> list[Text]:
 
 
 def _written_boxes(case: CheatCase, width: float, height: float) -> tuple[str, str]:
-    """The whole image as a box, and 49 overlapping boxes that cover it, as the model writes them."""
+    """Boxes in the coordinates in which the model writes: the whole image, and 49 overlapping boxes that together cover
+    it."""
     cells = [[x * width / 8, y * height / 8, (x + 2) * width / 8, (y + 2) * height / 8]
              for x in range(7) for y in range(7)]
     write = case.task.coordinates.from_original
@@ -106,7 +109,7 @@ def _size(case: CheatCase) -> tuple[float, float] | None:
 
 
 def _hidden(case: CheatCase) -> list[Text]:
-    """The right answer in the reasoning, and a different final answer."""
+    """Answers with the right answer in the reasoning and a different final answer."""
     right, wrong = case.right, case.wrong
     return [f"<think>{right}</think><answer>{wrong}</answer>", f"<think>{right}</think>{wrong}",
             f"<think><answer>{right}</answer></think><answer>{wrong}</answer>",
@@ -116,7 +119,8 @@ def _hidden(case: CheatCase) -> list[Text]:
 
 
 def _two_answers(case: CheatCase) -> list[Text]:
-    """Right and wrong together, in both orders, of which only one may be rewarded."""
+    """Answers that give both the right and a wrong answer. Each comes in both orders, of which at most one may be
+    rewarded."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
         "{}, {}".format, "{} or {}".format, "<answer>{}, {}</answer>".format, "<answer>{}</answer><answer>{}</answer>"
@@ -133,17 +137,18 @@ CONSTANT: dict[str, Callable[[CheatCase], list[Text]]] = {
     "all answers in one": _everything, "every digit": lambda case: _joined("0123456789", " ", ", ", ""),
     "every letter": _each("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes"),
     "whole image": _whole_image, "many boxes": _many_boxes}
-"""Cheats that need no look at the image: they must not beat the best constant answer."""
+"""Name -> cheat that does not use the image. Such a cheat must not earn more than the best constant answer."""
 KNOWING: dict[str, Callable[[CheatCase], list[Text]]] = {
     "hidden in the reasoning": _hidden, "two answers": _two_answers}
-"""Cheats that contain the right answer without committing to it."""
+"""Name -> cheat that contains the right answer without committing to it."""
 NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 """Names of the cheats that are tried on every task."""
 
 
 def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
-    """Tries every cheat on samples of one template; `oracles` has each sample's perfect answer and its reward."""
+    """Tries every cheat on samples with the same prompt template and returns the rewards of each, preceded by those of
+    the perfect answers. `oracles` contains (perfect answer, its reward) for each sample."""
     finals = [answer_of(text).final for text, _ in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
     cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
@@ -155,8 +160,8 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
            for i, (own, _) in enumerate(oracles)]
     scale = _mean(best) - _mean(low)
     if scale <= 0:
-        findings.add("oracle", f"perfect answers earn {_mean(best):.3g} on average, no more than those of other "
-                     f"samples ({_mean(low):.3g})", samples[0].id, oracles[0][0])
+        findings.add("oracle", f"perfect answers earn {_mean(best):.3g} on average, not more than the perfect answers "
+                     f"to other samples earn here ({_mean(low):.3g})", samples[0].id, oracles[0][0])
         return []
     limits = {"clear": _mean(low) + CLEAR * scale, "chance": float("inf")}
     rows = []
@@ -165,7 +170,7 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
         rows.append(_row("best constant answer", rewards, best, texts[foreign.index(rewards)], template))
         limits["chance"] = rows[0].mean + MARGIN * scale
     else:
-        findings.note("constant answers were not judged: all samples seen have the same perfect answer")
+        findings.note("constant answers were not checked: all checked samples have the same perfect answer")
     named = {**KNOWING, **(CONSTANT if len(texts) > 1 else {})}
     for name, make in named.items():
         rows += _best_form(task, cases, name, make, best, findings, template)
@@ -178,7 +183,8 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
 
 def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
                best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
-    """The row of the most rewarded form over the samples that have this cheat; [] if none has."""
+    """The rewards of the form of a cheat with the highest mean reward, over the samples to which the cheat applies; []
+    if it applies to none."""
     try:
         variants = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes
@@ -197,7 +203,8 @@ def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable
 
 def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
-    """The task's own cheats, and the names of common cheats that it declares honest (for its first sample)."""
+    """The rewards of the cheats that the task defines, and the names of the common cheats that the task declares to be
+    honest answers (for its first sample)."""
     texts: dict[str, dict[int, str]] = {}
     honest: set[str] = set()
     for i, case in enumerate(cases):
@@ -213,12 +220,12 @@ def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings
 
 
 def _judge(row: CheatRow, best: float, limits: Mapping[str, float], findings: Findings, sample: str) -> None:
-    what = f"'{row.name}' earns {row.mean:.3g} on average"
+    what = f"the cheat '{row.name}' earns {row.mean:.3g} on average"
     if row.mean > limits["clear"] + 1e-9:
-        findings.add("cheat", f"{what}, where the perfect answer earns {best:.3g}", sample, row.text,
+        findings.add("cheat", f"{what}; the perfect answer earns {best:.3g}", sample, row.text,
                      most=len(NAMES))
     elif row.name in CONSTANT and row.mean > limits["chance"] + 1e-9:
-        findings.add("cheat", f"{what}, more than the best constant answer can ({limits['chance']:.3g} with some room)",
+        findings.add("cheat", f"{what}, more than the best constant answer and a margin ({limits['chance']:.3g})",
                      sample, row.text, most=len(NAMES))
 
 
@@ -232,5 +239,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def with_template(sample: Sample, template: str) -> Sample:
-    """The sample under one of the task's templates."""
+    """A copy of the sample that uses this prompt template."""
     return replace(sample, prompt=template)

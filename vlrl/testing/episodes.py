@@ -1,6 +1,7 @@
-"""Episodes: the same for the same seed and actions, robust to any action, and best if played perfectly.
+"""Checks of episodes: the same seed and actions give the same episode, no action makes the environment fail, and the
+perfect episode earns the most.
 
-Environments and tools run as in training: in their own process, with a limit on each step."""
+Environments and tools run as in training: in a separate process, with a time limit for each step."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from vlrl.testing.texts import hostile_texts
 from vlrl.types import Observation, PastAction, Sample, Step
 
 STEP_S = 10.0
-"""Seconds that a step may take."""
+"""Maximum seconds for one step."""
 _HOSTILE_S = 60.0  # seconds spent on hostile actions of a sample
 _TURNS = 50
 _MORE = 3  # further episodes played if processes are left over
@@ -38,7 +39,7 @@ _SEED = 17
 
 
 def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Plays the perfect episode of every sample twice, and hostile actions on the first and the last sample."""
+    """Plays the perfect episode of every sample twice, and plays hostile actions on the first and the last sample."""
     host = Environments(lambda _: task, EnvironmentSettings(workers=1, step_s=STEP_S))
     try:
         rewards = [_check_perfect(host, task, sample, findings) for sample in samples]
@@ -50,8 +51,8 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
     finally:
         host.close()
     for process in psutil.wait_procs(remaining, timeout=_END_S)[1]:
-        findings.add("close", f"the process {_name(process)!r} keeps running after the process of its environments has "
-                     "ended")
+        findings.add("close", f"the process {_name(process)!r} keeps running after the environment process that "
+                     "started it has ended")
     known = [reward for reward in rewards if reward is not None]
     if known:
         findings.note(f"perfect episodes earn {sum(known) / len(known):.4g} on average over {len(known)} samples, "
@@ -59,7 +60,8 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
 
 
 def hostile_calls(task: Task, sample: Sample) -> list[str]:
-    """Calls of the sample's tools with arguments that break careless ones; [] without tools."""
+    """Texts with calls of the sample's tools whose arguments may break a careless tool, and with malformed calls; [] if
+    the sample has no tools."""
     tools = [schema["function"] for schema in schemas(task, sample)]
     values: list[Any] = [None, True, -1, 0, 10**30, 1e300, "", "\ud800", "x" * 5000, [], [[]], {}, [0] * 4]
     calls = [{"name": tool["name"], "arguments": dict.fromkeys(tool["parameters"].get("properties", ()), value)}
@@ -70,7 +72,8 @@ def hostile_calls(task: Task, sample: Sample) -> list[str]:
 
 
 def _check_left(host: Environments, task: Task, sample: Sample, findings: Findings) -> list[psutil.Process]:
-    """The processes that all episodes share, e.g. a browser; a finding if each episode leaves one more."""
+    """The processes that all episodes share, e.g. a browser. If every episode leaves a further process running, adds a
+    finding and returns []."""
     shared = _left(host)
     if shared:
         for _ in range(_MORE):
@@ -78,13 +81,13 @@ def _check_left(host: Environments, task: Task, sample: Sample, findings: Findin
         left = _left(host)
         if len(left) >= len(shared) + _MORE:
             findings.add("close", f"the process {_name(left[-1])!r} keeps running after all environments were closed, "
-                         "one more after each episode: end it in close()")
+                         "and each episode leaves one more such process: end it in close()")
             return []
     return shared
 
 
 def _left(host: Environments) -> list[psutil.Process]:
-    """The running processes started by environments."""
+    """The processes started by environments that are still running."""
     started: list[psutil.Process] = []
     for number in host.processes:
         with suppress(psutil.Error):
@@ -103,10 +106,10 @@ def _name(process: psutil.Process) -> str:
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """An episode, up to the action that ended it."""
+    """An episode as it was played, up to the action that ended it."""
 
     first: Observation | None
-    """None for a sample without an environment."""
+    """The first observation; None if the sample has no environment or its reset failed."""
     steps: tuple[Step, ...] = ()
     error: str = ""
     scored: AnswerScore | None = None
@@ -117,7 +120,7 @@ class PlayedEpisode:
 
 
 def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> PlayedEpisode:
-    """The episode with these actions; a finding for an environment that cannot close."""
+    """Plays an episode with these actions. If closing the environment fails, adds a finding."""
     episode = host.open(sample, _SEED)
     try:
         (first,) = host.reset([episode])
@@ -144,7 +147,7 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
 
 
 def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Findings) -> float | None:
-    """The reward of the perfect episode; None without one."""
+    """Plays the perfect episode twice and checks it; returns its reward, or None if there is none."""
     actions = _perfect_actions(task, sample, findings)
     with findings.guard("score", "score", sample.id):
         played, again = (play(host, task, sample, actions or ["", "1"], findings) for _ in range(2))
@@ -165,10 +168,11 @@ def _perfect_actions(task: Task, sample: Sample, findings: Findings) -> list[str
     with findings.guard("oracle_actions", "oracle_actions", sample.id):
         actions = task.of(sample).oracle_actions(sample)
         if actions is None:
-            findings.note("some samples have no perfect episode (oracle_actions gave None), so what one earns was not "
+            findings.note("some samples have no perfect episode (oracle_actions returned None), so its reward was not "
                           "checked")
         elif isinstance(actions, str) or not actions or not all(isinstance(action, str) for action in actions):
-            findings.add("oracle_actions", f"it gave {str(actions)[:80]!r}, expected a list of texts", sample.id)
+            findings.add("oracle_actions", f"oracle_actions returned {str(actions)[:80]!r}, expected a list of strings",
+                         sample.id)
         else:
             return list(actions)
     return []
@@ -180,14 +184,14 @@ def _check_reward(task: Task, sample: Sample, actions: Sequence[str], played: Pl
     if scored.reward is None:
         findings.add("score", f"the perfect episode cannot be scored: {scored.error}", sample.id, last)
     elif not scored.correct or scored.reward <= 0:
-        findings.add("oracle_actions", f"the perfect episode earns {scored.reward:.4g} ({scored.parts}), and correct "
-                     f"means {dict(task.of(sample).criterion)}", sample.id, last)
+        findings.add("oracle_actions", f"the perfect episode earns {scored.reward:.4g} with the parts {scored.parts}; "
+                     f"it must earn more than 0 and be correct, by {dict(task.of(sample).criterion)}", sample.id, last)
     if len(played.steps) < len(actions):
-        findings.add("oracle_actions", f"the episode ends after {len(played.steps)} of its {len(actions)} actions",
-                     sample.id, last)
+        findings.add("oracle_actions", f"the perfect episode ends after {len(played.steps)} of its {len(actions)} "
+                     "actions", sample.id, last)
     if not played.done:
-        findings.note("some perfect episodes do not end by themselves (done): a limit of episode.* ends them, and they "
-                      "count as truncated")
+        findings.note("some perfect episodes do not end by themselves (done is never true): in training a limit of "
+                      "episode.* ends them, and they count as truncated")
     return scored.reward
 
 
@@ -198,7 +202,7 @@ def _check_shown(played: PlayedEpisode, sample: Sample, findings: Findings) -> N
             try:
                 loader.load(media, limits)
             except DataError as error:
-                findings.add("media", f"an observation shows what cannot be read: {error}", sample.id)
+                findings.add("media", f"an observation has media that cannot be read: {error}", sample.id)
 
 
 def _same(a: PlayedEpisode, b: PlayedEpisode) -> bool:
@@ -212,7 +216,8 @@ def _same(a: PlayedEpisode, b: PlayedEpisode) -> bool:
 
 def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequence[str], best: float | None,
                    findings: Findings) -> float:
-    """Plays actions, one episode after the other; returns the largest reward of one."""
+    """Plays the hostile actions; when an episode ends, the rest is played in a new one. Returns the highest reward of
+    an episode."""
     began, left, most = time.monotonic(), list(actions), 0.0
     while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_rule.get("environment", ())) < 3:
         with findings.guard("score", "score", sample.id, left[0]):
@@ -227,12 +232,12 @@ def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequ
             elif played.scored and played.scored.reward is not None:
                 most = max(most, played.scored.reward)
                 if best is not None and played.scored.reward >= best - 1e-6:
-                    findings.add("hostile", f"hostile actions earn {played.scored.reward:.4g}, the perfect episode "
-                                 f"{best:.4g}", sample.id, last)
+                    findings.add("hostile", f"hostile actions earn {played.scored.reward:.4g}, not less than the "
+                                 f"perfect episode ({best:.4g})", sample.id, last)
             del left[:max(1, len(played.steps) + bool(played.error))]
             continue
         left.pop(0)  # its scorer raised
     if left:
         findings.note(f"{len(left)} of {len(actions)} hostile actions were not tried on sample {sample.id!r}: its "
-                      f"environment took more than {_HOSTILE_S:g} s for the others, or failed")
+                      f"environment took more than {_HOSTILE_S:g} s for the other actions, or failed")
     return most

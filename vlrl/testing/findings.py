@@ -1,4 +1,4 @@
-"""The findings of a check, and the reward of reward parts while checking."""
+"""Collects the findings of a check, and computes rewards from reward parts for the checks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SHOWN = 3  # findings kept per rule; further ones are counted
 
 @dataclass
 class Findings:
-    """Collects findings, a few of each rule, and notes about what was left out and why."""
+    """The findings of a check, limited to a few for each rule, and notes about what was not checked and why."""
 
     by_rule: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     tell: Callable[[str], None] = field(default=lambda what: None, repr=False)
-    """Receives progress messages, for each answer scored and each medium opened."""
+    """Called with a progress message for each answer that is scored and each sample that is checked."""
     answers: int = 0
-    """Answers scored so far."""
+    """Number of answers scored so far."""
 
     _known: set[Finding] = field(default_factory=set, repr=False)
 
     def add(self, rule: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
-        """Keeps a new finding, or counts it if there are already `most` of this rule."""
+        """Adds a finding. If there are already `most` findings of this rule, it is only counted."""
         listed = self.by_rule.setdefault(rule, [])
         new = Finding(rule=rule, message=message[:500], id=sample, text="" if text is None else shorten(text))
         if new in self._known:  # under several templates
@@ -46,7 +46,7 @@ class Findings:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
 
     def take(self, found: Iterable[Finding]) -> None:
-        """Keeps the results of rules: errors as findings, warnings, grouped, as notes."""
+        """Adds the results of rules of vlrl.checks: errors as findings, and warnings, grouped by message, as notes."""
         warned = []
         for one in found:
             if one.level == "error":
@@ -57,7 +57,7 @@ class Findings:
             self.note(counted(group[0].message, len(group)))
 
     def scoring(self) -> None:
-        """Reports that one more answer is being scored."""
+        """Counts one more answer and reports it as progress."""
         self.answers += 1
         self.tell(f"answer {self.answers:,}")
 
@@ -70,7 +70,7 @@ class Findings:
 
     @contextmanager
     def guard(self, rule: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
-        """Turns an exception of task code in the block into a finding."""
+        """A context manager for calls of task code: turns an exception into a finding of this rule."""
         try:
             yield
         except TaskError as error:
@@ -80,21 +80,23 @@ class Findings:
 
 
 def full_marks(task: Task) -> float:
-    """The reward of an answer whose parts of positive weight are 1 and the others 0."""
+    """The reward of an answer that has 1 for every part with a positive weight and 0 for all other parts."""
     return reward_of(task, {name: float(w > 0) for name, w in part_weights(task).items()})
 
 
 def reward_of(task: Task, parts: Mapping[str, float | None]) -> float:
-    """The reward of parts; unscorable ones are ignored."""
+    """The reward for these reward parts. Parts that are None are left out."""
     return float(task.combine({k: v for k, v in parts.items() if v is not None}, part_weights(task)))
 
 
 class TooSlow(BaseException):
-    """The time limit was reached; not an Exception, so that a scorer's own `except` does not hide it."""
+    """Raised when the time limit is reached. It is not a subclass of Exception, so that an `except Exception` in a
+    scoring method cannot hide it."""
 
 
 def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
-    """The result of a call and its CPU seconds. Raises TooSlow after `limit` of them, in the main thread of a Unix."""
+    """Calls a function. Returns its result and the CPU seconds that it took. Raises TooSlow after `limit` CPU seconds,
+    which is only possible in the main thread and on Unix."""
     started = time.process_time()
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         return call(), time.process_time() - started

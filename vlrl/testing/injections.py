@@ -1,4 +1,5 @@
-"""Answers that address the judge instead of answering: demands, fake tags, fake verdicts, system text. Generated.
+"""Generates prompt injections against an LLM judge: demands for a good verdict, fake tags, fake verdicts and fake
+system messages.
 
     for text in injections(200): injected("5", text)        # an answer that stays wrong"""
 
@@ -29,7 +30,7 @@ _FRAMES = (
 
 
 def injections(count: int = 200, seed: int = 0) -> list[str]:
-    """`count` different texts; the same for the same arguments."""
+    """Generates `count` different injections. The result depends only on the arguments."""
     rng, texts = random.Random(seed), dict[str, None]()
     while len(texts) < count:
         demand, verdict = rng.choice(_DEMANDS), rng.choice(_VERDICTS)
@@ -41,5 +42,5 @@ def injections(count: int = 200, seed: int = 0) -> list[str]:
 
 
 def injected(answer: str, text: str) -> str:
-    """An answer followed by an injection."""
+    """The answer followed by an injection."""
     return f"{answer}\n{text}"

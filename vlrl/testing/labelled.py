@@ -1,8 +1,9 @@
-"""A verifier measured on human-labelled answers: its false positives and false negatives.
+"""Measures a task's scoring (the verifier) on answers that were labelled as correct or wrong: counts false positives
+and false negatives.
 
     {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
-    {"sample": {"id": "7", "image": "7.jpg", "label": "cat"}, "answer": "a cat", "correct": false, "part":
-"accuracy"}"""
+    {"sample": {"id": "7", "image": "7.jpg", "label": "cat"}, "answer": "a cat", "correct": false, "part": "accuracy"}
+"""
 
 from __future__ import annotations
 
@@ -22,53 +23,56 @@ from vlrl.task.scoring import score_group
 from vlrl.types import Sample
 
 THRESHOLD = 0.5
-"""Value from which a part counts as "correct"."""
+"""An answer counts as rewarded if the reward part has at least this value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """An answer on which verifier and label disagree."""
+    """An answer on which the verifier and the label disagree."""
 
     line: int
-    """Number of the row in the file, from 1."""
+    """Number of the row in the file, starting from 1."""
     sample: str
     answer: str
-    """Shortened."""
+    """The answer, shortened."""
     part: str
     value: float
     correct: bool
-    """The label: False makes it a false positive."""
+    """The label of the answer. False means that the mistake is a false positive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The agreement of a verifier with the labels."""
+    """How well the verifier agrees with the labels."""
 
     correct: int
-    """Answers labelled correct."""
+    """Number of answers labelled as correct."""
     wrong: int
-    """Answers labelled wrong."""
+    """Number of answers labelled as wrong."""
     mistakes: tuple[Mistake, ...]
 
     @property
     def false_positives(self) -> tuple[Mistake, ...]:
-        """Wrong answers that are rewarded."""
+        """Answers that are labelled as wrong but rewarded."""
         return tuple(m for m in self.mistakes if not m.correct)
 
     @property
     def false_negatives(self) -> tuple[Mistake, ...]:
-        """Correct answers that are not rewarded."""
+        """Answers that are labelled as correct but not rewarded."""
         return tuple(m for m in self.mistakes if m.correct)
 
 
 @prints_aside()
 def judge(task: Task, file: Path) -> Verdict:
-    """Scores every labelled answer of a file; a part of at least .5 counts as "correct".
+    """Scores every labelled answer of a file and compares the result with the label. A reward part of at least 0.5
+    means "correct".
 
-    The part is the row's `part`, else the one of the largest weight. Raises DataError naming file and row."""
+    The part is the one named by the row's `part`, else the part with the largest weight. Raises DataError, which names
+    the file and the row."""
     rows = read_rows(file)
     if not rows:
-        raise DataError(f"{file} has no rows; each is {{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
+        raise DataError(f"{file} has no rows; write one for each answer, "
+                        f"{{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
     samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
     mistakes, correct = [], 0
     for number, row in enumerate(rows, 1):
@@ -85,7 +89,7 @@ def _judged(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], r
             ) -> Mistake | None:
     text, label = row.get("answer"), row.get("correct")
     if not isinstance(text, str):
-        raise DataError(f"answer={shorten(str(text))} must be a text")
+        raise DataError(f"answer={shorten(str(text))} must be a string")
     if not isinstance(label, bool):
         raise DataError(f"correct={label!r} must be true or false")
     sample = sample_of(task, row, samples, root)
@@ -93,7 +97,7 @@ def _judged(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], r
     (scored,) = score_group(task, sample, [answer_of(text)], step=0)
     value = scored.parts.get(part)
     if value is None:
-        raise DataError(f"the part '{part}' cannot be scored here")
+        raise DataError(f"the reward part '{part}' of this answer has no value")
     if (value >= THRESHOLD) is label:
         return None
     return Mistake(line=number, sample=sample.id, answer=shorten(text), part=part, value=value, correct=label)
@@ -103,13 +107,13 @@ def _part(task: Task, row: Mapping[str, Any]) -> str:
     weights = part_weights(task)
     part = row.get("part") or max(weights, key=lambda name: weights[name], default="")
     if part not in weights:
-        raise DataError(f"part={part!r} is not a part of this task: {', '.join(weights)}."
+        raise DataError(f"part={part!r} is not a reward part of this task; its parts: {', '.join(weights)}."
                         f"{did_you_mean(str(part), weights)}")
     return part
 
 
 def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
-    """The sample that a row contains or names by its id. Raises DataError if there is none."""
+    """The sample that a row contains, or that it refers to by its id. Raises DataError if there is no such sample."""
     if "sample" in row:
         if not isinstance(row["sample"], dict):
             raise DataError("sample must be a row of the task, as a JSON object")
@@ -121,7 +125,7 @@ def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample],
 
 
 def samples_by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
-    """The samples of these ids, searched in one split after another."""
+    """Id -> sample, for the wanted ids. The splits are searched one after the other."""
     missing, out = set(wanted), {}
     for split in SPLITS:
         if not missing:

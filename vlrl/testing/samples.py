@@ -1,6 +1,7 @@
-"""Samples: unique, the same every time and in every process, disjoint between splits, storable, loadable.
+"""Checks of samples: ids are unique, every call and every process yields the same samples, train and held-out samples
+differ, rows can be stored as JSON, and media can be loaded.
 
-Samples generated with knobs (Task.generate) are checked and scored like those of the splits."""
+Samples generated with difficulty knobs (Task.generate) are checked and scored like those of the splits."""
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Stands for a split whose indices are (index, knobs)."""
+"""Name used for the generated samples as if they were a split; its indices are (index, knobs)."""
 _LIMITS = LimitsSettings()
 WIDE = 200
-"""Samples of a split whose ids and content are compared."""
+"""Number of samples of a split whose ids and content are compared."""
 _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
           "from vlrl.testing.samples import child; child(given)")
 
 
 def check_samples(task: Task, findings: Findings, count: int, processes: int) -> list[Sample]:
-    """Checks the samples of both splits; returns up to `count` training samples, evenly spaced, and some generated with
-    knobs.
+    """Checks the samples of both splits. Returns up to `count` training samples, evenly spaced, and some generated with
+    difficulty knobs.
 
-    Raises ConfigError and DataError, which are faults of the user's data and not of the task's code."""
+    Raises ConfigError or DataError for faults of the user's data, which are not faults of the task's code."""
     train = _split(task, findings, "train")
     if train is None:
         return []
@@ -60,7 +61,7 @@ def check_samples(task: Task, findings: Findings, count: int, processes: int) ->
         for done, sample in enumerate(samples):
             findings.tell(f"{split} sample {done + 1} of {len(samples)}")
             _check_json(sample, findings)
-    with findings.guard("samples", "looking at the samples"), original_pixels(task):
+    with findings.guard("samples", "checking the samples"), original_pixels(task):
         _apply_rules(task, splits, rows, count, findings)
     if not findings.by_rule:  # else the same fault would be told again
         where: dict[str, Sequence[Any]] = {split: places(len(samples), len(chosen[split]))
@@ -83,7 +84,7 @@ def _split(task: Task, findings: Findings, split: str) -> Sequence[Sample] | Non
 
 
 def places(length: int, count: int) -> list[int]:
-    """Up to `count` indices of a sequence, evenly spaced from the first to the last."""
+    """Up to `count` indices of a sequence of this length, evenly spaced from the first to the last."""
     count = min(length, count)
     return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
 
@@ -94,27 +95,29 @@ def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str
         with findings.guard("samples", f"samples({split!r})[{place}]"):
             row = checked_row(samples, place, split)
             if not row.error and not (isinstance(row.id, str) and row.id):
-                findings.add("samples", f"samples({split!r})[{place}] is id={row.id!r}, expected a Sample whose id is "
-                             "a text")
+                findings.add("samples", f"samples({split!r})[{place}] has id={row.id!r}, expected a Sample whose id is "
+                             "a non-empty string")
             else:
                 taken.append(row)
     return taken
 
 
 def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
-    """(index, knobs) of the generated samples: all knobs low, halfway and high, and each one high alone."""
+    """(index, knobs) of the samples to generate: all knobs at their minimum, in the middle and at their maximum, and
+    each knob alone at its maximum."""
     spots = [{name: low + share * (high - low) for name, (low, high) in task.knobs.items()} for share in (0, 0.5, 1)]
     spots += [{**spots[0], name: float(high)} for name, (_, high) in task.knobs.items() if len(task.knobs) > 1]
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
 
 
 def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
-    """Samples of a task with knobs at and between the bounds; [] after a finding."""
+    """Generates samples with the knobs at and between their bounds; [] if this fails, which is added to the findings.
+    """
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
         if not -math.inf < low < high < math.inf:
-            findings.add("knobs", f"{name!r} goes from (lowest, highest) = {bounds}: give two finite numbers, the "
-                         "lower one first")
+            findings.add("knobs", f"the knob {name!r} has (lowest, highest) = {bounds}: give two finite numbers with "
+                         "lowest < highest")
             return []
     taken: list[CheckedRow] = []
     for index, knobs in _spots(task):
@@ -132,8 +135,8 @@ def _check_json(sample: Sample, findings: Findings) -> None:
         for key, value in sample.row.items():
             back = again.get(key)
             if back != value or type(back) is not type(value):
-                findings.add("row", f"the field {key!r} is {str(value)[:80]}, and {str(back)[:80]} after it was "
-                             "written as JSON: use texts, numbers, lists, and dictionaries with texts as keys",
+                findings.add("row", f"the field {key!r} is {str(value)[:80]}, but becomes {str(back)[:80]} when it is "
+                             "written as JSON: use strings, numbers, lists, and dictionaries with strings as keys",
                              sample.id)
 
 
@@ -148,7 +151,8 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies every rule of vlrl.checks to the chosen rows, and the rules of whole files to further ones too."""
+    """Applies every rule of vlrl.checks to the chosen rows, and the rules that compare rows of a file to further rows
+    too."""
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:
@@ -203,7 +207,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
     def backwards(which: Task) -> dict[str, list[str]]:
         return {split: _fingerprints(which, split, at[::-1])[::-1] for split, at in places_of.items()}
 
-    with findings.guard("deterministic", "a second instance"):
+    with findings.guard("deterministic", "making the samples again"):
         if compare(backwards(task), "when asked for again, in another order") and \
                 compare(backwards(rebuilt(task)), "in a second instance, in another order") and processes:
             for other in _elsewhere(task, places_of, findings, processes):
@@ -212,7 +216,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
 
 
 def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
-    """Fingerprints of the samples at indices of a split; for GENERATED at (index, knobs)."""
+    """The fingerprints of the samples at these indices of a split. For GENERATED, an index is (index, knobs)."""
     if split == GENERATED:
         return [fingerprint(task, generated(task, index, knobs)) for index, knobs in at]
     samples = task_samples(task, split)
@@ -221,7 +225,7 @@ def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
 
 def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Findings,
                processes: int) -> list[dict[str, list[str]]]:
-    """The fingerprints in fresh processes, each with its own hash seed."""
+    """For each of several new processes with different hash seeds: the fingerprints of the samples made there."""
     address = _address(type(task))
     if address is None:
         findings.note("samples were not compared with those of another process: the class is not at a module's top "
@@ -232,7 +236,7 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Fin
     try:
         text = json.dumps(given, default=lambda v: v.model_dump(mode="json"))
     except (TypeError, AttributeError):
-        findings.note("samples were not compared with those of another process: a setting is not plain data")
+        findings.note("samples were not compared with those of another process: a setting cannot be written as JSON")
         return []
     running = [subprocess.Popen([sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)})
@@ -248,7 +252,8 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Fin
 
 
 def _address(cls: type[Task]) -> str | None:
-    """The name under which `load` finds the class in another process; None for a class inside a function or class."""
+    """The name with which `load` finds the task's class in another process; None for a class defined inside a function
+    or another class."""
     if "." in cls.__qualname__:
         return None
     file = inspect.getsourcefile(cls)
@@ -262,7 +267,7 @@ def _address(cls: type[Task]) -> str | None:
 
 
 def child(given: Mapping[str, Any]) -> None:
-    """Prints the fingerprints of the samples that `given` names; runs in its own process."""
+    """Prints the fingerprints of the samples listed in `given`. It is the main function of a separate process."""
     try:
         task = load(given["name"], given["settings"])
         task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])

@@ -1,4 +1,4 @@
-"""Texts that a model might write and a scorer must survive."""
+"""Unusual texts that a model might write as an answer. Scoring must cope with all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ _LONG = 100_000
 
 @cache
 def special_tokens() -> tuple[str, ...]:
-    """The special tokens of the embedded model's tokenizer, which are Qwen's, and the four tags."""
+    """The special tokens of the tokenizer of the tiny model in vlrl/assets: Qwen's special tokens, and the tags for
+    thinking and answers."""
     return tuple(token["content"] for token in json.loads(_TOKENIZER.read_text(encoding="utf-8"))["added_tokens"])
 
 
 def hostile_texts(prompt: str, long: bool = True) -> list[str]:
-    """Answers that break careless scorers, including the prompt itself; `long`: also texts of 100 kB."""
+    """Answers that break careless scoring code, including a copy of the prompt. With `long`, also texts of 100,000
+    characters."""
     return [*_ODD, *special_tokens(), "".join(special_tokens()), prompt, *(_LONG_TEXTS if long else ())]
 
 

@@ -1,1 +1,1 @@
-"""Rows generated from drawings, web pages, simulators and films."""
+"""Makers of data sets: they generate rows from drawings, web pages, simulators and films."""

@@ -1,9 +1,9 @@
-"""Short clips of drawn shapes that move, flash, appear and leave, with questions whose answers are exact by
+"""Short clips of drawn shapes that move, flash, appear and disappear, with questions whose answers are exact by
 construction.
 
-Every kind of clip is a function (rng, turn, clock) -> LabelledClip. `turn` cycles through directions, letters and
-counts, so that they are equally frequent and no constant answer wins.
-"""
+Each kind of clip is a function (rng, turn, clock) -> LabelledClip. `turn` counts the clips of this kind; the function
+uses it to cycle through directions, letters and counts. So all answers are equally frequent, and no constant answer is
+correct more often than another."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COLOURS = {"red": (230, 40, 40), "green": (40, 190, 70), "blue": (60, 110, 250),
 SHAPES = ("circle", "square", "triangle")
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 SECONDS = (4, 6)
-"""Shortest and longest clip. Spans begin and end at whole seconds."""
+"""Minimum and maximum duration of a clip in seconds. Spans start and end at whole seconds."""
 BOXES = 8
-"""Number of boxes of a track, evenly spread over the frames."""
+"""Number of boxes in a track, evenly spread over the frames."""
 _DETAIL = 4  # supersampling factor
 _FLASH = (255, 255, 255)
 Point = tuple[float, float]
@@ -29,7 +29,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ClipTiming:
-    """Frames per second of a clip, and its side length in pixels."""
+    """Frames per second of a clip, and the length of its sides in pixels."""
 
     fps: int
     size: int
@@ -37,7 +37,7 @@ class ClipTiming:
 
 @dataclass(frozen=True)
 class LabelledClip:
-    """A clip and its question: frames [n, height, width, 3] of uint8, and the fields of its row."""
+    """A clip with its question: frames [n, height, width, 3] of dtype uint8, and the fields of the data row."""
 
     frames: np.ndarray
     row: Mapping[str, Any]
@@ -45,27 +45,28 @@ class LabelledClip:
 
 @dataclass(frozen=True)
 class Actor:
-    """One shape: its centre in every frame, as fractions of the image side; None while it is invisible."""
+    """A shape in a clip. `path` has its centre in every frame, as fractions of the image side; None in frames in which
+    it is invisible."""
 
     colour: str
     shape: str
     radius: float
     path: tuple[Point | None, ...]
     flashes: frozenset[int] = field(default_factory=frozenset)
-    """Frames in which it is white."""
+    """Indices of the frames in which the shape is white."""
 
     @property
     def name(self) -> str:
         return f"{self.colour} {self.shape}"
 
     def box(self, frame: int, size: int) -> list[float] | None:
-        """Its bounding box in pixels."""
+        """The bounding box of the shape in pixels; None if it is invisible in this frame."""
         at = self.path[frame]
         return None if at is None else [round((v + s * self.radius) * size, 2) for s in (-1, 1) for v in at]
 
 
 def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int, int]) -> np.ndarray:
-    """One frame [size, size, 3] with smooth edges."""
+    """Draws one frame [size, size, 3] with antialiased edges."""
     image = Image.new("RGB", (size * _DETAIL, size * _DETAIL), ground)
     pen = ImageDraw.Draw(image)
     for actor in actors:
@@ -82,7 +83,7 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
 
 
 def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
-    """The frames of these actors on a dark background."""
+    """Draws all frames of a clip with these shapes on a dark background. `row` becomes the fields of the data row."""
     ground = (shade := rng.randint(10, 50), shade, shade)
     frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
     return LabelledClip(frames, row)
@@ -92,17 +93,18 @@ def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: 
 
 
 def seconds(rng: random.Random) -> int:
-    """A random clip length."""
+    """A random duration of a clip in seconds."""
     return rng.randint(*SECONDS)
 
 
 def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
-    """Whole seconds (start, end) of at most half a clip, all pairs equally likely."""
+    """A random span (start, end) in whole seconds that covers at most half of the clip. All such spans are equally
+    likely."""
     return rng.choice([(a, b) for a, b in _spans(length) if b - a >= shortest])
 
 
 def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
-    """Actors of different colours at separate positions."""
+    """Creates motionless shapes of different colours that do not touch."""
     actors: list[Actor] = []
     for colour in rng.sample(sorted(COLOURS), count):
         actor = Actor(colour, rng.choice(SHAPES), rng.uniform(0.1, 0.13), ())
@@ -115,7 +117,8 @@ def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
 
 def moving(rng: random.Random, actor: Actor, others: Sequence[Actor], direction: str, start: float, end: float
            ) -> Actor:
-    """The actor moving straight between two frames, clear of the others if there is room."""
+    """A copy of the shape that moves in a straight line from frame `start` to frame `end`. It does not touch the others
+    unless there is too little room."""
     (dx, dy), frames = DIRECTIONS[direction], len(actor.path)
     moved = actor
     for _ in range(60):
@@ -134,7 +137,7 @@ def _touches(actor: Actor, others: Sequence[Actor]) -> bool:
 
 
 def visible_between(actor: Actor, start: int, end: int) -> Actor:
-    """The actor visible only in the frames from `start` to before `end`."""
+    """A copy of the shape that is only visible from frame `start` up to, but not including, frame `end`."""
     return replace(actor, path=tuple(at if start <= i < end else None for i, at in enumerate(actor.path)))
 
 
@@ -142,7 +145,7 @@ def visible_between(actor: Actor, start: int, end: int) -> Actor:
 
 
 def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Which way a shape moves; others stand still."""
+    """A clip with the question in which direction a shape moves; the other shapes stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
     hero, *others = place_actors(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
@@ -153,14 +156,14 @@ def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Which of three shapes moves."""
+    """A clip with the question which of three shapes moves."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
 def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Which of three shapes moves, and when."""
+    """A clip with the question which of three shapes moves, and when."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
@@ -179,7 +182,7 @@ def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
 
 
 def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Which of two shapes appears first."""
+    """A clip with the question which of two shapes appears first."""
     length = seconds(rng)
     frames = length * clock.fps
     pair = place_actors(rng, 2, frames)
@@ -193,7 +196,7 @@ def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """How many times a shape flashes white, 1 to 4 times, one frame each."""
+    """A clip with the question how many times a shape flashes white (1 to 4 times, for one frame each)."""
     frames = seconds(rng) * clock.fps
     hero, *others = place_actors(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
@@ -205,7 +208,7 @@ def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """When a shape moves; in every second clip another moves at another time."""
+    """A clip with the question when a shape moves. In every second clip, another shape moves at a different time."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -218,7 +221,8 @@ def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """When a shape is visible; in every second clip another comes and goes as well."""
+    """A clip with the question when a shape is visible. In every second clip, another shape appears and disappears as
+    well."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -231,7 +235,7 @@ def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """Positions of a shape in eight frames while it moves along two line segments."""
+    """A clip with the question where a shape is in each of eight frames; it moves along two line segments."""
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
@@ -246,24 +250,26 @@ def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def choice(question: str, options: Sequence[str], right: str) -> dict[str, Any]:
-    """Fields of a question with options; the answer is a letter."""
+    """The row fields of a multiple-choice question. The answer is the letter of the right option."""
     return {"question": question, "answer_type": "choice", "options": list(options),
             "answer": "ABCDEFGH"[list(options).index(right)]}
 
 
 def when(what: str, start: int, end: int) -> dict[str, Any]:
-    """Fields of a question about the time of an event."""
+    """The row fields of a question about the time of an event."""
     return {"question": what, "answer_type": "span", "answer": f"{start} to {end}",
             "spans": [[float(start), float(end)]]}
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """Spans of up to half the clip: a longer one could cover several of them."""
+    """All spans in whole seconds that cover at most half of the clip. A longer answer could score well on several
+    clips."""
     return [(a, b) for a in range(length) for b in range(a + 1, length + 1) if 2 * (b - a) <= length]
 
 
 def _short(times: tuple[int, int], length: float) -> float:
-    """1 for an instant, 0 for the whole clip."""
+    """The share of the clip that the event does not cover: near 1 for a short event, 0 for one that lasts the whole
+    clip."""
     return round(1 - (times[1] - times[0]) / length, 2)
 
 
@@ -272,4 +278,4 @@ KINDS: dict[str, tuple[Kind, float]] = {
     "direction": (direction, 3), "mover": (mover, 3), "order": (order, 2), "flashes": (flashes, 1.5),
     "moves": (moves, 4), "visible": (visible, 3), "mover_when": (mover_when, 0.75), "track": (track, 0.75),
 }
-"""Category -> the function that makes a clip, and its relative frequency."""
+"""Category -> (function that makes a clip, relative frequency)."""

@@ -1,11 +1,11 @@
-"""Driving data: simulated traffic seen from above, the expert's plan and trajectory, and the surrounding obstacles.
+"""Makes driving data: images of simulated traffic from above, with the expert's plan and trajectory and the surrounding
+obstacles.
 
     make_driving(Path("driving"), seed=0, samples=200)      # driving/train.jsonl, driving/heldout.jsonl, images/*.png
 
-Traffic is simulated by highway-env, images are drawn by vlrl. A plan is derived from the three seconds that the expert
-drives after a decision, so image, plan, trajectory and obstacles agree. A fixed seed gives the same rows and pixels.
-Nothing is downloaded.
-"""
+highway-env simulates the traffic; vlrl draws the images. The plan is derived from what the expert does in the three
+seconds after a decision, so image, plan, trajectory and obstacles are consistent. The same seed gives the same rows and
+pixels. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ SHARES = {("STOP", "STRAIGHT"): 0.14, ("KEEP", "STRAIGHT"): 0.09, ("ACCELERATE",
 WHERE = {"STRAIGHT": ("highway", "merge", "exit", "intersection", "roundabout"),
          "LEFT_TURN": ("intersection", "roundabout"), "RIGHT_TURN": ("intersection", "roundabout"),
          "LEFT_CHANGE": ("highway", "merge"), "RIGHT_CHANGE": ("highway", "exit")}
-"""Path -> the scenarios in which it is searched and accepted."""
+"""Path of a plan -> the scenarios in which plans with this path are generated."""
 FUTURE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-"""Seconds of the waypoints and of known obstacle positions."""
+"""Times in seconds of the waypoints and of the known obstacle positions, counted from the image."""
 PAST = 0.5
-"""Seconds between two images of the history."""
+"""Seconds between two successive history images."""
 _PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
             "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",
             "Stay in the roundabout.": "LEFT_TURN"}
@@ -51,20 +51,21 @@ _PATIENCE = 300  # scenes without the wanted plan before it is given up
 
 def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, history: int = 0,
                  width: int = 128, force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
-    """Writes train.jsonl, heldout.jsonl, images/ and made_by.json into a folder; returns the number of rows per split.
+    """Writes train.jsonl, heldout.jsonl, images/ and made_by.json to a folder. Returns the number of rows per split.
 
-    An image has `width` x `width / 2` pixels; `history` earlier ones precede it, half a second apart. Every plan of
-    SHARES has its share of the rows. No scene is in both splits. Raises ConfigError for impossible numbers and without
-    highway-env, DataError when the folder is not empty.
-    """
+    An image has `width` x `width / 2` pixels. `history` is the number of earlier images that precede it, half a second
+    apart. Each plan gets its share of the rows as set in SHARES. No scene occurs in both splits.
+
+    Raises ConfigError for an invalid number or if highway-env is missing, DataError if the folder is not empty."""
     if not 0 <= history <= 2:
-        raise ConfigError(f"--history {history} must lie between 0 and 2: a scene has one second of past")
+        raise ConfigError(f"--history {history} must lie between 0 and 2, because a scene has only one second before "
+                          "its first decision")
     if not 64 <= width <= 2048 or width % 2:
         raise ConfigError(f"--width {width} must be an even number of pixels from 64 to 2048")
     for name in ("highway_env", "shapely"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"the traffic is simulated by highway-env, and {name} is not installed: pip install "
-                              "'vlrl[driving]'")
+            raise ConfigError(f"making driving data needs highway-env and shapely, and {name} is not installed: pip "
+                              "install 'vlrl[driving]'")
     record = {"command": "vlrl data make driving", "seed": seed, "width": width, "history": history,
               "real": "nothing", "simulated": "traffic, plans and trajectories: highway-env (MIT), expert IDM and "
               "MOBIL", "drawn": "the pictures, from above: by vlrl",
@@ -77,8 +78,8 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
 
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
                  ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """`count` rows, each with its images (path -> PNG); scene n is drawn from (seed, split, n), for the plan that is
-    missing most."""
+    """Yields `count` rows, each with its images (path -> PNG). Scene n is generated from (seed, split, n), for the plan
+    that still lacks the largest share of its rows."""
     from vlrl.tools.makers.driving_scenes import drive, scene
 
     wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -112,7 +113,7 @@ def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: 
 
 
 def quotas(count: int) -> dict[tuple[str, str], int]:
-    """Rows of each plan among `count`, in the shares of SHARES to within one."""
+    """The number of rows for each plan among `count` rows, so that each share is within one row of SHARES."""
     wanted = {plan: int(count * share) for plan, share in SHARES.items()}
     rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
     for plan in rest[:count - sum(wanted.values())]:
@@ -128,7 +129,7 @@ def _frame(driven: Drive, step: int) -> Frame:
 
 
 def _plan(driven: Drive, step: int) -> Plan | None:
-    """The plan that the expert carried out from a step on."""
+    """The plan that the expert carries out from this simulation step on; None if it is not clear."""
     from vlrl.environments.traffic import STEP
     from vlrl.tools.makers.driving_scenes import HORIZON
 
@@ -137,7 +138,7 @@ def _plan(driven: Drive, step: int) -> Plan | None:
 
 
 def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
-    """Ground truth of a moment, in the vehicle's own frame."""
+    """The ground-truth fields of the row for one step of a scene, in the frame of the expert's vehicle."""
     from vlrl.environments.roadview import CAR, drivable
     from vlrl.environments.traffic import STEP
 
@@ -156,14 +157,16 @@ def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
 
 
 def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
-    """In [0, 1]: a quarter for each head that text and speed alone get wrong, and up to a half for a narrow margin."""
+    """A difficulty in [0, 1]: 0.25 for each head (speed, path) that would be guessed wrong from the navigation text and
+    the current speed alone, plus up to 0.5 if the plan is almost another one."""
     guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
     misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
     return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)
 
 
 def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
-    """The other vehicles with their known positions, and objects on the road."""
+    """The obstacles near the vehicle: other vehicles with their positions at the times in FUTURE, and objects on the
+    road."""
     from vlrl.environments.roadview import CAR, THING
 
     obstacles = []
@@ -187,7 +190,8 @@ def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list
 
 
 def _true(row: Mapping[str, Any]) -> bool:
-    """Whether the expert's waypoints avoid the row's own obstacles and stay on its road, as a reward would check."""
+    """Whether the expert's waypoints avoid the obstacles of the row and stay on its drivable area, checked as the
+    rewards do."""
     from vlrl.rewards.driving import collides, footprints, leaves, sample_times
 
     times = sample_times(FUTURE[-1])
@@ -196,7 +200,7 @@ def _true(row: Mapping[str, Any]) -> bool:
 
 
 def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
-    """Path -> PNG, the oldest first."""
+    """Draws the image and its history images. Returns path -> PNG, oldest first."""
     from vlrl.environments.roadview import draw
     from vlrl.environments.traffic import STEP
 

@@ -1,4 +1,4 @@
-"""Meta-actions of AlphaDrive (arXiv 2503.07608) from a driven trajectory."""
+"""Derives a meta-action as defined by AlphaDrive (arXiv 2503.07608) from a driven trajectory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 STANDING = 0.5
-"""Metres per second below which a vehicle is standing."""
+"""Speed in m/s below which a vehicle counts as standing."""
 TURN = math.radians(25)
-"""Minimum change of heading of a turn."""
+"""Minimum change of heading, in radians, that counts as a turn."""
 _STRAIGHT = math.radians(12)  # maximum change of heading without a turn
 _SAME, _FASTER = 0.8, 1.5  # m/s of change: at most that of KEEP, at least that of ACCELERATE and DECELERATE
 _LANE, _IN_LANE = 2.4, 1.0  # m to the side: at least that of a lane change, at most that of STRAIGHT
@@ -19,7 +19,8 @@ _LANE, _IN_LANE = 2.4, 1.0  # m to the side: at least that of a lane change, at 
 
 @dataclass(frozen=True)
 class Plan:
-    """A meta-action; `margin` in [0, 1] is its distance from another one, 0 = borderline."""
+    """A meta-action with its two words, speed and path. `margin` in [0, 1] says how far the trajectory is from any
+    other meta-action; 0 = borderline."""
 
     speed: str
     path: str
@@ -27,11 +28,10 @@ class Plan:
 
 
 def plan_of(places: np.ndarray, headings: np.ndarray, speeds: Sequence[float] | np.ndarray) -> Plan | None:
-    """The plan that a driven trajectory shows, or None if it lies between two.
+    """The plan that a driven trajectory shows; None if the trajectory lies between two plans.
 
-    `places` [n, 2] in metres and `headings` [n] in radians are in the vehicle's own frame at the first moment: x
-    forward, y to the left, headings counter-clockwise. `speeds` [n] are in metres per second.
-    """
+    `places` [n, 2] in metres and `headings` [n] in radians are in the vehicle's frame at the start: x ahead, y to the
+    left, headings counter-clockwise. `speeds` [n] are in m/s."""
     speed, path = _speed(float(speeds[0]), float(speeds[-1])), _path(places, headings)
     return Plan(speed[0], path[0], round(min(1.0, speed[1], path[1]), 3)) if speed and path else None
 

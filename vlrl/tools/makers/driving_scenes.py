@@ -1,11 +1,12 @@
-"""Traffic scenes simulated by highway-env (Farama Foundation, MIT) and driven by its own expert.
+"""Generates traffic scenes for highway-env (Farama Foundation, MIT) and simulates how highway-env's expert drives in
+them.
 
-The expert is the Intelligent Driver Model for speed (IDM, cond-mat/0002177) with MOBIL for lane changes; it follows a
-route through junctions, yields, and stops behind standing objects. Roads and drivers are those of
-vlrl/environments/traffic.py; positions and speeds of the vehicles are drawn here, so that every manoeuvre occurs.
+The expert controls its speed with the Intelligent Driver Model (IDM, cond-mat/0002177) and its lane changes with MOBIL.
+It follows a route through junctions, yields, and stops behind standing objects. Roads and drivers come from
+vlrl/environments/traffic.py. Positions and speeds of the vehicles are generated here, so that every manoeuvre occurs.
 
-World coordinates are highway-env's: metres, y downwards on the screen, headings in radians clockwise from x.
-"""
+World coordinates are those of highway-env: metres, with y pointing down on the screen, and headings in radians
+clockwise from x."""
 
 from __future__ import annotations
 
@@ -20,59 +21,61 @@ from highway_env.road.road import Road
 from vlrl.environments.traffic import STEP, Driver, Lane, empty_road, place_obstacle, place_vehicle
 
 WARM_UP = 1.0
-"""Seconds driven before the first decision: the past that history frames show."""
+"""Seconds of driving before the first decision; the history images show this time."""
 HORIZON = 3.0
-"""Seconds after a decision that determine the plan."""
+"""Seconds after a decision from which the plan is derived."""
 DECISIONS = (0.0, 1.0)
-"""Decision times in a scene, in seconds after the warm-up."""
+"""Times of the decisions in a scene, in seconds after the warm-up."""
 _USUAL = 0.6
-"""Probability that a scene is arranged for its plan; otherwise it is drawn from all arrangements."""
+"""Probability that an element of a scene is chosen so that it fits the intended plan; otherwise it is chosen at random.
+"""
 T = TypeVar("T")
 Aim = tuple[str, str]
-"""Speed and path of a plan."""
+"""The intended plan of a scene: (speed, path)."""
 _SPEEDS = {"STOP": (0.0, 0.7), "KEEP": (0.96, 1.04), "ACCELERATE": (0.0, 0.8), "DECELERATE": (1.25, 1.7)}
 _LEADS = {"STOP": "standing", "KEEP": "none", "ACCELERATE": "none", "DECELERATE": "slow"}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene before it is driven; the expert's vehicle is the first of the road's."""
+    """A scene before it is simulated. The expert's vehicle is the first vehicle of the road."""
 
     road: Road
     navigation: str
     limit: float
-    """Speed of the expert on a free road, metres per second."""
+    """Speed of the expert on a free road, in m/s."""
     free: bool
     """Whether the expert may change lanes."""
 
 
 @dataclass(frozen=True)
 class Drive:
-    """The course of a scene."""
+    """A simulated scene."""
 
     scene: Scene
     states: np.ndarray
-    """[steps, vehicles, 5] x, y, heading, speed, acceleration; the expert's vehicle is the first."""
+    """[steps, vehicles, 5] x, y, heading, speed and acceleration of each vehicle; the expert's vehicle is the first."""
     decisions: tuple[int, ...]
-    """Steps at which the expert may decide, in the middle of a lane."""
+    """Simulation steps of the decisions at which the expert is in the middle of its lane."""
     crashed: bool
 
     @property
     def things(self) -> list[tuple[float, float, float]]:
-        """x, y, heading of standing objects that are not vehicles."""
+        """(x, y, heading) of each standing object that is not a vehicle."""
         return [(float(thing.position[0]), float(thing.position[1]), float(thing.heading))
                 for thing in self.scene.road.objects]
 
 
 def scene(scenario: str, seed: str, aim: Aim) -> Scene:
-    """A scene drawn from a seed text and arranged for a plan, which need not come out; deterministic in both."""
+    """Generates a scene in which the expert is likely, but not certain, to carry out the intended plan. The result
+    depends only on the arguments."""
     rng = random.Random(seed)
     road = empty_road(scenario, rng.getrandbits(64))
     return SCENARIOS[scenario](road, rng, aim)
 
 
 def drive(scene: Scene) -> Drive:
-    """Simulates the warm-up, the decisions, and the horizon after the last of them."""
+    """Simulates a scene: the warm-up, the decisions, and the horizon after the last decision."""
     road, vehicles = scene.road, cast(list[Driver], scene.road.vehicles)
     ego = vehicles[0]
     ego.enable_lane_change = False
@@ -106,16 +109,16 @@ def _settled(ego: Driver) -> bool:
 
 
 def _usual(value: T, others: Sequence[T], rng: random.Random) -> T:
-    """`value` most of the time, else any of the others."""
+    """Returns `value` with probability _USUAL, else a random element of `others`."""
     return value if rng.random() < _USUAL else rng.choice(others)
 
 
 def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random
          ) -> tuple[Driver, float]:
-    """The expert's vehicle, which reaches about `at` in the warm-up, and its start.
+    """Places the expert's vehicle so that it reaches about position `at` during the warm-up. Returns the vehicle and
+    its start position.
 
-    It is at the limit, slower, faster, or standing, and keeps its speed until the first decision.
-    """
+    It drives at the speed limit, slower or faster, or it stands; it keeps its speed until the first decision."""
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
     speed = share * limit if share > 0.1 else 0.0
     at = max(0.0, at - speed * WARM_UP)
@@ -125,7 +128,8 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
 
 
 def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
-    """Possibly a vehicle ahead in the same lane: slower, standing, or as fast; or an object on the road."""
+    """May place a vehicle ahead in the expert's lane, which is slower, standing or equally fast, or an object on the
+    road."""
     routed = bool(ego.route)  # else only what is slower makes it change lanes
     usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
     kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
@@ -142,8 +146,8 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
 
 def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
             ) -> None:
-    """Possibly vehicles in neighbouring lanes, next to the expert's or before or behind it; fewer in its target lane.
-    """
+    """May place vehicles in the neighbouring lanes: next to, in front of or behind the expert's vehicle. In the lane to
+    which the expert is intended to change, they are less likely."""
     goal = own[2] + {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}.get(aim[1], 99)
     for number in others:
         lane, wanted = (own[0], own[1], number), number == goal
@@ -154,7 +158,7 @@ def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: floa
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Three straight lanes; slower traffic is overtaken if a neighbouring lane is free."""
+    """Scene: three straight lanes. The expert overtakes slower traffic if a neighbouring lane is free."""
     limit, lane, at = rng.choice((10.0, 12.0, 14.0, 16.0)), rng.randrange(3), rng.uniform(100, 900)
     ego, at = _ego(road, ("0", "1", lane), at, limit, aim, rng)
     _lead(road, ego, ("0", "1", lane), at, limit, aim, rng)
@@ -163,7 +167,8 @@ def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """On the ramp of a motorway, beside the lane to merge into, or on that lane."""
+    """Scene: a motorway with a ramp. The expert is on the ramp, next to the lane it merges into, or already on that
+    lane."""
     limit, at = rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 50)
     ramp = _usual(aim[1] == "LEFT_CHANGE", (True, False), rng)
     lane = ("b", "c", 2 if ramp else 1)
@@ -177,7 +182,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Three lanes that widen to four; the fourth leaves the road."""
+    """Scene: three lanes that widen to four; the fourth lane leaves the road."""
     limit, wants = rng.choice((10.0, 12.0, 14.0)), rng.random() < 0.8
     wide = rng.random() < 0.8
     at = rng.uniform(2, 45) if wide else rng.uniform(340, 375)
@@ -191,7 +196,7 @@ def exit_road(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Four arms; crossing traffic goes first or yields by highway-env's rules."""
+    """Scene: an intersection of four roads. Crossing traffic goes first or yields according to highway-env's rules."""
     turns = {"STRAIGHT": "straight", "LEFT_TURN": "left", "RIGHT_TURN": "right"}
     arm, turn, limit = rng.randrange(4), _usual(turns[aim[1]], list(turns.values()), rng), 10.0
     to = (arm + {"left": 1, "straight": 2, "right": 3}[turn]) % 4
@@ -213,7 +218,7 @@ def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
 
 
 def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:
-    """Into a roundabout, along its ring, or out of it."""
+    """Scene: the expert drives into a roundabout, around it, or out of it."""
     arms, limit = "senw", 8.0
     arm = rng.randrange(4)
     here, after = arms[arm], arms[(arm + 1) % 4]

