@@ -241,7 +241,8 @@ def rouge(given: str, truth: str) -> float:
 def free_text(given: str, truth: str) -> float:
     """The ROUGE score of an answer, with two exceptions that score 0:
     - The ground truth is a code, number or quantity, and the answer is a different one ("12 m" does not match "13 m").
-    - The ground truth has at most three words, and the answer lacks one that contains a digit ("Highway 101")."""
+    - The ground truth has at most three words, and a word of it that contains a digit is missing in the answer
+    ("Highway 101")."""
     wanted = rouge_tokens(truth)
     named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
     other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(given))

@@ -220,7 +220,7 @@ def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
 
     road = shapely.union_all([shapely.make_valid(shapely.Polygon(polygon)) for polygon in drivable])
     shapely.prepare(road)
-    outside = vehicle[~shapely.contains_properly(road, vehicle)]  # the rest needs no cutting
+    outside = vehicle[~shapely.contains_properly(road, vehicle)]  # the others need no intersection
     return bool((shapely.area(shapely.difference(outside, road)) > _OUTSIDE * shapely.area(outside)).any())
 
 

@@ -28,7 +28,7 @@ from vlrl.rewards.worker import Worker, WorkerEnded
 LONGEST = 500
 """Maximum number of characters of an expression; a longer text is not read as an expression."""
 SECONDS = 5.0
-_PATIENCE = 60.0  # seconds beyond ten times the limit in which the process must reply, its start included
+_PATIENCE = 60.0  # seconds added to ten times the CPU limit, within which the process must start and reply
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?", re.ASCII)
 _LONE_NUMBER = re.compile(r"(?<![\w.^])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?(?!\w|\.\d)", re.ASCII)
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}|\\[A-Za-z]+")

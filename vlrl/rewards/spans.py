@@ -73,7 +73,7 @@ def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
     if not spans and not truth:
         return 1.0
     if len(spans) == len(truth) == 1:
-        return temporal_iou(spans[0], truth[0])  # exact at a bar such as .7, where a difference of sums is not
+        return temporal_iou(spans[0], truth[0])  # exact at thresholds such as .7, unlike a difference of sums
     shared, first, second = _covered(spans, truth)
     union = first + second - shared
     return min(1.0, shared / union) if 0 < union < math.inf else 0.0

@@ -60,7 +60,7 @@ class Worker:
         `patience` returns the current progress (any value) and the seconds that may pass until it changes. Raises
         WorkerEnded or WorkerHung; the next request then starts a new process."""
         try:
-            while self._connection and self._connection.poll(0):  # nothing was asked: it has ended, or replies late
+            while self._connection and self._connection.poll(0):  # a late reply, or the process has ended
                 self._reply()
         except (EOFError, OSError):
             self.kill()
@@ -76,7 +76,7 @@ class Worker:
         except (EOFError, OSError):
             self.kill()
             raise WorkerEnded from None
-        except BaseException:  # Ctrl-C too: a reply that comes later belongs to no request
+        except BaseException:  # including Ctrl-C: a later reply would belong to no request
             self.kill()
             raise
 
@@ -112,7 +112,7 @@ class Worker:
         if connection:
             connection.close()
         if isinstance(process, subprocess.Popen):
-            process.returncode = 0  # nobody here waits for it
+            process.returncode = 0  # not a child of this process, so it cannot be waited for
 
 
 def _await(connection: Connection, patience: Callable[[], tuple[object, float]]) -> None:
@@ -121,7 +121,7 @@ def _await(connection: Connection, patience: Callable[[], tuple[object, float]])
     quiet, then = 0.0, time.monotonic()
     while not connection.poll(tick := min(_TICK_S, seconds / 4)):
         (now_at, seconds), now = patience(), time.monotonic()
-        quiet = 0.0 if now_at != at else quiet + min(now - then, 2 * tick)  # a stopped process does not hang
+        quiet = 0.0 if now_at != at else quiet + min(now - then, 2 * tick)  # not time spent stopped
         at, then = now_at, now
         if quiet > seconds:
             raise WorkerHung

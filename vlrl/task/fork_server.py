@@ -128,8 +128,8 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
     _die_with(parent, _ENDING)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     os.setsid()
-    for number in STOPS:  # what asks a run to end, Slurm each of its processes, is for the training process alone
-        signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs inherit
+    for number in STOPS:  # only the training process handles the signals that stop a run (Slurm signals all)
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which started programs would inherit
     workers: set[int] = set()
     signal.signal(signal.SIGCHLD, lambda *_: _reap(workers))
     gc.freeze()

@@ -35,7 +35,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None,
         return cls(**dict(settings or {}))
     except VlrlError:
         raise
-    except (Exception, SystemExit) as error:  # its __init__ is anyone's code
+    except (Exception, SystemExit) as error:  # __init__ is user code and may raise anything
         raise ConfigError(f"task.name={name!r}: {failure(error)}") from error
 
 

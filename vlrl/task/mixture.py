@@ -132,7 +132,7 @@ class Mixture(Task):
             self._turns[split] = Interleaved({label: _own_samples(i, task, split)
                                         for i, (label, task) in enumerate(self.tasks.items())})
             files = [unread_file(task, split) for task in self.members]
-            if all(files):  # rows that the tasks have in common are for those that read rows
+            if all(files):  # shared rows are unused only if no task reads them
                 raise unread_file_error("every task of `tasks` makes", split, files[0])
         return self._turns[split]
 

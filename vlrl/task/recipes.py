@@ -76,7 +76,7 @@ class RecipeTask(Task):
         self.best_parts: Any = self.used.best_parts
         self.prompt = self.prompt or self.used.prompt
         self.system = self.system or self.used.system
-        if self.used.variants:  # else it is known that there are none
+        if self.used.variants:  # otherwise has_variants can tell that there are none
             self.variants: Any = partial(self.used.variants, self)
 
     @property

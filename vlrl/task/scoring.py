@@ -115,7 +115,7 @@ def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
     """The reward parts from `score`. In an environment, the sums of the parts of all turns are added for the parts that
-    `score` does not return; a part that is missing in a turn counts as 0 there."""
+    `score` does not return; a part that is missing in a turn counts as 0 in this turn."""
     own = task.score(sample, answer)
     if not has_environment(task) or not isinstance(own, Mapping):
         return own
@@ -188,7 +188,7 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
     correct, problem = (reaches(task.criterion, clean), None) if task.overridden else _guarded(
         lambda: task.correct(sample, answer, clean))
     steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
-    ends = (max(0, end - len(answer.opened)) for end in steps.ends) if steps else ()  # behind what the prompt opened
+    ends = (max(0, end - len(answer.opened)) for end in steps.ends) if steps else ()  # offsets in the completion
     return AnswerScore(clean, reward, parsed, error or (problem and f"correct: {problem}"),
                        None if correct is None else bool(correct),
                        tuple(zip(ends, steps.values, strict=False)) if steps else ())

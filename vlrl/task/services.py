@@ -35,7 +35,8 @@ class Reading:
 
 
 Key = tuple[int | None, str | None]
-"""(index of the answer in its group, text in place of its final answer), with None as in Reading."""
+"""(index of the answer in its group, text in place of its final answer). The index is None for a Reading without an
+answer; the text is None if the final answer itself is evaluated."""
 GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
 """Name of a service -> log-probabilities [t] for each reading of a group."""
 

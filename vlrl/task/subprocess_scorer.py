@@ -69,7 +69,7 @@ class SubprocessScorer:
                 outcome = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
             except ForkServerLost as error:
                 self._tell(str(error))
-            except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
+            except Exception as error:  # pickling of the task's objects may raise anything; fork may fail
                 outcome = f"{type(error).__name__}: {error}"
         if isinstance(outcome, str):
             self._tell(f"they cannot be sent to a separate process ({outcome[:300]})")
@@ -97,7 +97,7 @@ class SubprocessScorer:
             while True:
                 _PLACE.pack_into(self._place, 0, 0, 1)
                 try:
-                    # of this run's own process
+                    # unpickling is safe: the data comes from a process of this run
                     return pickle.loads(self.worker.ask(pickle.dumps((refused, request)), self._patience))
                 except WorkerEnded as error:
                     hung, place = isinstance(error, WorkerHung), self._patience()[0][0]

@@ -36,7 +36,7 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
         with findings.guard("messages", "messages", sample.id):
             prompt = prompt_text(task.messages(sample))
         for text in hostile_texts(prompt, long=sample is samples[0]):
-            if len(findings.by_rule.get("slow", ())) < 3:  # each costs seconds
+            if len(findings.by_rule.get("slow", ())) < 3:  # each such finding takes seconds
                 try_answer(task, sample, text, findings)
 
 
@@ -67,7 +67,7 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
         if problem := changing_score(parts, task.score(sample, answer)):
             findings.add("deterministic", problem, sample.id, answer.text)
         parts = _with_group_parts(task, sample, answer, parts)
-        if not task.needs:  # else parts come from services that are not here
+        if not task.needs:  # otherwise some parts need services, which are not available here
             check_parts(task, parts)
         for name, value in parts.items():
             number, problem = finite_number(value)

@@ -34,7 +34,7 @@ _HOSTILE_S = 60.0  # seconds spent on hostile actions of a sample
 _TURNS = 50
 _MORE = 3  # further episodes played if processes are left over
 _LEAVE_S = 2.0  # seconds within which everything an episode has started must end after it was closed
-_END_S = 30.0  # seconds within which everything that environments share must end after their process
+_END_S = 30.0  # seconds within which processes shared by environments must end after the environment process
 _SEED = 17
 
 
@@ -236,7 +236,7 @@ def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequ
                                  f"perfect episode ({best:.4g})", sample.id, last)
             del left[:max(1, len(played.steps) + bool(played.error))]
             continue
-        left.pop(0)  # its scorer raised
+        left.pop(0)  # scoring raised
     if left:
         findings.note(f"{len(left)} of {len(actions)} hostile actions were not tried on sample {sample.id!r}: its "
                       f"environment took more than {_HOSTILE_S:g} s for the other actions, or failed")

@@ -63,7 +63,7 @@ def check_samples(task: Task, findings: Findings, count: int, processes: int) ->
             _check_json(sample, findings)
     with findings.guard("samples", "checking the samples"), original_pixels(task):
         _apply_rules(task, splits, rows, count, findings)
-    if not findings.by_rule:  # else the same fault would be told again
+    if not findings.by_rule:  # otherwise the same fault would be reported again
         where: dict[str, Sequence[Any]] = {split: places(len(samples), len(chosen[split]))
                                            for split, samples in splits.items()}
         spots = _spots(task) if chosen[GENERATED] else ()
@@ -141,7 +141,7 @@ def _check_json(sample: Sample, findings: Findings) -> None:
 
 
 def _sized(sample: Sample) -> Sample:
-    with suppress(VlrlError):  # found before
+    with suppress(VlrlError):  # already a finding
         return with_media_size(sample, _LIMITS)
     return sample
 

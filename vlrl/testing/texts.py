@@ -44,7 +44,7 @@ _ODD = (*_TEXTS, *_TAGS, *_NUMBERS, *_STRUCTURES, *map(_in_answer, (*_NUMBERS, *
 _UNITS = ("x", " ", "\n", "9", "1,", "1 ", "a ", "[", "]", "(", "{", "<", "\\", "-", ".", "١", "[1, 2, 3, 4] ",
           "[1, 2, ", '{"a":', '[{"a":[', "<answer>", "<think>", "</think>",
           "<think></think><answer>1</answer>", "\\boxed{", "\\boxed{1} ", "$", "A. ", "(A) ", "```json\n")
-_RUNS = ("x", " ", "9", "a ", "1,", "[1, 2, 3, 4], ")  # what nested repetitions match, until the end spoils it
+_RUNS = ("x", " ", "9", "a ", "1,", "[1, 2, 3, 4], ")  # match nested repetitions of a regex until the last character
 _LONG_TEXTS = (*(unit * (_LONG // len(unit)) for unit in _UNITS),
                *(_in_answer(unit * (_LONG // len(unit))) for unit in _UNITS if "answer" not in unit),
                "<answer>" * 1000 + "1", "<answer>1</answer>" * 1000, "[" * 5000 + "]" * 5000,

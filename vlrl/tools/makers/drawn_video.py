@@ -145,7 +145,7 @@ def visible_between(actor: Actor, start: int, end: int) -> Actor:
 
 
 def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question in which direction a shape moves; the other shapes stand still."""
+    """Makes a clip with the question: In which direction does a shape move? The other shapes stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
     hero, *others = place_actors(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
@@ -156,14 +156,14 @@ def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question which of three shapes moves."""
+    """Makes a clip with the question: Which of three shapes moves?"""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
 def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question which of three shapes moves, and when."""
+    """Makes a clip with the question: Which of three shapes moves, and when?"""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
                                        "answer_type": "span+choice"}, spans=[list(map(float, times))],
@@ -182,7 +182,7 @@ def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
 
 
 def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question which of two shapes appears first."""
+    """Makes a clip with the question: Which of two shapes appears first?"""
     length = seconds(rng)
     frames = length * clock.fps
     pair = place_actors(rng, 2, frames)
@@ -196,7 +196,8 @@ def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question how many times a shape flashes white (1 to 4 times, for one frame each)."""
+    """Makes a clip with the question: How many times does a shape flash white? It does so 1 to 4 times, for one frame
+    each."""
     frames = seconds(rng) * clock.fps
     hero, *others = place_actors(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
@@ -208,7 +209,8 @@ def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question when a shape moves. In every second clip, another shape moves at a different time."""
+    """Makes a clip with the question: When does a shape move? In every second clip, another shape moves at a different
+    time."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -221,8 +223,8 @@ def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question when a shape is visible. In every second clip, another shape appears and disappears as
-    well."""
+    """Makes a clip with the question: When is a shape visible? In every second clip, another shape appears and
+    disappears as well."""
     length = seconds(rng)
     hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
@@ -235,7 +237,7 @@ def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
 
 
 def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
-    """A clip with the question where a shape is in each of eight frames; it moves along two line segments."""
+    """Makes a clip with the question: Where is a shape in each of eight frames? It moves along two line segments."""
     frames = max(seconds(rng) * clock.fps, BOXES)
     hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]

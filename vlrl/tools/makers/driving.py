@@ -46,15 +46,15 @@ _PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.
             "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",
             "Stay in the roundabout.": "LEFT_TURN"}
 _NEAR = 60.0  # metres within which others count as obstacles
-_PATIENCE = 300  # scenes without the wanted plan before it is given up
+_PATIENCE = 300  # successive scenes without the intended plan after which this plan is given up
 
 
 def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, history: int = 0,
                  width: int = 128, force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl, images/ and made_by.json to a folder. Returns the number of rows per split.
 
-    An image has `width` x `width / 2` pixels. `history` is the number of earlier images that precede it, half a second
-    apart. Each plan gets its share of the rows as set in SHARES. No scene occurs in both splits.
+    An image has `width` x `width / 2` pixels. `history` is the number of earlier images in a row, each half a second
+    before the next. Each plan gets its share of the rows as set in SHARES. No scene occurs in both splits.
 
     Raises ConfigError for an invalid number or if highway-env is missing, DataError if the folder is not empty."""
     if not 0 <= history <= 2:

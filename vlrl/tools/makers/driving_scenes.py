@@ -88,7 +88,7 @@ def drive(scene: Scene) -> Drive:
             states[step, index] = (*vehicle.position, vehicle.heading, vehicle.speed, action["acceleration"])
         if step in moments and _settled(ego):
             decisions.append(step)
-            ego.timer = 2 * ego.LANE_CHANGE_DELAY  # lane changes are thought about at once
+            ego.timer = 2 * ego.LANE_CHANGE_DELAY  # the next lane change is considered at once
         if step == begin:
             ego.wanted = ego.target_speed = scene.limit
             ego.enable_lane_change = scene.free
@@ -130,7 +130,7 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
 def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim, rng: random.Random) -> None:
     """May place a vehicle ahead in the expert's lane, which is slower, standing or equally fast, or an object on the
     road."""
-    routed = bool(ego.route)  # else only what is slower makes it change lanes
+    routed = bool(ego.route)  # without a route, only a slower vehicle ahead makes it change lanes
     usual = _LEADS[aim[0]] if aim[1] == "STRAIGHT" else "none" if routed else "slow"
     kind = _usual(usual, ("none", "slow", "standing", "same"), rng)
     if kind == "none":

@@ -34,8 +34,8 @@ SCALES = (2, 3, 4)
 PER_PAGE = 3
 """Maximum number of elements per screenshot that become rows."""
 _HELDOUT = 5  # one group of pages in so many is held out
-_VIEW = (480, 480)  # CSS pixels of the window for pages that say nothing about their size
-_SMALLEST = 6 / 160  # of the screenshot's shorter side, that of an element
+_VIEW = (480, 480)  # size of the browser window in CSS pixels
+_SMALLEST = 6 / 160  # minimum shorter side of an element, as a fraction of the shorter side of the screenshot
 _LARGEST = 0.5  # share of the screenshot that an element covers, at most
 _MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # animated pages
 _VARIANT = re.compile(r"-(easy|medium|hard|nodelay|large|soft|transfer|noscroll|nl|turk|all|some|\d+)$")
