@@ -162,6 +162,6 @@ def test_half_of_what_a_launcher_sets(environ, missing):
 
 def test_a_task_of_a_notebook_is_told_and_its_error_says_what_to_do():
     assert notebook_warning("grounding") == notebook_warning("a.py:Shades") == ""
-    assert "write it to a file" in notebook_warning("__main__:Shades")
+    assert "cannot load it: write it to a file" in notebook_warning("__main__:Shades")
     with pytest.raises(ConfigError, match=r"has no Task class 'Shades'.*task=path/file.py:Shades"):
         load_class("__main__:Shades")

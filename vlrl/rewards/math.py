@@ -165,8 +165,8 @@ def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool)
 def require_library() -> None:
     """Raises ConfigError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("rows with answer_type=math are compared by math-verify, which is not installed: "
-                          "pip install 'math-verify[antlr4_13_2]', or give them answer_type=number or text")
+        raise ConfigError("answers of rows with answer_type=math are checked by math-verify, which is not installed: "
+                          "pip install 'math-verify[antlr4_13_2]', or set their answer_type to number or text")
 
 
 def _latex(text: str) -> str:

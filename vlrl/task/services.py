@@ -138,8 +138,8 @@ class Services:
         given = object.__getattribute__(self, "__dict__").get("given", {})
         if name in given:
             return given[name]
-        raise AbsentService(f"the service '{name}' is not available; check with `\"{name}\" in services`, and name it "
-                            "in the task's `needs`")
+        raise AbsentService(f"the service '{name}' is not available; check for it with `\"{name}\" in services`, and "
+                            "add it to the task's `needs`")
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:

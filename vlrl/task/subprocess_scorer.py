@@ -102,8 +102,8 @@ class SubprocessScorer:
                 except WorkerEnded as error:
                     hung, place = isinstance(error, WorkerHung), self._patience()[0][0]
                 why = (f"no result within limits.score_s={self.seconds:g} s for an answer" if hung else
-                       "the process that ran it ended")
-                _log.warning("scoring sample %r: %s; its process was started again", sample.id, why)
+                       "the scoring process ended")
+                _log.warning("scoring sample %r: %s; the scoring process was started again", sample.id, why)
                 if place in refused:
                     raise GroupAbandoned(f"{refused[place]}, twice")
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
