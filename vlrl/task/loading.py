@@ -13,8 +13,8 @@ from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 
-_OF_A_NOTEBOOK = (" The class is defined in a notebook or script, from which other processes cannot load it: write it to "
-                  "a file and set task=path/file.py:{}")
+_OF_A_NOTEBOOK = (" The class is defined in a notebook or script, from which other processes cannot load it: write it "
+                  "to a file and set task=path/file.py:{}")
 
 
 def notebook_warning(name: str) -> str:
