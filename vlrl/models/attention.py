@@ -1,16 +1,19 @@
-"""Attention of rows whose completions share a prefix; exact, and no T x T mask exists.
+"""Attention of rows whose completions share a prefix. It is exact and builds no T x T mask.
 
-Training (`Layout`): a row is a forest of runs of tokens. A run attends to itself, causally, and to all its ancestors: a
-completion to its prompt, and to what it shares with siblings. Generation (`PromptCache`): the new tokens of a group
-attend to the one cached prompt and to their own completions.
+Training (`Layout`): a row consists of runs of tokens that form trees. Each run attends causally to itself, and to all
+its ancestors: a completion to its prompt and to prefixes shared with other completions of the group. Generation
+(`PromptCache`): the new tokens of a group's completions attend to one cached copy of the prompt and to the tokens of
+their own completion.
 
 Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
 
-- `merged` (CPU): a run over itself, and all its descendants over it, are calls of PyTorch's flash kernel, merged by
-  their log-sum-exp; a group's completions are more queries of one prompt, whose keys are never copied;
-- `varlen` (CUDA, 16 bits): the same, with one call for all runs and one per depth;
+- `merged` (CPU): PyTorch's flash kernel is called for each run over itself, and for all descendants of a run over that
+  run; the results are merged by their log-sum-exp. The completions of a group are further queries of one prompt, whose
+  keys are never copied;
+- `varlen` (CUDA, 16 bits): as `merged`, with one kernel call for all runs over themselves and one per depth of the
+  tree;
 - `flex` (CUDA): one call of FlexAttention that skips fully masked blocks;
-- `masked` (anywhere): scaled dot-product attention over [ancestors | run] with a mask."""
+- `masked` (any device): scaled dot-product attention over [ancestors | run] with a mask."""
 
 from __future__ import annotations
 
@@ -32,32 +35,33 @@ from vlrl.errors import ConfigError
 ATTENTION = "vlrl_prefix_shared"
 
 Run = tuple[int, int, int]
-"""(offset, tokens, end of its last descendant) of a run of tokens in a row."""
+"""(offset, length, end of the last descendant) of a run of tokens in a row."""
 Place = tuple[int, int]
-"""(offset, tokens) of a run of tokens in a row."""
+"""(offset, length) of a run of tokens in a row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """R runs of similar length side by side, padded to the longest, A."""
+    """R runs of similar length as a batch, padded to the longest length A."""
 
     index: torch.Tensor
-    """[R * A] row position of each token; that of the run's last token where padded."""
+    """[R * A] row position of each entry; a padded entry has the position of its run's last token."""
     shape: tuple[int, int]
     valid: torch.Tensor | None
-    """[R * A] bool, None when nothing is padded."""
+    """[R * A] bool, False on padding; None without padding."""
     places: torch.Tensor
-    """[tokens] the index without padding, in the order of `take` and `flat`."""
+    """[tokens] `index` without padding: the row position of each token, in the order of `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """[T, H, ...] -> [R, H, A, ...]; padded entries become `padding` if it is given."""
+        """Gathers row tokens into the padded batch, [T, H, ...] -> [R, H, A, ...]; fills padding with `padding` if not
+        None."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding
         return x.view(*self.shape, *x.shape[1:]).transpose(1, 2)
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, H, A, ...] -> [tokens, H, ...]."""
+        """Removes the padding of a batch: [R, H, A, ...] -> [tokens, H, ...]."""
         x = x.transpose(1, 2).flatten(0, 1)
         return x if self.valid is None else x[self.valid]
 
@@ -68,16 +72,16 @@ class Bucket:
 
     runs: Grid
     before: Grid | None
-    """[R, P] the ancestors' tokens; None without any."""
+    """[R, P] the ancestors' tokens; None for runs without ancestors."""
     mask: torch.Tensor | None
     """[R, 1, A, P + A] bool, True = may attend."""
 
 
 class Layout:
-    """Positions of prompts and completions in a row of T tokens; reaches the attention as a forward keyword.
+    """The runs of tokens in a row of T tokens; passed to the attention as a keyword of the model's forward.
 
-    runs: all runs of tokens, each directly followed by its descendants, without gaps. `kind` names the implementation.
-    Anything an implementation derives from the row is cached for the other layers."""
+    `runs` lists all runs without gaps, each directly followed by its descendants. `kind` names the implementation.
+    Tensors that an implementation derives from the row are cached, so that all layers use them."""
 
     def __init__(self, runs: Sequence[Run], length: int, kind: str = "auto"):
         self.row, self.length, self.kind = tuple(runs), length, kind
@@ -85,7 +89,7 @@ class Layout:
 
     @cached_property
     def above(self) -> tuple[tuple[Run, ...], ...]:
-        """The ancestors of each run, the prompt first."""
+        """The ancestors of each run, starting with the prompt."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
         for run in self.row:
@@ -97,23 +101,23 @@ class Layout:
 
     @cached_property
     def ends(self) -> tuple[Grid, ...]:
-        """All runs with ancestors and without descendants, those of similar length together."""
+        """The leaves of the tree (runs with ancestors and no descendants), grouped by similar length."""
         last = [(start, n) for (start, n, end), over in zip(self.row, self.above, strict=True)
                 if over and start + n == end]
         return tuple(_grid(alike) for alike in _alike(last))
 
     @cached_property
     def inner(self) -> tuple[Run, ...]:
-        """The other runs."""
+        """The runs that are not in `ends`: prompts, and runs with descendants."""
         return tuple(run for run, over in zip(self.row, self.above, strict=True)
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """Buckets on a device, and the position [T] of each row token in their concatenated outputs."""
+        """The buckets on a device, and the index [T] of each row token in their concatenated outputs."""
         return self.kept(_buckets, device)
 
     def kept(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
-        """`make(layout, device)`, computed once per device."""
+        """Cached result of `make(layout, device)`, computed once per device."""
         if (make, device) not in self._memo:
             self._memo[make, device] = make(self, device)
         return self._memo[make, device]
@@ -121,24 +125,26 @@ class Layout:
 
 @dataclass(eq=False)
 class PromptCache:
-    """KV cache of P prompts, shared by the R completions being generated; a forward keyword of decoding."""
+    """KV cache of P prompts, shared by the R completions being generated; a keyword of the model's forward in decoding.
+    """
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values [P, H_kv, L, d] of each layer."""
     bias: torch.Tensor | None
-    """[P, 1, 1, L], 0 or -inf where a prompt is padded; None without padding."""
+    """[P, 1, 1, L] attention bias: -inf where a prompt is padded, else 0; None without padding."""
     owner: torch.Tensor
     """[R] index of each completion's prompt, ascending."""
     grid: torch.Tensor | None = field(init=False)
-    """[P * G] completion of each prompt's queries, G the most of any; None when all prompts have G."""
+    """[P * G] index of the completion behind each query, G = the largest number of completions of a prompt; None if
+    every prompt has G."""
     inverse: torch.Tensor = field(init=False)
-    """[R] position of each completion in the grid."""
+    """[R] index of each completion in `grid`."""
 
     def __post_init__(self) -> None:
         self._arrange()
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keeps these completions (ascending), and the prompts that still have any."""
+        """Keeps the completions `rows` (ascending), and the prompts that still have a completion."""
         owners, self.owner = self.owner[rows].unique_consecutive(return_inverse=True)
         if len(owners) < len(self.layers[0][0]):
             self.layers = [(k[owners], v[owners]) for k, v in self.layers]
@@ -157,7 +163,7 @@ class PromptCache:
 
 
 def _alike(runs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Groups runs (offset, tokens, ...) whose lengths differ by less than a quarter, longest first."""
+    """Yields lists of runs (offset, length, ...) whose lengths differ by less than a quarter, longest first."""
     rest = sorted(runs, key=lambda run: -run[1])
     while rest:
         count = sum(run[1] >= 0.75 * rest[0][1] for run in rest)
@@ -176,10 +182,10 @@ def _grid(runs: Sequence[Place], device: torch.device | None = None) -> Grid:
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
               prefix_layout: Layout | PromptCache | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Attention by a layout; anything else (padded rows, the vision tower, which also receives the layout) uses the
-    stock implementation.
+    """Attention function for transformers: query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d].
 
-    query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d]."""
+    Uses `prefix_layout` if the attention is causal. Without a layout (padded rows), and in the vision tower, which also
+    receives the layout, it calls the stock implementation."""
     if prefix_layout is None or not getattr(module, "is_causal", False):
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
                                             dropout=dropout, **kwargs)
@@ -199,7 +205,7 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 # --- implementations -------------------------------------------------------------------------------------------------
 
 Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float | None], torch.Tensor]
-"""(q [T, H, d], k and v [T, H_kv, d], layout, scale) -> [T, H, d]."""
+"""(q [T, H, d], k and v [T, H_kv, d], layout, scale) -> output [T, H, d]."""
 
 
 def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
@@ -212,13 +218,13 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
 
 IMPLEMENTATIONS = Table({"merged": merged, "masked": masked, "varlen": "vlrl.models.attention_kernels:varlen",
                          "flex": "vlrl.models.attention_kernels:flex"})
-"""train.attention -> an Implementation."""
+"""Implementation for each value of train.attention."""
 DEVICES = {"merged": ("cpu",), "masked": ("cpu", "cuda"), "varlen": ("cuda",), "flex": ("cuda",)}
-"""Devices that each can train on."""
+"""Devices that each implementation can train on."""
 
 
 def check(kind: str, device: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError when train.attention=kind cannot train on a device in this compute type."""
+    """Raises ConfigError if train.attention=kind cannot train on this device with this compute type."""
     possible = ["auto", *(name for name, devices in DEVICES.items() if device in devices)]
     if kind not in possible:
         raise ConfigError(f"train.attention={kind} does not run on this device ({device}): choose one of "
@@ -235,7 +241,7 @@ def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementati
 
 
 def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """[T, H_kv, d] -> as many heads as q."""
+    """Repeats key or value heads, [T, H_kv, d] -> [T, H, d], to as many heads as `q` has."""
     repeat = q.shape[1] // keys.shape[1]
     return keys.repeat_interleave(repeat, 1) if repeat > 1 else keys
 
@@ -245,7 +251,7 @@ def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, causal: bool = False,
            bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, H, T, d] and log-sum-exp [B, H, T]."""
+    """PyTorch's CPU flash kernel: output [B, H, T, d] and log-sum-exp [B, H, T]."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias,
                                                                           scale=scale)
@@ -255,21 +261,22 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
 
 
 def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
-    """Attention over the keys of two parts, from outputs [..., d] and log-sum-exps [...] over each."""
+    """Merges attention over two disjoint sets of keys, from the outputs [..., d] and log-sum-exps [...] over each set.
+    """
     share = torch.sigmoid(a_lse - b_lse)[..., None]
     return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
-    """[T, H, ...] -> a view [1, H, T, ...]."""
+    """A view of row tensors as a batch of one: [T, H, ...] -> [1, H, T, ...]."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
 class Merged(torch.autograd.Function):
     """Attention of a shared row on a CPU: (q, k, v [T, H, d], layout, scale) -> [T, H, d].
 
-    The gradient of softmax attention needs only the output and the log-sum-exp over all keys of a query, so each part
-    uses the flash kernel's own backward pass, given those of the merged result."""
+    The gradient of softmax attention depends on the keys only through the output and the log-sum-exp of each query. So
+    each part uses the flash kernel's own backward pass, called with the merged output and log-sum-exp."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout,
@@ -322,7 +329,7 @@ class Merged(torch.autograd.Function):
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: float | None,
                     causal: bool = False) -> Sequence[torch.Tensor]:
-    """Gradients of q, k, v [B, H, T, d]; saved: q, k, v, output and log-sum-exp over all keys."""
+    """Gradients of q, k, v [B, H, T, d]; `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
     q, k, v, out, lse = saved
     lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel reads no strides of it
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -330,7 +337,7 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: fl
 
 
 def _forks(layout: Layout) -> Iterator[tuple[int, int, int]]:
-    """(offset, tokens, tokens of all descendants) of each run that has descendants."""
+    """Yields (offset, length, total length of all descendants) of each run that has descendants."""
     for start, n, end in layout.inner:
         if start + n < end:
             yield start, n, end - start - n
@@ -352,7 +359,7 @@ def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], 
 
 
 def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.device) -> Bucket:
-    """The bucket of runs (offset, ancestors' tokens, tokens, ancestors)."""
+    """The Bucket of the given runs, each (offset, total length of its ancestors, length, ancestors)."""
     own = _grid([(start, n) for start, _, n, _ in runs], device)
     (r, a), p = own.shape, max(m for _, m, _, _ in runs)
     index = np.zeros((r, p), np.int64)
@@ -366,7 +373,8 @@ def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.d
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """[T, H, d] by attention over [ancestors | run] with a mask, for runs with similarly long ancestors together."""
+    """Attention [T, H, d] over [ancestors | run] with a mask, one call per bucket of runs with similarly long
+    ancestors."""
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:
@@ -386,7 +394,9 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
                 scale: float | None) -> torch.Tensor:
-    """[R, 1, H, d] for one new token per completion over its prompt and its own tokens; query [R, H, 1, d]."""
+    """Decoding attention of one new token per completion over its prompt and its own tokens.
+
+    query [R, H, 1, d] -> [R, 1, H, d]."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads of one key head are so many more queries

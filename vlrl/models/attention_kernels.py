@@ -1,6 +1,7 @@
 """Attention of shared rows by GPU kernels: variable-length flash attention, and FlexAttention.
 
-Both read the keys of a prompt once for all its completions, and grouped-query keys without repeating them."""
+Both read the keys of a prompt once for all its completions, and support grouped-query attention without repeating keys.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from vlrl.models.attention import Layout, Run
 
 BLOCK = 128
-"""Side of a block of FlexAttention, in positions."""
+"""Block size of FlexAttention, in positions."""
 
 
 # --- flash attention over many lengths -------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Consecutive runs of tokens."""
+    """Boundaries of consecutive runs of tokens, as variable-length flash attention takes them."""
 
     edges: torch.Tensor
     """[runs + 1] int32, the start of each run and the end of the last."""
@@ -40,23 +41,23 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """The runs of one depth that have descendants: M tokens, with Q tokens after them."""
+    """The runs with descendants at one depth of the tree: M tokens, whose descendants have Q tokens."""
 
     keys: torch.Tensor
     """[M] row positions of the runs' tokens."""
     queries: torch.Tensor
-    """[Q] row positions of all their descendants."""
+    """[Q] row positions of all descendants' tokens."""
     per_run: Lengths
     below: Lengths
 
 
 @dataclass(frozen=True, eq=False)
 class RowRuns:
-    """A row as its runs, which fill it."""
+    """The runs of a row, by row order and by depth of the tree."""
 
     each: Lengths
     levels: tuple[Level, ...]
-    """From the prompts down."""
+    """One per depth, starting with the prompts."""
 
     @staticmethod
     def of(layout: Layout, device: torch.device) -> RowRuns:
@@ -78,7 +79,7 @@ def _level(runs: Sequence[Run], device: torch.device) -> Level:
 
 def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: float | None,
            causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [T, H, d] and log-sum-exp [H, T] float32; the i-th run of queries attends to the i-th run of keys."""
+    """Output [T, H, d] and log-sum-exp [H, T] float32; run i of the queries attends to run i of the keys."""
     q, k, v = qkv
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, of_q.edges, of_k.edges, of_q.longest, of_k.longest, 0.0, causal, False, scale=scale)
@@ -87,7 +88,7 @@ def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: flo
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths,
                     scale: float | None, causal: bool = False) -> Sequence[torch.Tensor]:
-    """Gradients of q, k, v; saved: q, k, v, output and log-sum-exp over all keys."""
+    """Gradients of q, k, v; `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
     q, k, v, out, lse = saved
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which is off
     return torch.ops.aten._flash_attention_backward(
@@ -98,8 +99,8 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Len
 class Varlen(torch.autograd.Function):
     """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d].
 
-    One call for all runs over themselves, and one per depth for descendants over the runs of that depth, merged as in
-    attention.Merged; their gradients likewise."""
+    One kernel call computes all runs over themselves. One call per depth computes descendants over the runs of that
+    depth. Outputs and gradients are merged as in attention.Merged."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: RowRuns,
@@ -139,8 +140,9 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
 
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """FlexAttention (arXiv 2412.05496): q [T, H, d], k and v [T, H_kv, d] -> [T, H, d]. Compiled on CUDA; elsewhere
-    without gradient."""
+    """Attention of a shared row by FlexAttention (arXiv 2412.05496): q [T, H, d], k and v [T, H_kv, d] -> [T, H, d].
+
+    Compiled on CUDA; on other devices not compiled and without gradient."""
     call, at = _compiled() if q.is_cuda else flex_attention, q.device
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     out = call(q, k, v, block_mask=layout.kept(block_mask, at), scale=scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -153,7 +155,7 @@ def _compiled() -> Any:
 
 
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """The BlockMask of a row, from the number of visible pairs of positions in each block.
+    """The BlockMask of a row, computed from the number of visible (query, key) pairs in each block.
 
     `create_block_mask` would build a T x T mask."""
     last = np.zeros(layout.length, np.int64)
@@ -173,7 +175,7 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
 
 
 def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
-    """The blocks that start..stop touches, and the number of its positions in each."""
+    """The blocks that overlap positions start..stop, and the number of these positions in each block."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)
@@ -190,7 +192,8 @@ def _add_causal(count: np.ndarray, start: int, stop: int) -> None:
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of marked blocks per row [1, 1, n], and their columns first [1, 1, n, n]; int32."""
+    """The marked blocks in the form of a BlockMask: number per row [1, 1, n], and column indices [1, 1, n, n] with
+    those of the marked blocks first; int32."""
     order = np.argsort(~blocks, axis=1, kind="stable")
     return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None]  # pyright: ignore[reportReturnType]
                  for x in (blocks.sum(1), order))

@@ -1,7 +1,7 @@
-"""Groups balanced over ranks by their cost.
+"""Balances the training cost of groups over ranks.
 
-A step on several ranks takes as long as the slowest one. Groups are drawn before the lengths of their completions are
-known, so after scoring a few of them move from busy ranks to idle ones."""
+A step on several ranks takes as long as the slowest rank. The lengths of completions are unknown when prompts are
+assigned to ranks, so after scoring a few groups move from busy ranks to idle ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vlrl.models.cost import Cost, group_cost, optimizer_steps
 from vlrl.types import Group
 
 WORTH_MOVING = 1.05
-"""Groups move when the largest load is above this multiple of the mean load."""
+"""Groups move only if the largest load of a rank exceeds the mean load by this factor."""
 EVEN = 1.01
-"""No further group moves when the largest load is at most this multiple of the mean load."""
+"""No further group moves once the largest load is at most the mean load times this factor."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,8 +34,8 @@ class _Entry:
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
     """The groups that this rank trains on, and the metric `balance/imbalance`; called on every rank of several.
 
-    Within each optimizer step as few groups as possible move to balance the loads. The metric is the largest load over
-    the mean load after moving. A group that cannot be pickled, because of its task's objects, stays."""
+    Within each optimizer step as few groups as possible move. The metric is the largest load divided by the mean load,
+    after moving. A group that cannot be pickled, because it contains objects of a task, stays on its rank."""
     steps = config.rollout.minibatches
     numbers = optimizer_steps([g.id for g in groups], steps)
     mine = [_Entry(g.id, n, group_cost(g, cost), comm.rank()) for g, n in zip(groups, numbers, strict=True)]
@@ -54,7 +54,7 @@ def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list
 
 def _exchange(groups: Sequence[Group], entries: Sequence[_Entry], owners: list[int], packed: dict[str, bytes],
               steps: int) -> tuple[list[Group], dict[str, float]]:
-    """Sends the packed groups to their new ranks; groups that could not be packed stay."""
+    """Sends the pickled groups to their new ranks; a group that could not be pickled stays."""
     moves = [(e, to) for e, to in zip(entries, owners, strict=True) if e.owner != to]
     sendable = {i for part in comm.gather(sorted(packed)) for i in part} if moves else set()
     owners = [to if e.id in sendable else e.owner for e, to in zip(entries, owners, strict=True)]
@@ -88,7 +88,7 @@ def _loads(costs: Sequence[float], owners: Sequence[int], world: int) -> list[fl
 
 
 def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> float:
-    """Largest over mean load; ranks wait for each other at every optimizer step."""
+    """Largest load divided by mean load, where ranks wait for each other at every optimizer step."""
     largest = mean = 0.0
     for step in range(steps):
         part = [(e.cost, owner) for e, owner in zip(entries, owners, strict=True) if e.step == step]
@@ -100,8 +100,8 @@ def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> 
 def assign(costs: Sequence[float], owners: Sequence[int], world: int) -> list[int]:
     """The new rank of each group, starting from `owners`; unchanged below WORTH_MOVING.
 
-    Each round moves one group from the busiest to the least busy rank, or swaps two, whichever balances the two best;
-    until all are EVEN or no change helps."""
+    Each round either moves one group from the busiest to the least busy rank or swaps two groups between these ranks,
+    whichever leaves their loads most equal. It ends when all loads are EVEN or no change helps."""
     owners = list(owners)
     loads, mean = _loads(costs, owners, world), sum(costs) / world
     if max(loads) <= WORTH_MOVING * mean:

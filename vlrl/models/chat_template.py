@@ -1,8 +1,8 @@
-"""A processor's chat template, given each turn's content in a form whose text it renders.
+"""Renders messages with a processor's chat template, passing each turn's content in a form that the template supports.
 
-Some templates read a content as parts, some print it as it is, some read only the first part for a role. A turn of each
-role is rendered once in each form: as parts, as parts with adjacent texts joined, and as a text. The first form that
-renders the full text and nothing of its structure is used."""
+Some templates expect content as a list of parts. Others print content as it is, or read only the first part for some
+roles. For each role a test turn is rendered in up to three forms: as parts, as parts with adjacent texts joined, and as
+one string. The first form is used for which the template renders the full text and no list or dictionary syntax."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Message = dict[str, Any]
 Parts = list[dict[str, Any]]
 Form = Callable[[Parts], Any]
 Template = Callable[..., str]
-"""(messages, **options) -> the text of a conversation."""
+"""(messages, **options) -> the rendered text of a conversation."""
 
 _TEXTS = ("Where is it?", "There it is.")
 _KEY = "vlrl-key"
-"""An extra key of a part: a template that prints it prints the structure."""
+"""An extra key of a part; if the rendered text contains it, the template has printed the dictionary."""
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -29,12 +29,12 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def parts_of(content: str | Sequence[Mapping[str, Any]]) -> Parts:
-    """A content as parts."""
+    """The content of a message as a list of parts."""
     return [text_part(content)] if isinstance(content, str) else [dict(part) for part in content]
 
 
 def _joined(parts: Parts) -> Parts:
-    """Parts with adjacent texts joined."""
+    """The parts with adjacent text parts joined."""
     out: Parts = []
     for part in parts:
         if out and part.get("type") == out[-1].get("type") == "text":
@@ -45,18 +45,19 @@ def _joined(parts: Parts) -> Parts:
 
 
 def _text(parts: Parts) -> str | Parts:
-    """Parts as one text; unchanged where they contain media."""
+    """The text parts joined to one string; the parts unchanged if they contain media."""
     return "".join(part["text"] for part in parts) if all(p.get("type") == "text" for p in parts) else parts
 
 
 _FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
 _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
-"""Roles of the turns before one of this role; else a turn of the user."""
+"""Roles of the turns that precede a test turn of this role; by default one user turn."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError after some seconds, in the main thread: a template is code, and need not end."""
+    """In the block, raises TimeoutError after `seconds` (main thread only): a template is code and may not terminate.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,25 +75,25 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class ChatTemplate:
-    """Renders messages by the chat template of a processor; `options` are passed to it every time."""
+    """Renders messages with the chat template of a processor; `options` are passed to it in every call."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any]):
         self.processor, self.options = processor, options
         self._known: dict[tuple[str, bool], tuple[Form | None, str]] = {}
 
     def of(self, processor: Any) -> ChatTemplate:
-        """The same template for a copy of its processor."""
+        """A ChatTemplate that uses `processor`, a copy of this one's processor."""
         other = copy.copy(self)
         other.processor = processor
         return other
 
     def __call__(self, messages: Sequence[Message], **options: Any) -> str:
-        """Renders messages. Raises whatever the template's code raises."""
+        """The rendered text of messages. Raises whatever the template's code raises."""
         shown = [self._turn(m, m["content"], options.get("tools", ())) for m in messages]
         return self._rendered(shown, **options)
 
     def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
-        """Why the text of a turn of `role` cannot be rendered, beside tools; "" where it can."""
+        """Why the template cannot render the text of a turn of `role`, with these tools; "" if it can."""
         return self._form(role, tools)[1]
 
     def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:
@@ -106,7 +107,7 @@ class ChatTemplate:
         return self._known[key]
 
     def _tried(self, role: str, options: Mapping[str, Any]) -> tuple[Form | None, str]:
-        """The first form that renders the texts of a turn alone, or the problem."""
+        """(the first form in which a turn's text is rendered and nothing else of it, ""), or (None, the problem)."""
         before = [self._turn({"role": other}, "x") for other in _BEFORE.get(role, ("user",))]
         after = [self._turn({"role": "user"}, "x")] if role not in ("user", "tool") else []
         problem = ""

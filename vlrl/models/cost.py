@@ -1,4 +1,4 @@
-"""Work balanced by its cost: pieces over micro-batches; groups over ranks (balance.py)."""
+"""Balances training cost: of micro-batches by assigning pieces to them, and of ranks by moving groups (balance.py)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Prompt
 
 Cost = Callable[[Prompt, Sequence[int]], float]
-"""(prompt, tokens of each of its completions) -> cost of training on them in one piece, in any unit."""
+"""(prompt, number of tokens of each completion) -> cost of training on them in one piece, in any unit."""
 _BALANCE = Table({"share_out": "vlrl.models.balance:share_out"})
 
 
 def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
-    """The Cost that counts tokens."""
+    """A Cost that counts tokens."""
     return float(len(prompt) + sum(answers))
 
 
@@ -33,11 +33,12 @@ def group_cost(group: Group, cost: Cost) -> float:
 
 
 def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[int]]:
-    """Item indices of each bin: as few bins of at most `limit` as first-fit needs, with similar costs.
+    """Packs items into as few bins of at most `limit` as first-fit needs, with similar costs; returns each bin's item
+    indices.
 
     An item above the limit gets a bin of its own. Longest processing time first (Graham 1969): the most expensive item
-    goes into the cheapest bin with room. Where that runs out of room, or is no better, first-fit by decreasing size is
-    used. Equal items keep their order."""
+    goes into the cheapest bin with room for it. First-fit by decreasing size is used instead if an item does not fit
+    that way, or if the most expensive bin of first-fit costs less. Equal items keep their order."""
     fitted = _first_fit(sizes, limit)
     evened = _cheapest_fit(sizes, costs, limit, len(fitted))
 
@@ -62,7 +63,7 @@ def _first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, count: int) -> list[list[int]] | None:
-    """`count` bins; None when an item does not fit."""
+    """Assigns items to `count` bins, each to the cheapest bin with room for it; None if an item does not fit."""
     used, loads = [0] * count, [0.0] * count
     filled: list[list[int]] = [[] for _ in range(count)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
@@ -79,9 +80,9 @@ def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, coun
 
 
 def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
-    """The optimizer step 0..count-1 of each of this rank's groups.
+    """For each of this rank's groups the index, 0..count-1, of its optimizer step within the update.
 
-    The groups of all ranks, sorted by id, are cut into `count` equal slices, so a step holds the same groups on any
+    The groups of all ranks, sorted by id, are cut into `count` equal slices, so a step holds the same groups for any
     number of ranks."""
     if count == 1:
         return [0] * len(ids)
@@ -91,9 +92,9 @@ def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this rank trains on, and metrics; called on every rank. See balance.share_out.
+    """The groups that this rank trains on after balancing, and metrics; called on every rank. See balance.share_out.
 
-    On one rank, or with train.balance=false, nothing moves."""
+    On a single rank, or with train.balance=false, no group moves."""
     if comm.world() == 1 or not config.train.balance:
         return list(groups), {}
     return _BALANCE["share_out"](groups, cost, config)

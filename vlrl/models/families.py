@@ -1,8 +1,8 @@
-"""The differences between model families. Nothing else in vlrl names one.
+"""The differences between model families; no other module depends on a family's name.
 
-A Family describes the model's box convention, vision tokens, module names and rotary positions. `family_of(config)`
-selects one by the `model_type` of the model's config; an unknown type gets a Family derived from its config, and padded
-instead of prefix-shared rows."""
+A Family describes a model's box convention, vision tokens, module names and rotary positions. `family_of(config)`
+selects one by the `model_type` of the model's config. An unknown type gets a Family derived from its config, which uses
+padded rows instead of prefix-shared rows."""
 
 from __future__ import annotations
 
@@ -21,53 +21,54 @@ if TYPE_CHECKING:
     import torch
 
 Part = Literal["language", "merger", "vision", "audio"]
-""""audio" is never trained: no prompt contains sound."""
+"""A part of a model. "audio" is never trained, as no prompt contains sound."""
 _FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "of_no_table")})
-"""The first is for LLaVA-OneVision; the second for GLM-4V, whose images and videos use one token, and Gemma 4, which
-counts frames."""
+"""Functions that prepare media for a model's forward. clips_of_any_length is for LLaVA-OneVision; of_no_table for
+GLM-4V, whose images and videos use one token, and Gemma 4, which counts frames."""
 _INSIDE = re.compile(r"merger|projector|connector")
-"""Module names at the end of a vision tower that project its features into the language model."""
+"""Matches modules at the end of a vision tower that project its features into the language model."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Facts about one family of vision-language models."""
+    """Properties of one family of vision-language models."""
 
     model_type: str
     coordinates: str
     """The box convention that the model was trained on; see data/coordinates.py."""
     vision_tokens: tuple[str, ...] = ()
-    """Tokens that stand for visual input or enclose it; a completion may not contain one."""
+    """Tokens that stand for visual input or enclose it; a completion may not contain any of them."""
     vision: tuple[str, ...] = ("vision_tower.", "vision_model.", "visual.", "vision_encoder.")
-    """Module path fragments of the vision tower ..."""
+    """Fragments of module paths that identify the vision tower."""
     mergers: tuple[str, ...] = ("multi_modal_projector.", "connector.", "merger.", "image_newline.", "projector.")
-    """... and of the projection of its features into the language model."""
+    """Fragments of module paths that identify the projection of vision features into the language model."""
     mrope: bool = False
-    """Positions have three rows (time, height, width)."""
+    """Whether rotary positions have three rows (time, height, width)."""
     grids: bool = False
-    """The processor returns the patch grid of every image and video."""
+    """Whether the processor returns the patch grid of every image and video."""
     videos: bool = True
-    """The model accepts videos, if its processor does."""
+    """Whether the model accepts videos, if its processor does."""
     shared: bool = True
-    """A group's completions may share one copy of the prompt (packing.py); else rows are padded."""
+    """Whether a group's completions may share one copy of the prompt (packing.py); else rows are padded."""
     nested: tuple[str, ...] = ()
-    """Inputs that the processor takes as one list per prompt: "images", "videos"."""
+    """Processor inputs that are passed as one list per prompt: "images", "videos"."""
     exclusive_media: bool = False
-    """Images and videos use the same tensor, so a prompt may not contain both."""
+    """Whether images and videos use the same tensor, so that a prompt may not contain both."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the processor's apply_chat_template."""
     forms: str = ""
-    """Function of media_forms that adapts forward keywords, for media that the model's forward cannot take together."""
+    """Function of media_forms that prepares media which the model's forward cannot take together; "" = none is needed.
+    """
     answer_types: Mapping[str, int] = field(default_factory=dict)
-    """Token types of a completion by keyword, where they are not 0; see Prompt.aligned_answer."""
+    """Token type of completion tokens by keyword, where it is not 0; see Prompt.aligned_answer."""
     other_ids: tuple[int, ...] = ()
-    """Vision token ids without a known token string."""
+    """Vision token ids whose token strings are not known."""
 
     places: tuple[tuple[str, Part], ...] = ()
-    """Module name prefixes of the model's parts, longest first; for unknown types."""
+    """Module name prefixes of the model's parts, longest first; only for models of unknown type."""
 
     def part_of(self, name: str) -> Part:
-        """The part of the model that a parameter or module belongs to, by its name."""
+        """The part of the model that the parameter or module `name` belongs to."""
         name = f"{name}."
         if self.places:
             return self._place_of(name.removeprefix("base_model.model."))
@@ -76,7 +77,7 @@ class Family:
         return "vision" if any(v in name for v in self.vision) else "language"
 
     def _place_of(self, name: str) -> Part:
-        """The part by module prefixes; anything between vision tower and language model is the merger."""
+        """The part by module prefixes; a module in neither vision tower nor language model belongs to the merger."""
         place, part = next((found for found in self.places if name.startswith(found[0])), ("", "merger"))
         if part == "vision":
             return "merger" if _INSIDE.search(name, len(place)) else part
@@ -86,7 +87,7 @@ class Family:
 
     @property
     def known(self) -> bool:
-        """Whether the family is in the table; else it is derived from the config."""
+        """Whether the family is in the table FAMILIES; else it was derived from a model's config."""
         return self.model_type in FAMILIES
 
     def vision_ids(self, processor: Any) -> list[int]:
@@ -98,9 +99,9 @@ class Family:
         return sorted(ids)
 
     def end_id(self, processor: Any) -> int:
-        """Id of the token that ends a turn in the chat template; the tokenizer's EOS token where none does.
+        """Id of the token that ends a turn in the chat template; the tokenizer's EOS token if the template writes none.
 
-        The two differ in some models (Gemma 3, base models): a completion then ends as the chat template ends it."""
+        The two differ in some models (Gemma 3, base models). A completion ends with the token of the chat template."""
         tokenizer, answer = processor.tokenizer, "There it is."
         turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
@@ -113,15 +114,16 @@ class Family:
         return closing.get(longest, tokenizer.eos_token_id)
 
     def encode(self, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Forward keywords in the form that the model's forward takes."""
+        """The inputs converted to keywords that the model's forward accepts."""
         return _FORMS[self.forms](model, inputs) if self.forms else inputs
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """[R, T] int64 positions of one sequence by the model's own rope index, corrected for text after a video.
+        """[R, T] int64 rotary positions of one sequence by the model's own rope index, corrected for text after a
+        video.
 
-        R = 3 with M-RoPE, else 1. `ids`, `types` are [1, T]; types mark image (1) and video (2) tokens. Media may be
-        anywhere in the sequence."""
+        R = 3 with M-RoPE, else 1. `ids` and `types` are [1, T]; a type of 1 marks an image token and 2 a video token.
+        Media may be anywhere in the sequence."""
         rows = 3 if self.mrope else 1
         grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
         if not self.mrope or not grids:
@@ -132,7 +134,8 @@ class Family:
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each media in order, from the processor's patch grids; () for tiles of fixed size."""
+        """(width, height) of each image and video in order, from the processor's patch grids; () if it makes tiles of
+        fixed size."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -150,7 +153,8 @@ class Family:
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
     """[3, T] positions in which the token after a video follows the video's last frame, as Qwen2-VL was trained.
 
-    transformers 5.19 starts it after the largest side of a frame, so text after a long video overlaps it."""
+    transformers 5.19 starts text after the largest side of a frame, so text after a long video would overlap the video.
+    """
     if types is None:
         return positions
     kinds, out = types[0].numpy(), positions.copy()
@@ -196,13 +200,14 @@ FAMILIES = {f.model_type: f for f in (
 
 _MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
-"""Types with bidirectional attention in the prompt: its tokens have type 0, those of a completion type 1."""
+"""Model types with bidirectional attention in the prompt: prompt tokens have token type 0, completion tokens type 1."""
 
 
 def family_of(config: Any) -> Family:
-    """The Family of a transformers model config; for an unknown type, derived from the config.
+    """The Family of a transformers model config; for an unknown type it is derived from the config.
 
-    Raises ConfigError for a model without image input, or that is no decoder over text and images in one sequence."""
+    Raises ConfigError for a model without image input, and for one that does not decode text and images in one
+    sequence."""
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
         _check_depth(config, config.get_text_config())
@@ -224,7 +229,7 @@ def family_of(config: Any) -> Family:
 
 
 def _check_depth(config: Any, text: Any) -> None:
-    """Raises ConfigError for an absurd number of layers, which would take forever to build."""
+    """Raises ConfigError for an absurd number of layers: such a model would take forever to build."""
     parts = {"": config, "text_config.": text, "vision_config.": getattr(config, "vision_config", None)}
     for where, part in parts.items():
         for name in ("num_hidden_layers", "num_layers", "depth"):
@@ -235,8 +240,8 @@ def _check_depth(config: Any, text: Any) -> None:
 
 
 def family_in(model: Any) -> Family:
-    """The Family of a transformers model; of an unknown type with the module prefixes of its decoder, encoders and
-    embeddings."""
+    """The Family of a transformers model. For an unknown type it includes the module prefixes of the model's decoder,
+    encoders and embeddings."""
     family = family_of(model.config)
     if family.known:
         return family
@@ -261,7 +266,7 @@ def _vision_tokens(config: Any) -> dict[str, int]:
 
 
 def unknown_family_notice(family: Family) -> str:
-    """Notice for the user of a model of unknown type; else ""."""
+    """Notice for the user of a model of unknown type; "" for a known family."""
     if family.known:
         return ""
     return (f"model type '{family.model_type}' is unknown to vlrl: rows are padded (no prefix sharing) and boxes "

@@ -1,4 +1,4 @@
-"""NaN and infinite weights, by name: a model with them generates nothing useful, whatever its metrics say."""
+"""Finds NaN and infinite weights: a model with such weights generates nothing useful, whatever its metrics say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.errors import ConfigError
 
 
 def not_finite(model: Any) -> str:
-    """Description of the floating-point tensors with non-finite values; "" without any."""
+    """Description of the floating-point tensors that contain NaN or infinity; "" if there are none."""
     bad = [(name, tensor) for name, tensor in model.named_parameters() if not _is_finite(tensor)]
     if not bad:
         return ""
@@ -21,14 +21,14 @@ def not_finite(model: Any) -> str:
 
 
 def check_finite(model: Any, what: str) -> None:
-    """Raises ConfigError naming `what` and the first tensor with non-finite values."""
+    """Raises ConfigError, naming `what` and the first tensor that contains NaN or infinity."""
     if bad := not_finite(model):
         raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights again, or use an earlier checkpoint.")
 
 
 @torch.no_grad()
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are finite, without a copy of them."""
+    """Whether all values of a tensor are finite; computed without copying the tensor."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
         return True
     return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor.detach()))

@@ -1,16 +1,17 @@
-"""Useful floating-point operations of a forward and a backward pass, counted from a model's layers.
+"""Counts useful floating-point operations of forward and backward passes from a model's layers.
 
     cost = cost_model(model, family)              # the weights may be on the meta device
     cost.of(prompt=1000, patches=[3200], answers=[400] * 8)
 
-Useful are the operations of the mathematics with each prompt and image computed once; recomputation under gradient
-checkpointing, padding and repeated prompts are not counted. Per token a matrix product takes 2 operations per weight
-forward, 2 for the gradient of its input and 2 for that of its weight; so full fine-tuning takes 6, and a frozen layer
-under an adapter 4 (Kaplan et al., arXiv 2001.08361). Attention takes 4 per pair of positions, layer and channel
-forward, and twice that backward. The output layer counts only for completion tokens.
+Counted are the operations that the mathematics requires if each prompt and image is computed once. Recomputation under
+gradient checkpointing, padding and repeated prompts are not counted. Per token, a matrix product takes 2 operations per
+weight in the forward pass, 2 for the gradient of its input and 2 for the gradient of its weight. So full fine-tuning
+takes 6, and a frozen layer under an adapter 4 (Kaplan et al., arXiv 2001.08361). Attention takes 4 operations per pair
+of positions, layer and channel in the forward pass, and twice that in the backward pass. The output layer is counted
+only for completion tokens.
 
-Left out: norms, activations, rotary embeddings, softmax, expert routing, the optimizer. Every decoder layer counts as
-full causal attention, and the first one as if its input had a gradient."""
+Not counted: norms, activations, rotary embeddings, softmax, expert routing, the optimizer. Every decoder layer counts
+as full causal attention, and the first one as if its input had a gradient."""
 
 from __future__ import annotations
 
@@ -24,16 +25,17 @@ from vlrl.models.families import Family
 
 @dataclass(frozen=True)
 class Products:
-    """Weights of the matrix products that each token (or patch) passes in one part of a model."""
+    """Numbers of weights in the matrix products that each token (or patch) passes in one part of a model."""
 
     weights: float = 0.0
     trained: float = 0.0
-    """Trainable ones."""
+    """Number of trainable weights."""
     first: float = 0.0
-    """Those applied to pixels, whose input needs no gradient."""
+    """Number of weights applied to pixels, which need no gradient."""
 
     def operations(self, training: bool, flows: bool) -> float:
-        """Per token; `flows`: a gradient reaches modules below, or adapters inside."""
+        """Operations per token, with the backward pass if `training`; `flows`: whether gradients with respect to the
+        inputs of this part are needed."""
         forward = 2 * self.weights
         return forward + 2 * self.trained + 2 * (self.weights - self.first) * flows if training else forward
 
@@ -42,37 +44,37 @@ class Products:
 class Cost:
     """Operations of a model's passes over a group: one prompt with its media, and its completions.
 
-    In every method `prompt` is its number of tokens, visual ones included; `patches` those of each picture that attends
-    to itself alone (an image, a tile, the frames of one time step; see `patches_of`); `answers` the completions'
-    tokens."""
+    In every method `prompt` is the number of prompt tokens, visual tokens included, and `answers` are the numbers of
+    tokens of the completions. `patches` are the numbers of patches of each picture that attends only to itself: an
+    image, a tile, or the frames of one time step (see `patches_of`)."""
 
     language: Products
     head: Products
     merger: Products
     vision: Products
     attention: int
-    """Channels of all heads, summed over the decoder layers."""
+    """Attention channels (heads times head size), summed over the decoder layers."""
     sight: tuple[int, int]
-    """The same for vision layers with global attention, and with window attention."""
+    """Attention channels summed over the vision layers: (those with global attention, those with window attention)."""
     window: float
-    """Patches in a window."""
+    """Number of patches in an attention window."""
     merge: int
-    """Patches per visual token."""
+    """Number of patches per visual token."""
 
     def of(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Forward and backward; a part below all trainable parameters has no backward pass."""
+        """Operations of forward and backward pass; a part below all trainable parameters has no backward pass."""
         return self._sum(prompt, patches, answers, training=True)
 
     def forward(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Forward alone: old or reference log-probabilities; prefill without completions."""
+        """Operations of a forward pass: for old or reference log-probabilities, or, without `answers`, for prefill."""
         return self._sum(prompt, patches, answers, training=False)
 
     def decode(self, prompt: int, answers: Sequence[int]) -> float:
-        """Generating completions of a prompt whose KV cache exists."""
+        """Operations of generating completions of a prompt whose KV cache exists."""
         return self.forward(prompt, (), answers) - self.forward(prompt)
 
     def tower(self, patches: Sequence[int]) -> float:
-        """Vision tower and merger, forward."""
+        """Operations of a forward pass of vision tower and merger."""
         return self.forward(0, patches)
 
     def _sum(self, prompt: int, patches: Sequence[int], answers: Sequence[int], training: bool) -> float:
@@ -91,14 +93,14 @@ class Cost:
 
 
 def _attention(backward: bool) -> int:
-    """Operations per pair of positions and channel: two products forward, four backward."""
+    """Operations per pair of positions and channel: two products forward, and four more with `backward`."""
     return 12 if backward else 4
 
 
 def cost_model(model: Any, family: Family) -> Cost:
-    """The Cost of a transformers model, also wrapped by PEFT; parameters that require a gradient are trainable.
+    """The Cost of a transformers model, with or without PEFT's wrapper; trainable is what requires a gradient.
 
-    `model` may be on the meta device (`from_config` under `torch.device("meta")`): no weight is read."""
+    `model` may be on the meta device (`from_config` under `torch.device("meta")`), as no weight is read."""
     counted = _count(model, family)
     config = model.config
     text, vision = config.get_text_config(), config.vision_config
@@ -115,7 +117,7 @@ def cost_model(model: Any, family: Family) -> Cost:
 
 
 def _count(model: Any, family: Family) -> dict[str, Products]:
-    """Products by part; those of the output layer are "head"."""
+    """The Products of each part of the model; the output layer is the part "head"."""
     import torch
 
     layer = model.get_output_embeddings()
@@ -134,7 +136,7 @@ def _count(model: Any, family: Family) -> dict[str, Products]:
 
 
 def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
-    """(weights per token, trainable) of each of a module's own matrix products."""
+    """(weights per token, trainable) of each matrix product in a module, submodules excluded."""
     import torch
 
     if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer
@@ -146,7 +148,7 @@ def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool
 
 
 def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
-    """Patches of each picture in a Prompt's `mm`, by the config of its model; () without media."""
+    """Number of patches of each picture in the media tensors `mm` of a Prompt; () without media."""
     grids = [row for name in ("image_grid_thw", "video_grid_thw") if name in mm for row in mm[name].tolist()]
     if grids:
         return tuple(h * w for t, h, w in grids for _ in range(t))
@@ -160,12 +162,12 @@ def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
 
 
 def patch_side(vision: Any) -> int:
-    """Side of a patch in pixels."""
+    """Side length of a patch in pixels."""
     return vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
 
 
 def merge_side(config: Any) -> int:
-    """Side of a visual token in patches."""
+    """Side length of a visual token in patches."""
     shrinks = 1 / getattr(config, "downsample_ratio", 1)
     along = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", shrinks)
     return round(along)

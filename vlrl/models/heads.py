@@ -1,8 +1,8 @@
 """Linear layers on the policy's hidden states: a value head, and the head of a reward model.
 
-They read the inputs of the output layer in passes that are computed anyway. They are state of the trainer, with an
-optimizer group of their own, and are not saved with the model, except the head of a reward model, in
-reward_head.safetensors."""
+A head reads the inputs of the output layer in passes that are computed anyway. It has its own optimizer group, belongs
+to the state of the trainer and is not saved with the model. The exception is the head of a reward model, which is saved
+in reward_head.safetensors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from typing import Any, ClassVar
 import torch
 
 HEAD = "reward_head.safetensors"
-"""File of a reward model's head, beside the model's own."""
+"""File of a reward model's head, in the model's folder."""
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """How a head is trained."""
+    """Training settings of a head."""
 
     lr: float
     coef: float = 1.0
-    """Factor of the gradient that its loss sends into the policy."""
+    """Factor for the gradient that the head's loss sends into the policy."""
     warmup: int = 0
-    """First steps in which the head alone is trained."""
+    """Number of first steps in which only the head is trained."""
 
 
 class Head(torch.nn.Module):
-    """A scalar per completion token, from the state before it. Float32; 0 everywhere at the start of a run."""
+    """Predicts a scalar for each completion token from the hidden state before it. Float32; 0 everywhere at the start
+    of a run."""
 
     key: ClassVar[str]
-    """Key of its state in checkpoints, and prefix of its metrics."""
+    """Key of the head's state in checkpoints, and prefix of its metrics."""
     file: ClassVar[str] = ""
-    """File beside the model's weights; empty = it is state of the trainer alone."""
+    """File of the head in the model's folder; empty = the head is only stored in checkpoints."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """Names of Rollout.per_token that its loss uses."""
+    """Names of the arrays in Rollout.per_token that the head's loss uses."""
 
     def __init__(self, width: int, settings: HeadSettings, device: torch.device | str = "cpu"):
         super().__init__()
@@ -45,28 +46,30 @@ class Head(torch.nn.Module):
         torch.nn.init.zeros_(self.layer.bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """[N, H] -> [N]; its gradient to the states is multiplied by settings.coef."""
+        """Values [N] for hidden states [N, H]; the gradient sent to the states is multiplied by settings.coef."""
         alone = states.detach()
         shared = alone + self.settings.coef * (states - alone) if self.settings.coef else alone
         return self.layer(shared.float())[:, 0]
 
     def alone(self, step: int) -> bool:
-        """Whether only the head is trained in this step, and the policy stays unchanged."""
+        """Whether only the head is trained in this step, and the policy is not."""
         return step < self.settings.warmup
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """This rank's share of the loss on the values [N] of a micro-batch (algo.inputs.LossInputs), and metrics."""
+        """(this rank's share of the loss on a micro-batch, metrics), for the predicted `values` [N] of its tokens.
+
+        `x` is the algo.inputs.LossInputs of the micro-batch."""
         raise NotImplementedError
 
 
 class RewardHead(Head):
-    """The score of a completion: the value at its last token, whose state has seen all text before it."""
+    """Scores a completion: the value at its last token, whose hidden state depends on all text before it."""
 
     file = HEAD
 
     @classmethod
     def of(cls, weights: Mapping[str, torch.Tensor], device: torch.device) -> RewardHead:
-        """The head with saved weights."""
+        """A frozen head with saved weights."""
         head = cls(weights["layer.weight"].shape[1], HeadSettings(0.0), device)
         head.load_state_dict(dict(weights))
         return head.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Checks once whether the model hub can be reached, so that an unreachable one costs seconds."""
+"""Checks once whether the model hub can be reached, so that an unreachable hub costs seconds and not minutes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PATIENCE_S = 10
 
 
 def check_hub(name: str) -> None:
-    """Before loading a model `name`: switches to offline mode and the local cache if the hub does not answer.
+    """Switches to offline mode and the local cache if the hub does not answer; called before loading the model `name`.
 
-    Without this huggingface_hub retries each of a model's files six times, with pauses that add up to minutes."""
+    Without this check huggingface_hub retries each of a model's files six times, with pauses that add up to minutes."""
     if not os.path.isdir(name):
         _check_hub()
 

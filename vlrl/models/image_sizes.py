@@ -1,4 +1,4 @@
-"""Image sizes that a model's processor refuses, found without an image. Imports transformers lazily."""
+"""Predicts from an image's size whether a model's processor refuses it. Imports transformers lazily."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vlrl.errors import ConfigError
 
 Size = tuple[int, int]
 _ORDINARY = 20
-"""Every processor accepts sides up to this ratio, of at least as many pixels."""
+"""Every processor accepts images whose sides are in at most this ratio and at least this many pixels long."""
 
 
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:
-    """Function (width, height) -> why the model's image processor refuses that size; "" where it accepts it.
+    """A function (width, height) -> why the model's image processor refuses images of that size; "" if it accepts them.
 
-    The processor is loaded at the first unusual size; `usual` decides where it cannot be loaded."""
+    The processor is loaded at the first unusual size; if it cannot be loaded, the function `usual` decides."""
 
     @cache
     def unit() -> Any:

@@ -1,4 +1,6 @@
-"""Settings -> a transformers model and its processor: adapters, missing weights, trainable parts, one-line errors."""
+"""Loads a transformers model and its processor as the settings ask, with one-line errors.
+
+This includes adapters, checks for missing weights, and the choice of trainable parts."""
 
 from __future__ import annotations
 
@@ -25,32 +27,32 @@ from vlrl.store.aligned_memory import align_weights
 from vlrl.store.files import read_json
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""Variables that every chat template gets."""
+"""Variables that every chat template receives."""
 ADAPTERS = Table({
     "add": "vlrl.models.adapters.lora:add",
     "load": "vlrl.models.adapters.lora:load",
     "refuse_second": "vlrl.models.adapters.lora:refuse_second",
     "quantization": "vlrl.models.adapters.quantization:Quantization",
 })
-"""Functions for LoRA adapters, imported where the settings (model.lora) or the loaded model need them."""
+"""Functions for LoRA adapters, imported when the settings (model.lora) or the loaded model need them."""
 _TEMPLATE_S = 30.0
-"""Time limit for a chat template to render a question; usually milliseconds."""
+"""Time limit in seconds for a chat template to render a question; milliseconds are usual."""
 
 
 class Quantized(Protocol):
-    """How frozen weights are stored in 4 bits (adapters.quantization)."""
+    """Interface of the format in which frozen weights are stored in 4 bits (adapters.quantization)."""
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Keywords of from_pretrained that load the model at `source` quantized on a device."""
+        """Keywords for from_pretrained that load the model at `source` quantized on a device."""
         ...
 
     def write(self, folder: Path) -> None:
-        """Records the quantization beside an adapter."""
+        """Records the quantization in an adapter's folder."""
         ...
 
 
 def load_processor(settings: ModelSettings, family: Family) -> Any:
-    """The HF processor of a model with the pixel limits of the settings."""
+    """The Hugging Face processor of a model, with the pixel limits of the settings."""
     from transformers import AutoProcessor
 
     with loading_errors(f"model.name={settings.name!r}"):
@@ -62,7 +64,7 @@ def load_processor(settings: ModelSettings, family: Family) -> Any:
 
 
 def check_processor(processor: Any, name: str, family: Family) -> None:
-    """Refuses a processor that cannot turn a message with an image into a prompt."""
+    """Raises ConfigError if the processor cannot turn a message with an image into a prompt."""
     lacks = [p for p in ("tokenizer", "image_processor") if getattr(processor, p, None) is None]
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
@@ -75,7 +77,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
 
 
 def _check_template_options(processor: Any, settings: ModelSettings) -> None:
-    """Raises ConfigError for an option that the chat template does not use."""
+    """Raises ConfigError if model.chat_template_kwargs has an option that the chat template does not use."""
     if not settings.chat_template_kwargs:
         return
     read = template_variables(processor) - _GIVEN
@@ -98,7 +100,7 @@ def template_variables(processor: Any) -> set[str]:
 
 
 def resolve(name: str) -> str:
-    """A model's folder or Hub name; `embedded/...` is a model shipped with the package."""
+    """Path or Hub name of a model; `embedded/...` is converted to the path of a model shipped with the package."""
     if not name.startswith("embedded/"):
         hub.check_hub(name)
         return name
@@ -106,7 +108,7 @@ def resolve(name: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """The base model that the adapter `name` was trained on; None when `name` is not an adapter."""
+    """The base model that the adapter `name` was trained on; None if `name` is not an adapter."""
     from transformers.utils import find_adapter_config_file
 
     path = find_adapter_config_file(resolve(name))
@@ -121,10 +123,11 @@ def adapter_base(name: str) -> str | None:
 
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
-    """A complete model; an adapter is merged into its base model, or with merge=False kept as a PEFT model.
+    """The complete model at `source`; an adapter is merged into its base model, or with merge=False kept as a PEFT
+    model.
 
-    `what` names the source in errors; `device` is where the model goes, None = it stays on the CPU. Raises ConfigError
-    when it cannot be loaded."""
+    `what` names the source in error messages. `device` is where the model is placed; None = the CPU. Raises ConfigError
+    if it cannot be loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):
@@ -161,7 +164,8 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
 
 
 def _attention(name: str) -> str | None:
-    """The attention of vlrl/models/attention.py where the family supports it, else transformers' default."""
+    """Name of the attention to load the model with: that of vlrl/models/attention.py if the family supports it, else
+    None, for transformers' default."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
@@ -170,7 +174,7 @@ def _attention(name: str) -> str | None:
 
 @contextlib.contextmanager
 def loading_errors(what: str) -> Iterator[None]:
-    """Turns any library error about a missing or broken model into a one-line ConfigError."""
+    """In the block, turns any library error about a missing or broken model into a one-line ConfigError."""
     try:
         yield
     except VlrlError:
@@ -187,7 +191,7 @@ def _first_line(error: Exception) -> str:
 
 
 def compute_dtype(settings: ModelSettings) -> torch.dtype:
-    """The compute type of the model: `model.dtype`, or by device when that is auto."""
+    """The compute type of the model: `model.dtype`, or the device's default if that is auto."""
     if settings.dtype == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     return getattr(torch, settings.dtype)
@@ -196,14 +200,15 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
 def forbid_repacking(model: Any) -> None:
     """Stops bitsandbytes from repacking weights for generation on CPUs with AVX512-BF16.
 
-    Its fused kernel has no backward pass, and the weights would stay repacked in training."""
+    The fused kernel for repacked weights has no backward pass, and the weights would stay repacked in training."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
-    """Marks trainable parameters. They stay float32 (small updates vanish in bfloat16), the rest gets dtype."""
+    """Marks the parameters to train. They stay float32, because small updates vanish in bfloat16; others get `dtype`.
+    """
     parts = () if settings.lora.rank else settings.train
     if not settings.lora.rank:
         _refuse_absent_parts(model, family, settings)
@@ -214,8 +219,9 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 
 def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
-    """Raises ConfigError where the model lacks a part of model.train. A model that is only inspected may be marked with
-    none (a config cannot: it is refused earlier)."""
+    """Raises ConfigError if the model lacks a part that model.train names.
+
+    model.train may be empty here, for a model that is only inspected; an empty list in a config is refused earlier."""
     has = {family.part_of(name) for name, _ in model.named_parameters()}
     absent = [part for part in settings.train if part not in has]
     if absent:

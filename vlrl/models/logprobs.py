@@ -1,13 +1,14 @@
 """Log-probabilities of completion tokens without holding the logits of all of them.
 
-The model runs up to its output layer (`answer_states`); the layer is then applied to one chunk of tokens at a time
-(`token_stats`), and the logits of a chunk are freed before the next one. A backward pass does not hold them all either:
+The model runs up to its output layer (`answer_states`). The layer is then applied to one chunk of tokens at a time
+(`token_stats`), and the logits of a chunk are freed before the next chunk. The backward pass does not hold all logits
+either:
 
-- **output layer frozen** (LoRA): a row's gradient is its own weight times a direction that does not depend on it, so
-  the directions [N, H] are computed in the forward pass, and no logit is computed twice;
+- **output layer frozen** (LoRA): the gradient of a token's hidden state is the incoming gradient times a direction that
+  does not depend on it. So the directions [N, H] are computed in the forward pass, and no logit is computed twice;
 - **output layer trained**: a chunk's logits are recomputed.
 
-Anything that fits into one chunk uses plain autograd. A fused kernel would replace `_chunk`."""
+If one chunk is enough, plain autograd is used. A fused kernel would replace `_chunk`."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_BYTES = 2**29
-"""Most bytes of float32 logits in a chunk: 883 tokens at a vocabulary of 152,000."""
+"""Largest size of a chunk's float32 logits in bytes: 883 tokens at a vocabulary of 152,000."""
 
 Statistic = Callable[..., torch.Tensor]
-"""(logits [n, V] float32 at the sampled temperature, banned ids -inf; targets [n]) -> [n, ...], each row its own. With
-another model beside, its logits [n, V] of the same tokens come third, without gradient."""
+"""(logits [n, V], targets [n]) -> values [n, ...], where each row of values depends only on its own row of logits.
+
+The logits are float32 at the sampling temperature, with banned ids at -inf. If a second model is compared, its logits
+[n, V] of the same tokens are the third argument, without gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +35,16 @@ class TokenStats:
     """Statistics of each completion token of a Batch."""
 
     logprobs: torch.Tensor
-    """[N] float32 at the sampled temperature, banned ids removed."""
+    """[N] float32 at the sampling temperature, with banned ids excluded."""
     entropy: torch.Tensor
-    """[N] float32 nats, without gradient."""
+    """[N] float32 in nats, without gradient."""
     more: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N, ...] by name, of the requested Statistics; with gradient."""
+    """[N, ...] values of the requested Statistics, by name; with gradient."""
     states: torch.Tensor | None = None
-    """[N, H] inputs of the output layer, if requested: the state before each token; with gradient."""
+    """[N, H] inputs of the output layer, if requested: the hidden state before each token; with gradient."""
 
     def at(self, index: torch.Tensor) -> TokenStats:
-        """The statistics of tokens [M] by index; an index may repeat."""
+        """The statistics of the tokens `index` [M]; an index may repeat."""
         logprobs, entropy = (x.index_select(0, index) for x in (self.logprobs, self.entropy))
         return TokenStats(logprobs, entropy, {k: v.index_select(0, index) for k, v in self.more.items()},
                           None if self.states is None else self.states.index_select(0, index))
@@ -58,34 +61,34 @@ def zero_stats(count: int, vocabulary: int, device: torch.device,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The part of a model that turns hidden states into logits."""
+    """The output layer of a model, which turns hidden states into logits, and what the model does to these logits."""
 
     vocabulary: int
     layer: Any = None
-    """The output layer, perhaps wrapped by PEFT; None: the "hidden states" are logits already."""
+    """The output layer, perhaps wrapped by PEFT; None if the "hidden states" already are logits."""
     cap: float | None = None
-    """The model squashes its logits smoothly into (-cap, cap)."""
+    """If set, the model squashes its logits smoothly into (-cap, cap)."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] -> [n, V], as the model computes it."""
+        """Logits [n, V] of hidden states [n, H], as the model computes them."""
         return hidden if self.layer is None else _capped(self.layer(hidden), self.cap)
 
     @property
     def learns(self) -> bool:
-        """Whether the layer has trainable parameters."""
+        """Whether the output layer has trainable parameters."""
         return self.layer is not None and any(p.requires_grad for p in self.layer.parameters())
 
 
 _RUN_WHOLE: set[type] = set()
-"""Model classes that transform their logits in an unknown way."""
+"""Model classes that transform their logits in a manner that Head does not reproduce."""
 
 
 def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Head]:
-    """Runs a model up to its output layer: (inputs of the layer [B, C, H], the rest of the model).
+    """Runs a model up to its output layer: (inputs of that layer [B, C, H], the Head).
 
-    `base` is `model` without PEFT's wrapper. One row does pass through the layer, and the model's logits for it must
-    equal those of Head. Where they differ, or the layer is not found, the model runs completely and its logits are
-    returned, with a Head that leaves them unchanged."""
+    `base` is `model` without PEFT's wrapper. To verify the Head, one row also passes through the model's own output
+    layer. If the logits differ, or the layer is not found, the whole model runs and its logits are returned, with a
+    Head that leaves them unchanged."""
     layer = base.get_output_embeddings()
     if layer is not None and type(base) not in _RUN_WHOLE:
         states: list[torch.Tensor] = []
@@ -119,18 +122,18 @@ def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Tokens in a chunk."""
+    """Number of tokens in a chunk."""
     return max(1, chunk_bytes // (4 * vocabulary))
 
 
 def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned: torch.Tensor, temperature: float,
                 more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES, *,
                 beside: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
-    """TokenStats of the completion tokens with these hidden states [N, H]; targets [N]; banned ids; `beside`: hidden
-    states of the same tokens in another model and its Head, for statistics that compare both.
+    """TokenStats of completion tokens with hidden states [N, H] and ids `targets` [N]; `banned` ids are excluded.
 
-    Called under the model's autocast. Besides [N, H] it needs memory for a few times chunk_bytes and, when the output
-    layer is trained, for two gradients of its weight (three in float32), whatever N is."""
+    `beside` = (hidden states of the same tokens in a second model, that model's Head), for statistics that compare two
+    models. Called under the model's autocast. Besides [N, H] it needs memory for a few times chunk_bytes. If the output
+    layer is trained, it also needs memory for two gradients of its weight (three in float32), whatever N is."""
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:
@@ -151,7 +154,7 @@ def _stats(values: Any, more: Mapping[str, Statistic]) -> TokenStats:
 
 def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
            more: Mapping[str, Statistic], beside: tuple[torch.Tensor, Head] | None = None) -> tuple[torch.Tensor, ...]:
-    """Log-probability, entropy and further statistics of a chunk of tokens."""
+    """Log-probabilities, entropies and further statistics of a chunk of tokens."""
     logits = _logits(hidden, head, banned, temperature, head.vocabulary)
     given: tuple[torch.Tensor, ...] = (logits, targets)
     if beside is not None:
@@ -162,7 +165,7 @@ def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torc
 
 def _logits(hidden: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
             vocabulary: int) -> torch.Tensor:
-    """[n, vocabulary] float32 at a temperature, -inf for banned ids; further rows of the layer are no tokens."""
+    """[n, vocabulary] float32 logits at a temperature, -inf for banned ids and for ids beyond the head's vocabulary."""
     logits = head(hidden).float()
     if temperature != 1 or head.layer is None:  # a copy as large as the logits; they are written to below
         logits = logits / temperature
@@ -179,7 +182,7 @@ def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
 
 
 class _Directions(torch.autograd.Function):
-    """`_chunk` that also computes d logprob / d hidden of every row; the output layer gets no gradient."""
+    """As `_chunk`, but also computes d logprob / d hidden of every token; the output layer gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:
@@ -198,9 +201,9 @@ class _Directions(torch.autograd.Function):
 
 
 class _TargetLogprobs(torch.autograd.Function):
-    """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets and entropies.
+    """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets, and entropies.
 
-    The exponentials are computed once and in place, and nothing of the size of the logits is kept but themselves."""
+    The exponentials are computed once and in place; of all tensors as large as the logits, only the logits are kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> Any:

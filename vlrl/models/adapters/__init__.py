@@ -1,1 +1,2 @@
-"""LoRA adapters and frozen weights in 4 bits; models/loading.py imports them where settings or model need them."""
+"""LoRA adapters and frozen 4-bit weights; models/loading.py imports these modules when the settings or the model need
+them."""

@@ -1,4 +1,4 @@
-"""The linear layers that an adapter is added to."""
+"""Selects the linear layers that get a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": 
 
 
 def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
-    """Names of the linear layers that model.lora.target selects, without lm_head: by parts of the model, module names
-    (their endings) or regular expressions of full names. Raises ConfigError where a name selects none."""
+    """Names of the linear layers that model.lora.target selects; lm_head is never among them.
+
+    The target lists parts of the model, module names (or their endings), or regular expressions of full names. Raises
+    ConfigError if one of them selects no layer."""
     layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     if isinstance(target, str) and target in _PARTS:
         chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}
@@ -30,7 +32,8 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
 
 
 def _named(layers: Sequence[str], word: str) -> set[str]:
-    """The layers whose name is or ends in `word`, or else matches it as a regular expression."""
+    """The layers whose name equals or ends in `word`; if there are none, those whose name matches `word` as a regular
+    expression."""
     found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
     try:
         found = found or {n for n in layers if re.fullmatch(word, n)}

@@ -1,4 +1,4 @@
-"""LoRA adapters (PEFT): a new one, that of a checkpoint, and one merged into its base model."""
+"""LoRA adapters (PEFT): adding a new one, loading one from a checkpoint, and merging one into its base model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlrl.store.aligned_memory import align_weights, aligned_copy
 
 
 def refuse_second(settings: ModelSettings) -> None:
-    """Raises ConfigError when an adapter would be trained on top of another."""
+    """Raises ConfigError if model.name is an adapter and model.lora.rank would add a second one on top of it."""
     with loading_errors(f"model.name={settings.name!r}"):
         base = adapter_base(settings.name)
     if base:
@@ -31,7 +31,7 @@ def refuse_second(settings: ModelSettings) -> None:
 
 
 def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
-    """The model with a new adapter, or that of a checkpoint, in float32."""
+    """The model wrapped by PEFT, with a new adapter or with the adapter stored in `checkpoint`, in float32."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if checkpoint:
@@ -56,9 +56,9 @@ def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | 
 
 
 def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.device | None, merge: bool) -> Any:
-    """The model `base` with the adapter `name`, merged into it or as a PEFT model; see loading.load_model.
+    """Loads the adapter `name` onto the model `base`; returns the merged model, or a PEFT model if `merge` is false.
 
-    `what` names the base model in errors."""
+    See loading.load_model. `what` names the base model in error messages."""
     from peft import PeftModel
     from transformers.utils import cached_file
 

@@ -1,8 +1,8 @@
-"""Frozen weights in 4 bits under a LoRA adapter (QLoRA, arXiv 2305.14314), with bitsandbytes.
+"""Frozen 4-bit weights under a LoRA adapter (QLoRA, arXiv 2305.14314), with bitsandbytes.
 
-The adapted linear layers are stored as NF4 and computed in the compute type. An adapter trained on quantized weights
-only fits these, so its folder records the quantization (`quantization.json`), and merging adds it to the same values.
-"""
+The linear layers that have an adapter are stored as NF4 and computed in the compute type. An adapter trained on
+quantized weights fits only these weights. So its folder records the quantization (`quantization.json`), and merging
+adds the adapter to the dequantized weights."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from vlrl.models.adapters.layers import adapted_layers
 from vlrl.models.families import family_in
 
 FILE = "quantization.json"
-"""Stored beside an adapter whose base model was quantized."""
+"""File in the folder of an adapter whose base model was quantized."""
 
 _DTYPES = Literal["float32", "bfloat16", "float16"]
 
 
 class Quantization(BaseModel):
-    """How the frozen linear layers of a model are stored."""
+    """The format in which the frozen linear layers of a model are stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     quantize: Literal["nf4"] = "nf4"
     target: str | tuple[str, ...]
     dtype: _DTYPES
-    """Compute type; also that of the weights before quantization."""
+    """Compute type, and the type of the weights before quantization."""
 
     @classmethod
     def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization:
-        """The quantization that the settings ask for."""
+        """The quantization that model.lora.quantize asks for."""
         name = next(n for n in get_args(_DTYPES) if getattr(torch, n) == dtype)
         return cls(target=settings.target, dtype=name)
 
     @classmethod
     def read(cls, adapter: str) -> Quantization | None:
-        """That of a saved adapter (folder or Hub name); None where its base was not quantized. Raises ConfigError."""
+        """The quantization recorded by a saved adapter (folder or Hub name); None if its base was not quantized.
+
+        Raises ConfigError if the record cannot be read."""
         from transformers.utils.hub import cached_file
 
         path = cached_file(adapter, FILE, _raise_exceptions_for_missing_entries=False,
@@ -62,9 +64,9 @@ class Quantization(BaseModel):
         return getattr(torch, self.dtype)
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Keywords of from_pretrained that load the model at `source` quantized on a device.
+        """Keywords for from_pretrained that load the model at `source` quantized on a device.
 
-        Raises ConfigError when bitsandbytes is missing or does not support the device."""
+        Raises ConfigError if bitsandbytes is missing or does not support the device."""
         _check(device)
         from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
@@ -79,7 +81,7 @@ class Quantization(BaseModel):
 
 
 def dequantized(model: Any, dtype: torch.dtype) -> Any:
-    """The model with plain linear layers that hold the quantized values."""
+    """The model with each quantized layer replaced by a plain linear layer of its dequantized weights."""
     model = model.dequantize(dtype).to(dtype)
     model.is_loaded_in_4bit = False
     return model
