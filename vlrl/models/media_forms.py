@@ -1,4 +1,4 @@
-"""Media that a family's forward cannot take directly: their features are computed beforehand (Family.forms)."""
+"""Computes features of media that a family's forward cannot take directly, before the forward pass (Family.forms)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """For a forward that takes videos of one length: others (a tuple of tensors) are encoded here."""
+    """Forward keywords for a model whose forward takes only videos of equal length.
+
+    Videos of different lengths (a tuple of tensors), and images beside them, are replaced by their features."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs
@@ -22,8 +24,10 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """For a forward that takes one kind of media, where images and videos use the same token: the features of both are
-    put in the order of the text, which the token types tell (1 image, 2 video)."""
+    """Forward keywords for a model that uses one token for images and videos, and whose forward takes only one of them.
+
+    If there are both, they are replaced by their features in the order of the text. The token types tell images (1)
+    from videos (2)."""
     types = inputs.get("mm_token_type_ids")
     if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
         return inputs
@@ -41,8 +45,10 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Encodes clips with a count of frames, and images with them: in transformers 5.19 the forward of such a family
-    loses the counts."""
+    """Forward keywords in which clips that come with a count of their frames, and images beside them, are replaced by
+    their features.
+
+    The forward of such a family loses the counts in transformers 5.19."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model
@@ -57,12 +63,13 @@ def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, 
 
 
 def of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Forward keywords of an unknown family (families.family_of)."""
+    """Forward keywords for a model of unknown family (families.family_of), with media replaced by features if needed.
+    """
     return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
 
 
 def _features(pooled: Any) -> Any:
-    """Features in the type that a vision tower returns; it differs between models."""
+    """Wraps features in the output type of a vision tower."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     return BaseModelOutputWithPooling(pooler_output=pooled)

@@ -1,4 +1,4 @@
-"""Facts from a model's config.json alone: embedded models, and a family's box convention. No torch."""
+"""Reads facts from a model's config.json alone: embedded models, and a family's box convention. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 
 
 class FamilyConvention(coordinates.Convention):
-    """The box convention of a model's family, looked up at first use; rows with their own `coordinates` need none."""
+    """The box convention of the family of `model`, looked up at first use; not needed for rows with a `coordinates`
+    field."""
 
     def __init__(self, model: str):
         self._model = model
@@ -27,7 +28,8 @@ class FamilyConvention(coordinates.Convention):
     def convention(self) -> str:
         """One of coordinates.CONVENTIONS.
 
-        Raises TaskError when it is unknown: scoring passes that on, while any other error becomes a reward of 0."""
+        Raises TaskError if the convention is unknown: scoring passes a TaskError on, but turns other errors into reward
+        0."""
         try:
             return family_convention(self._model)
         except ConfigError as error:
@@ -37,7 +39,7 @@ class FamilyConvention(coordinates.Convention):
 
 @cache
 def family_convention(model: str) -> str:
-    """The box convention of `model.name`'s family; ConfigError when its config is not on this machine."""
+    """The box convention of the model's family; raises ConfigError if the model's config is not on this machine."""
     from vlrl.models.families import family_of
 
     config = _model_config(model)
@@ -53,7 +55,7 @@ def family_convention(model: str) -> str:
 
 
 def embedded(name: str) -> Path:
-    """Folder of a model shipped with the package; ConfigError without one of that name."""
+    """Folder of the model `name` shipped with the package; raises ConfigError if there is no such model."""
     folder = ASSETS / name.removeprefix("embedded/")
     if not folder.is_dir():
         shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))
@@ -63,7 +65,8 @@ def embedded(name: str) -> Path:
 
 
 def _model_config(name: str) -> dict[str, Any] | None:
-    """config.json, or else adapter_config.json, of a model's folder or of its copy in the local Hub cache."""
+    """Contents of config.json, or else of adapter_config.json, from a model's folder or its copy in the local Hub
+    cache."""
     if name.startswith("embedded/"):
         name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):

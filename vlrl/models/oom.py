@@ -1,8 +1,8 @@
-"""Running out of memory: detecting it, and halving a micro-batch.
+"""Detects running out of memory, and halves the micro-batch that did not fit.
 
-A step trains on the same tokens however they are cut into micro-batches, so one that does not fit is halved and the run
-goes on. Gradients of a failed backward pass cannot be told apart from earlier ones: the optimizer step then restarts
-without gradients."""
+A step trains on the same tokens however they are cut into micro-batches. So a micro-batch that does not fit is halved
+and the run continues. If a backward pass fails, its partial gradients cannot be separated from those of earlier
+micro-batches; the optimizer step then restarts without gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether an error means out of memory, on a GPU or in main memory."""
+    """Whether an error means that a GPU or the main memory is out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
@@ -38,11 +38,12 @@ def release(device: torch.device) -> None:
 
 def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], None], halve: Callable[[int], int],
                again: Callable[[], None] | None = None) -> int:
-    """Calls `work(b)` for every micro-batch; returns how many were halved for lack of memory.
+    """Calls `work(b)` for every micro-batch; returns how many micro-batches were halved for lack of memory.
 
-    `halve(b)` replaces one in `batches` by its halves, and returns the tokens of the larger one. With `again`, that is
-    called and the work restarts with the first micro-batch; else it goes on with the first half. Raises what `work`
-    raises, and TrainingError where sharded ranks cannot restart."""
+    `halve(b)` replaces micro-batch b in `batches` by its two halves, and returns the number of tokens of the larger
+    half. After halving, the loop continues with the first half. If `again` is not None, it calls `again()` instead and
+    restarts with the first micro-batch. Raises what `work` raises, and TrainingError if the ranks are sharded and
+    cannot restart."""
     b = cuts = 0
     while b < len(batches):
         reason = _run_or_reason(work, b)
@@ -64,7 +65,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
 
 def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
-    """The allocator's message when memory ran out; None when the work is done."""
+    """Runs `work(b)`: the allocator's message if memory ran out, None if the work is done."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:
@@ -75,9 +76,10 @@ def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
 
 
 def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Splits the pieces of a micro-batch in two, in order; of a single piece the completions, with the prompt in both.
+    """Splits the pieces of a micro-batch in two, in order. A single piece is split by completions, with the prompt in
+    both.
 
-    Raises TrainingError for a single completion, or the turns of a single episode."""
+    Raises TrainingError for a single completion, and for the turns of a single episode."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
         return [list(pieces[:middle]), list(pieces[middle:])]

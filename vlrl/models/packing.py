@@ -1,14 +1,15 @@
-"""Groups of completions -> Batches of model inputs.
+"""Packs groups of completions into Batches of model inputs.
 
-Two layouts of the same tokens, equal in every log-probability and gradient:
+There are two layouts of the same tokens. All log-probabilities and gradients are equal in both:
 
 - **shared**: one row holds [prompt | completion 1 | ... | completion G | next prompt | ...]. Every completion attends
-  to its prompt and to itself, and its positions restart at the prompt's end, so the prompt and its images are computed
-  once per group. Common prefixes of completions, observations and images included, are in the row once: a tree
-  (prefix_tree.py). The attention (attention.py) is exact and no T x T mask exists.
-- **padded**: one right-padded row per completion with its own copy of the prompt; the oracle.
+  to its prompt and to itself, and its positions start at the prompt's end. So the prompt and its images are computed
+  once per group. Common prefixes of completions, including observations and images, are in the row once: a tree
+  (prefix_tree.py). The attention (attention.py) is exact and builds no T x T mask.
+- **padded**: one right-padded row per completion, each with a copy of the prompt; the reference for tests.
 
-Both read the hidden states [B, C, H] at `columns`; `select` picks those of the N completion tokens in rollout order."""
+Of both, the hidden states [B, C, H] at `columns` are read; `select` picks those of the N completion tokens in rollout
+order."""
 
 from __future__ import annotations
 
@@ -32,96 +33,99 @@ from vlrl.types import Completion, InsertedObservation, Prompt
 class Piece:
     """One prompt with some or all of its completions. A large group may be cut into several pieces.
 
-    One without completions is computed and not read (`with_idle`)."""
+    A piece without completions is computed but its outputs are not used (`with_idle`)."""
 
     prompt: Prompt
     answers: tuple[np.ndarray, ...]
     """Token ids [T] of each completion."""
     rollouts: tuple[int, ...]
-    """Index of each completion's rollout in the optimizer step."""
+    """For each completion the index of its rollout in the optimizer step."""
     shown: tuple[Prompt | None, ...] = ()
-    """Completion.shown of each completion; () = None of all."""
+    """Completion.shown of each completion; () = None for all."""
     units: tuple[int, ...] = ()
-    """Completions with the same number are never separated; () = each by itself."""
+    """Unit number of each completion; completions of one unit are never separated. () = each completion is a unit."""
 
     @functools.cached_property
     def tree(self) -> Tree:
-        """Positions of the completions' tokens after the prompt in a shared row."""
+        """The prefix tree of the completions: the positions of their tokens after the prompt in a shared row."""
         return tree_of(self.answers, self.shown)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a shared row; for a single completion, of a padded one too."""
+        """Number of tokens of the piece in a shared row; for a single completion, in a padded row too."""
         return len(self.prompt) + self.tree.tokens
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each node of the tree; of each completion, where nothing is shared."""
+        """Number of tokens of each node of the tree, which are the completions if no prefix is shared."""
         return [node.stop - node.start for node in self.tree.nodes]
 
     @property
     def parts(self) -> list[Prompt]:
-        """The prompt and the nodes with observations, in the order of a shared row: the sources of its media."""
+        """The parts of a shared row that may have media, in order: the prompt, and each node that may hold
+        observations."""
         pairs = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
         return [self.prompt, *(slice_prompt(one, node.start, node.stop) for one, node in pairs if one is not None)]
 
     def take(self, places: Sequence[int]) -> Piece:
-        """The piece with only these completions."""
+        """The piece with only the completions at these indices."""
         return Piece(self.prompt, tuple(self.answers[i] for i in places), tuple(self.rollouts[i] for i in places),
                      tuple(self.shown[i] for i in places) if self.shown else (),
                      tuple(self.units[i] for i in places) if self.units else ())
 
     @property
     def members(self) -> list[list[int]]:
-        """Completion indices of each unit, in order."""
+        """For each unit, the indices of its completions."""
         by_unit: dict[int, list[int]] = {}
         for place, unit in enumerate(self.units or range(len(self.answers))):
             by_unit.setdefault(unit, []).append(place)
         return [*by_unit.values()]
 
     def positions(self, place: int) -> np.ndarray:
-        """[R, T] rotary positions of a completion."""
+        """[R, T] rotary positions of the completion at index `place`."""
         return _placed(self.prompt, len(self.answers[place]), self.shown[place] if self.shown else None)
 
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
-    """U computed tokens that serve as N completion tokens, as some belong to several completions."""
+    """U computed tokens that stand for N completion tokens, because completions share prefixes."""
 
     targets: torch.Tensor
-    """[U] the tokens."""
+    """[U] ids of the computed tokens."""
     index: torch.Tensor
-    """[N] computed token of each completion token."""
+    """[N] for each completion token the index of its computed token."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One micro-batch of model inputs and the N completion tokens to read from it."""
+    """The model inputs of one micro-batch, and where to read its N completion tokens."""
 
     inputs: dict[str, Any]
     """Keywords of the model's forward."""
     columns: torch.Tensor
-    """[C] sequence positions whose hidden states are read."""
+    """[C] columns of the rows whose hidden states are read."""
     select: torch.Tensor | None
-    """[N] index into the flattened [B * C] positions; None when they are the N tokens."""
+    """[N] indices of the completion tokens in the flattened [B * C] positions; None if these are the N tokens."""
     targets: torch.Tensor
-    """[N] the completion tokens."""
+    """[N] ids of the completion tokens."""
     rollout_id: torch.Tensor
-    """[N] index of the rollout in the optimizer step."""
+    """[N] for each completion token the index of its rollout in the optimizer step."""
     tokens: int
-    """Tokens computed by the language model, padding included."""
+    """Number of tokens computed by the language model, padding included."""
     observed: bool = False
-    """Whether observations are among the completion tokens; they may contain ids that cannot be sampled."""
+    """Whether the completion tokens include observations, which may contain ids that cannot be sampled."""
     shared: SharedTokens | None = None
-    """With shared tokens; `columns` and `select` are then those of the U computed tokens."""
+    """Set if completions share tokens; `columns` and `select` then refer to the U computed tokens."""
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)
 
 
 def training_rows(done: Completion) -> list[tuple[slice, Completion]]:
-    """The training rows of a completion, each with the slice of its own tokens in it: the completion, or one row per
-    window, in which only the action is trained."""
+    """The training rows of a completion, each as (slice of the completion's tokens that the row trains, row).
+
+    The only row is the completion itself, unless it has windows. Then there is one row per window, in which only the
+    action is trained."""
     if not done.windows:
         return [(slice(0, len(done.tokens)), done)]
     actions = [slice(t.start, t.end) for t in done.turns if t.role == "assistant"]
@@ -136,11 +140,10 @@ def _row(done: Completion, place: slice, window: Prompt) -> Completion:
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,
               shown: Sequence[Prompt | None] = (), units: Sequence[int] = ()) -> list[Piece]:
-    """Pieces of consecutive completions of one prompt, of at most `limit` tokens where possible (a piece holds at least
-    one unit) and of similar size.
+    """Cuts the completions of each prompt into pieces of consecutive completions and similar size.
 
-    Empty completions are left out. `shown` is Completion.shown of each completion; () = None of all. `units` as in
-    Piece."""
+    A piece has at most `limit` tokens, unless a single unit has more. Empty completions are left out. `shown` is
+    Completion.shown of each completion; () = None for all. For `units` see Piece."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
@@ -160,14 +163,15 @@ def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: i
 
 
 def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[Batch]:
-    """Micro-batches of at most `limit` tokens each (a single larger piece gets one of its own)."""
+    """Micro-batches of at most `limit` tokens each; a larger piece gets a micro-batch of its own."""
     return [make_batch(part, layout) for part in plan(pieces, limit, layout, cost)]
 
 
 def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
          cost: Cost = balance.tokens) -> list[list[Piece]]:
-    """The pieces of each micro-batch: as few micro-batches as possible, of similar cost. With padded rows a piece is
-    one completion, and padding counts."""
+    """The pieces of each micro-batch: as few micro-batches as possible, of similar cost.
+
+    With padded rows a piece is one completion, and padding counts towards `limit`."""
     if layout == "padded":
         return _padded_rows(pieces, limit)
     costs = [cost(piece.prompt, piece.lengths) for piece in pieces]
@@ -176,17 +180,18 @@ def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
 
 
 def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[int]:
-    """Tokens of each micro-batch that `pack` would make, padding included, without making it."""
+    """Number of tokens, padding included, of each micro-batch that `pack` would make; computed without packing."""
     tokens = [[piece.tokens for piece in part] for part in plan(pieces, limit, layout, cost)]
     return [len(part) * max(part) if layout == "padded" else sum(part) for part in tokens]
 
 
 def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
-    """At least `count` micro-batches, each with media, of weight zero if need be, when `idle` has media.
+    """Adds idle micro-batches up to `count`, and an idle piece with media to each micro-batch without media if `idle`
+    has media.
 
-    Sharded ranks (FSDP) gather and reduce together in every pass, so all need the same number of micro-batches, and
-    none may skip the vision tower while another uses it. The idle prompt has no completion: it gives every weight that
-    it passes a gradient of zero, and changes no loss, count, metric or stored value."""
+    Sharded ranks (FSDP) gather and reduce together in every pass. So all need the same number of micro-batches, and
+    none may skip the vision tower while another rank uses it. The idle prompt has no completion: every weight gets a
+    gradient of zero from it, and it changes no loss, count, metric or stored value."""
     filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
     return [part if part and (not idle.mm or any(one.mm for piece in part for one in piece.parts))
             else [*part, Piece(idle, (), ())]
@@ -194,8 +199,8 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
 
 
 def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
-    """The Batch of one micro-batch. `attention` names the implementation for shared rows; see
-    attention.IMPLEMENTATIONS."""
+    """The Batch of one micro-batch. `attention` names the implementation for shared rows (attention.IMPLEMENTATIONS).
+    """
     return _padded(part) if layout == "padded" else _shared(part, attention)
 
 
@@ -273,8 +278,10 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """[B, width] tensors aligned with the ids. A line is a prompt and what follows it, at the left or right edge; the
-    rest gets the value of completion tokens."""
+    """[B, width] tensors of the prompts' `aligned` arrays, by name.
+
+    Each line is a prompt and the prompts that follow it, placed at the left or, with `right`, at the right edge. The
+    other entries of its row get the value of completion tokens."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)
@@ -290,7 +297,7 @@ def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = 
 
 
 def _answers(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Completion tokens and their rollouts."""
+    """Fields of a Batch that describe the completion tokens and their rollouts."""
     pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
     return {"targets": _joined_ids([answer for answer, _ in pairs]),
             "observed": any(one is not None for piece in pieces for one in piece.shown),
@@ -302,7 +309,7 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
-    """[R, n] rotary positions of tokens after a prompt: consecutive, or those of an episode."""
+    """[R, n] rotary positions of the n tokens after a prompt: consecutive, or those of `shown` for an episode."""
     if shown is not None:
         return shown.positions
     start = prompt.next_position
@@ -310,15 +317,15 @@ def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
 
 
 def _position_ids(positions: np.ndarray) -> torch.Tensor:
-    """[R, B, T] -> the model's form: [3, B, T] with M-RoPE, else [B, T]."""
+    """Converts positions [R, B, T] to the model's form: [3, B, T] with M-RoPE, else [B, T]."""
     return torch.from_numpy(positions if len(positions) > 1 else positions[0])
 
 
 def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The prompts' media tensors, concatenated by name in order; images with fewer tiles are padded with zeros.
+    """The prompts' media tensors by name, concatenated in order; images with fewer tiles are padded with zeros.
 
-    Processors pad the tiles of a batch in the same way. Clips with different numbers of frames stay a tuple, which
-    Family.encode handles. With a feature cache these are the prompts' `visuals` instead; see Policy.inputs."""
+    Processors pad the tiles of a batch in the same manner. Clips with different numbers of frames stay a tuple, which
+    Family.encode handles. With a feature cache the result holds the prompts' `visuals` instead; see Policy.inputs."""
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)
@@ -327,7 +334,7 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def join_prompts(first: Prompt, more: Prompt) -> Prompt:
-    """A prompt followed by another one, whose positions start from 0."""
+    """One prompt made of two: the positions of `more` start from 0 and are shifted to follow `first`."""
     names = dict.fromkeys([*first.aligned, *more.aligned])
     beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
                                     for p in (first, more)]) for name in names}
@@ -341,7 +348,7 @@ def join_prompts(first: Prompt, more: Prompt) -> Prompt:
 
 
 def continuation(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
-    """The part of `whole` after the prompt that it starts with, with the media of the observations in it."""
+    """The part of `whole` after `prompt`, with which it starts, and with the media of the observations in that part."""
     p = len(prompt)
     media = functools.reduce(join_prompts, observations) if observations else replace(
         prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())
@@ -376,7 +383,7 @@ def _concatenated(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | 
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Moves tensors in tuples, dictionaries and dataclasses to a device."""
+    """Moves all tensors in nested tuples, dictionaries and dataclasses to a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Pixel limits of image and video processors, set by processor class and not by family.
+"""Sets pixel limits of image and video processors, chosen by processor class and not by family.
 
 Several families share a processor class, and an unknown family may use a known class."""
 
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
-    """Sets the area limits of an image, a video frame and a whole video after resizing, in pixels.
+    """Limits the area in pixels of an image, a video frame and a whole video after resizing, as the settings ask.
 
-    None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the image or video
-    processor is of a class that has no such limit."""
+    A setting of None keeps the processor's default, as far as the other limits allow. Raises ConfigError if the image
+    or video processor is of a class for which such a limit is not implemented."""
     images: Any = processor.image_processor
     videos: Any = getattr(processor, "video_processor", None)
     limit_images, limit_frames = _IMAGE_LIMITS.get(_class_of(images)), _FRAME_LIMITS.get(_class_of(videos))
@@ -51,19 +51,19 @@ def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) ->
 
 
 def _limit_area(unit: Any, settings: ModelSettings) -> None:
-    """Qwen2-VL: the area itself."""
+    """Qwen2-VL images: limits the area."""
     _set_area(unit, settings.min_pixels, settings.max_pixels, "max_pixels")
 
 
 def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
-    """GLM-4V: the area of two frames, as an image counts as two equal frames."""
+    """GLM-4V images: limits the area of two frames, because the processor counts an image as two equal frames."""
     frames = unit.temporal_patch_size
     low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
     _set_area(unit, low, high, "max_pixels", frames)
 
 
 def _limit_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen2-VL: the area of a frame; of a video as a number of visual tokens."""
+    """Qwen2-VL videos: limits the area of a frame, and the whole video by a number of visual tokens."""
     _set_frame_area(unit, settings)
     if settings.video_total_pixels is not None:
         unit.cap_pixels_per_frame = True
@@ -72,10 +72,10 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen3-VL: it only limits the area of all frames together, so a lower limit is that of the whole video.
+    """Qwen3-VL videos: the processor only limits the area of all frames together.
 
-    It divides the upper limit among the frames; here it is enough for the largest number of frames. The cap per frame
-    keeps a short video from using all of it."""
+    A lower limit therefore holds for the whole video. The processor divides the upper limit among the frames, so it is
+    set high enough for the largest number of frames; a cap per frame keeps a short video from using all of it."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:
@@ -110,14 +110,14 @@ def _side(unit: Any) -> int:
 
 
 def _below_its_cap(unit: Any, high: int | None) -> None:
-    """Keeps 1.05 times the lower limit below `high`: a video processor raises the cap of a frame to it."""
+    """Keeps 1.05 times the lower limit below `high`, because a video processor raises a frame's cap to that value."""
     size = dict(unit.size)
     if high is not None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
 
 
 def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
-    """SmolVLM: the longest edge, a multiple of the tile side; a single tile is not split."""
+    """SmolVLM: limits the longest edge to a multiple of the tile side; an image of a single tile is not split."""
     tile = unit.max_image_size["longest_edge"]
     _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
     tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
@@ -128,7 +128,7 @@ def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
-    """LLaVA-OneVision: an image uses the best of a list of tilings; those within the limits stay."""
+    """LLaVA-OneVision: the processor picks the best tiling from a list; only tilings within the limits are kept."""
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
     allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
@@ -138,7 +138,7 @@ def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_tiles(unit: Any, settings: ModelSettings) -> None:
-    """InternVL: the number of square tiles."""
+    """InternVL: limits the number of square tiles."""
     tile = unit.size["height"] * unit.size["width"]
     if settings.max_pixels is not None:
         _refuse(settings.max_pixels if settings.max_pixels < tile else None, "max_pixels",

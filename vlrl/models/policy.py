@@ -1,4 +1,4 @@
-"""The model being trained: its reference, log-probabilities, saving. `load` makes it from a config."""
+"""The model being trained: its reference, log-probabilities and saving. `load` makes it from a config."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # few runs learn a head
     from vlrl.models import heads
 
 _CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
-"""Cache of vision features of a frozen tower (model.feature_cache_mib)."""
+"""Makes the cache of vision features of a frozen tower (model.feature_cache_mib)."""
 
 
 class Policy:
     """A vision-language model, its processor, and its trainable parameters.
 
     `model` is the transformers model, wrapped by PEFT under LoRA. Trainable parameters are float32 and computed in
-    `dtype` under autocast; frozen ones are stored in `dtype`, or in 4 bits (`quantized`)."""
+    `dtype` under autocast. Frozen parameters are stored in `dtype`, or in 4 bits (`quantized`)."""
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
                  quantized: Quantized | None = None, features: Any = None,
@@ -51,31 +51,31 @@ class Policy:
         base = self.base
         vocabulary, known = base.config.get_text_config().vocab_size, len(processor.tokenizer)
         banned = {*family.vision_ids(processor), *range(known, vocabulary)}
-        """Ids that are never sampled and get no probability: vision tokens and ids without a token."""
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
-        """Ids that can be neither sampled nor given probability: vision tokens and rows without a token."""
+        """Ids that are never sampled and get probability 0: vision tokens, and rows of the output layer without a
+        token."""
         self.vocabulary = vocabulary
-        """Rows of the output layer."""
+        """Number of rows of the output layer."""
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
         self.quantized, self.features, self.head = quantized, features, head
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
-        """Prompt that fills micro-batches under FSDP; see packing.with_idle."""
+        """Prompt for idle micro-batches under FSDP; see packing.with_idle."""
         self.most_tokens: int | None = None
-        """Limit of a micro-batch after running out of memory; None = train.tokens_per_batch."""
+        """Token limit of a micro-batch after running out of memory; None = train.tokens_per_batch."""
         self.shards: shards.Shards | None = None
-        """Set where the model is sharded over ranks."""
+        """Not None if the model is sharded over ranks."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
-        """Weights of a moving reference, by their names in the policy; see `start_moving_reference`."""
+        """Weights of the moving reference, by the names of the policy's parameters; see `start_moving_reference`."""
         self.swapped = False
-        """Whether other weights than the trained ones are temporarily loaded."""
+        """Whether the reference's weights are temporarily loaded in place of the trained ones."""
         self.updating = False
-        """Whether weights or reference may differ from those after the last completed step."""
+        """Whether the weights of policy or reference may differ from those after the last completed step."""
 
     @property
     def choices(self) -> int:
-        """Number of ids that can be sampled."""
+        """Number of token ids that can be sampled."""
         return self.vocabulary - len(self.banned)
 
     @property
@@ -88,7 +88,7 @@ class Policy:
         return hasattr(self.model, "disable_adapter")
 
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Names and trainable parameters, in a fixed order."""
+        """(name, parameter) of each trainable parameter, in a fixed order."""
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
     def positions(self, ids: torch.Tensor, types: torch.Tensor | None, mm: Any) -> np.ndarray:
@@ -96,11 +96,12 @@ class Policy:
         return self.family.positions(self.base, ids, types, mm)
 
     def layout(self, wanted: str) -> str:
-        """The layout of training rows: train.packing where the family's attention supports it, else padded."""
+        """The layout of training rows: `wanted` (train.packing) if the family's attention supports it, else "padded".
+        """
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Cost of training on a prompt and completions of so many tokens (cost.Cost): operations, or tokens for an
+        """Cost of training on a prompt with completions of these lengths (cost.Cost): operations, or tokens for an
         unknown family."""
         if not self.family.known:
             return balance.tokens(prompt, answers)
@@ -109,18 +110,20 @@ class Policy:
     def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
              limit: int | None = None, shown: Sequence[Prompt | None] = (),
              units: Sequence[int] = ()) -> list[list[Piece]]:
-        """The pieces of each micro-batch, of at most `limit` tokens (train.tokens_per_batch); `shown` and `units` as in
-        pieces_of. Called on every rank."""
+        """The pieces of each micro-batch, of at most `limit` tokens (default: train.tokens_per_batch); called on every
+        rank.
+
+        For `shown` and `units` see pieces_of."""
         limit = limit or settings.tokens_per_batch
         pieces = pieces_of(prompts, answers, limit, shown, units)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """The micro-batches; under FSDP padded with idle ones up to the number of other ranks. See with_idle."""
+        """The micro-batches; under FSDP with idle ones added, so that all ranks have the same number. See with_idle."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
-        """One micro-batch in the layout of training."""
+        """The Batch of one micro-batch, in the layout of training."""
         return make_batch(pieces, self.layout(settings.packing), settings.attention)
 
     @functools.cached_property
@@ -128,15 +131,16 @@ class Policy:
         return cost_model(self.model, self.family)
 
     def autocast(self) -> Any:
-        """Context of the compute type; a no-op for float32."""
+        """Context manager of autocast to the compute type; does nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Forward keywords of packed inputs, for the model or another one without PEFT's wrapper.
+        """Keywords of the model's forward for packed inputs; `base` is the model, without PEFT's wrapper, if not the
+        policy's.
 
-        `visuals` become features: the frozen tower of a reference is that of the policy."""
+        `visuals` are replaced by their features. A reference uses the policy's frozen vision tower for them."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None
@@ -145,9 +149,11 @@ class Policy:
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, beside: Any = None) -> TokenStats:
-        """Log-probability, entropy and further statistics of every completion token under this policy or another model.
+        """Log-probability, entropy and further statistics of every completion token under this policy, or under
+        `model`.
 
-        With `states` also the inputs of its output layer; `beside` is a model that statistics compare it with."""
+        `states`: whether to also return the inputs of the output layer. `beside`: a second model, for statistics that
+        compare two."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
             return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
@@ -170,7 +176,7 @@ class Policy:
         return stats if batch.shared is None else stats.at(batch.shared.index)
 
     def states(self, batch: Batch) -> torch.Tensor:
-        """[N, H] inputs of the output layer: the state before each completion token."""
+        """[N, H] inputs of the output layer: the hidden state before each completion token."""
         batch = batch.to(self.device)
         with self.autocast():
             states = _hidden_states(*self._states(batch, self.model), self.base)
@@ -186,7 +192,7 @@ class Policy:
         return hidden if batch.select is None else hidden.index_select(0, batch.select), head
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulates the gradients of a loss, scaled by `scaler`."""
+        """Runs the backward pass of a loss, scaled by `scaler`, which accumulates its gradients."""
         if engine := shards.engine_of(self.shards):
             engine.backward(loss)
         else:
@@ -194,8 +200,10 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """[N] log-probabilities under the reference: the disabled adapter, the frozen copy of `keep_reference`, or the
-        moving reference."""
+        """[N] log-probabilities under the reference.
+
+        The reference is the model with its adapter disabled, the frozen copy made by `keep_reference`, or the moving
+        reference."""
         if self.lora and self.moving_reference:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
@@ -205,9 +213,11 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Keeps a frozen copy for KL: of the model at `source`, else of the current weights.
+        """Makes a frozen copy of the model as the KL reference: of the model at `source`, or else of the current
+        weights.
 
-        Each weight gets its type in the policy, so that both compute alike."""
+        Each weight gets the type that it has in the policy, so that both models compute alike. Under LoRA no copy is
+        needed."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -218,16 +228,19 @@ class Policy:
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def start_moving_reference(self) -> None:
-        """Makes the reference movable, by writes to `moving_reference`; after `keep_reference`. Under LoRA it is a
-        second adapter, a copy of the current one."""
+        """Creates `moving_reference`, whose tensors may then be written to; call it after `keep_reference`.
+
+        Under LoRA it is a second adapter, copied from the current one."""
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """Disables the adapter meanwhile. PEFT marks trainable tensors on the modules, which hold shards or gathered
-        tensors; they must be the same ones at the end, or a part would no longer be trained."""
+        """In the block, disables the adapter.
+
+        PEFT marks parameters as trainable on the modules, which hold either shards or gathered tensors. At the end the
+        modules must hold the same tensors as before, or some of them would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -238,7 +251,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """Loads the reference's weights into the adapter meanwhile. With shards called on all ranks."""
+        """In the block, the adapter holds the reference's weights. With shards called on all ranks."""
         def swap() -> None:
             self.scatter()
             for name, parameter in self.trainable():
@@ -258,17 +271,17 @@ class Policy:
                 self.gather()
 
     def gather(self) -> None:
-        """Gathers the whole model on this rank if it is sharded; called on all ranks. See Shards."""
+        """If the model is sharded, gathers all its weights on each rank; called on all ranks. See Shards."""
         if self.shards:
             self.shards.gather()
 
     def scatter(self) -> None:
-        """Frees gathered weights if the model is sharded: before anything is trained or saved."""
+        """If the model is sharded, frees gathered weights; needed before training or saving."""
         if self.shards:
             self.shards.scatter()
 
     def close(self) -> None:
-        """Frees what an engine gathered, which is impossible after the process group has ended."""
+        """Frees weights that an engine gathered; call it before the process group ends, which makes that impossible."""
         if engine := shards.engine_of(self.shards):
             engine.scatter()
 
@@ -276,9 +289,9 @@ class Policy:
              head: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 
-        `weights` are those of shards.weights, or of `copied_weights` where training goes on meanwhile; without them the
-        model must be complete. `head` is that of `copied_head`; without it a reward model's head is written as it is.
-        """
+        `weights` come from shards.weights, or from `copied_weights` if training continues during the save; without them
+        the model must be complete. `head` comes from `copied_head`; without it the current head of a reward model is
+        written."""
         # embeddings are never trained; finding that out asks the hub
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
         if weights is not None:
@@ -291,14 +304,14 @@ class Policy:
             save_file(dict(head), folder / self.head.file)
 
     def copied_head(self) -> dict[str, torch.Tensor]:
-        """A reward model's head copied to host memory; {} for another model."""
+        """A copy of a reward model's head in host memory; {} for other models."""
         own = self.head.state_dict() if self.head and self.head.file else {}
         return {name: weight.detach().to("cpu", copy=True) for name, weight in own.items()}
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
-        """The weights that `save` writes: trainable parameters copied to host memory, frozen ones as they are.
+        """The weights that `save` writes: trainable parameters copied to host memory, frozen ones not copied.
 
-        Tied weights stay tied. Under LoRA the adapter alone."""
+        Tied weights stay tied. Under LoRA only the adapter is included."""
         learning = {p.data_ptr() for _, p in self.trainable()}
         copies: dict[int, torch.Tensor] = {}
         weights: dict[str, torch.Tensor] = {}
@@ -314,10 +327,10 @@ class Policy:
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
-        """Lets passes without gradient over one batch share the features of its images and videos.
+        """In the block, passes without gradient over one batch share the features of its images and videos.
 
-        Only where vision tower and merger are frozen. The model computes them inside its forward, as FSDP needs it, so
-        these calls are memoized."""
+        This needs a frozen vision tower and merger, and has no effect otherwise. The methods of the model that compute
+        features are memoized, because FSDP needs them to be called inside the forward."""
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
@@ -334,7 +347,8 @@ class Policy:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode: no dropout, and the cache on under gradient checkpointing."""
+        """In the block, the model is in evaluation mode: no dropout, and the KV cache on even under gradient
+        checkpointing."""
         was = self.model.training
         self.model.eval()
         try:
@@ -348,7 +362,8 @@ _FEATURES = ("get_image_features", "get_video_features")
 
 
 def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
-    """`call` that returns its (or, from `outputs`, another model's) earlier result for identical arguments."""
+    """Wraps `call` so that identical arguments give the earlier result; models that share `outputs` share their
+    results."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
@@ -359,7 +374,7 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
 
 
 def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
-    """The hidden states; raises ConfigError where they are logits."""
+    """The hidden states; raises ConfigError if they are logits, because the model's output layer is not known."""
     if head.layer is None:
         raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer are unknown, and the "
                           f"head that {' or '.join(HEADS)} learns reads them: leave it out (set "
@@ -372,7 +387,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
-    """The policy of a config, with the weights of a checkpoint folder if given.
+    """The policy of a config, with the weights of a checkpoint folder if `checkpoint` is given.
 
     `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in."""
     settings = config.model
@@ -403,20 +418,20 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
 
 
 def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | None:
-    """The head that the settings ask for; None without one."""
+    """The head that the settings ask for; None if they ask for none."""
     name = head_of(config)
     return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """Keeps small gradients above the smallest float16 number; a no-op for other types."""
+    """A gradient scaler that keeps small gradients above the smallest float16 number; does nothing for other types."""
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     scaler.scale(torch.zeros((), device=device))  # makes its tensors: a process may find nothing to train on in a step
     return scaler
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a completion: the generation config's and the tokenizer's."""
+    """Every token id that ends a completion, from the generation config and the tokenizer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, (list, tuple)) else [configured]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

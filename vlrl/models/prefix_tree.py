@@ -1,7 +1,7 @@
-"""Common prefixes of the completions of a prompt, as a tree: each token is in the row once.
+"""Finds common prefixes of a prompt's completions and arranges them as a tree, which holds each common token once.
 
-A node is a run of tokens that some completions share, or the rest of one. Shared nodes have at least SHORTEST tokens:
-every node costs an attention call over all its descendants."""
+A node is a run of tokens: a prefix that several completions share, or the remaining tokens of one completion. Shared
+nodes have at least SHORTEST tokens, because every node costs an attention call over all its descendants."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import torch
 from vlrl.types import Prompt
 
 SHORTEST = 32
-"""Fewest common tokens for completions to share them."""
+"""Smallest number of common tokens that completions share as a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens start..stop of a completion, at `place` after the prompt; its descendants end at `end`."""
+    """Tokens start..stop of the completion `answer`; they are at `place` after the prompt, and all descendants end at
+    `end`."""
 
     answer: int
     start: int
@@ -31,12 +32,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Completions after their prompt."""
+    """The completions of a prompt as nodes of a tree."""
 
     nodes: tuple[Node, ...]
-    """Each before its descendants."""
+    """All nodes, each before its descendants."""
     places: tuple[np.ndarray, ...]
-    """[T] positions of each completion's tokens after the prompt."""
+    """For each completion the positions [T] of its tokens after the prompt."""
 
     @property
     def tokens(self) -> int:
@@ -49,10 +50,10 @@ class Tree:
 
 
 def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
-    """The tree of completions [T]; `shown` is Completion.shown of each, () = None of all.
+    """The tree of completions, each [T] token ids; `shown` is Completion.shown of each completion, () = None for all.
 
-    Completions share tokens with the same ids, rotary positions and media. One whose media cannot be assigned to
-    observations (`Prompt.inserted`) shares nothing."""
+    Completions share tokens with the same ids, rotary positions and media. A completion shares nothing if its media
+    cannot be assigned to observations (`Prompt.inserted`)."""
     grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
     grower.grow([*range(len(answers))], 0, 0)
     return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))
@@ -65,8 +66,10 @@ class _Grower:
         self.places = [np.zeros(len(answer), np.int64) for answer in answers]
 
     def grow(self, members: list[int], depth: int, at: int) -> int:
-        """Adds nodes for the tokens after the common first `depth` of the members, from position `at` on; returns the
-        position after them."""
+        """Adds nodes for the members' tokens after their first `depth` tokens, which are equal; returns the next free
+        position.
+
+        The new nodes are placed from position `at`."""
         alike: dict[Any, list[int]] = {}
         for m in members:
             begins = self.answers[m][depth:depth + self.shortest]
@@ -87,7 +90,7 @@ class _Grower:
         return at
 
     def _common(self, a: int, b: int) -> int:
-        """Length of the common prefix of two completions."""
+        """Length of the common prefix of the completions at indices a and b."""
         n = min(len(self.answers[a]), len(self.answers[b]))
         n = _first_true(self.answers[a][:n] != self.answers[b][:n])
         one, other = self.shown[a], self.shown[b]
@@ -95,7 +98,7 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """How many of the first n tokens, whose ids are equal, also have the same positions and media."""
+    """How many of the first n tokens, whose ids are equal, also have equal positions and media."""
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))
@@ -110,7 +113,7 @@ def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
 
 
 def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
-    """Tokens start..stop of what follows a prompt, with the media of the observations inside; none may be cut."""
+    """Tokens start..stop of `shown` with the media of the observations among them; no observation may be cut."""
     if start == 0 and stop == len(shown):
         return shown
     inside = [part for part in shown.inserted if start <= part.start and part.stop <= stop]
@@ -123,7 +126,7 @@ def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
 
 
 def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]:
-    """The media tensors of the observations in tokens start..stop."""
+    """The media tensors of the observations in tokens start..stop of `shown`."""
     out = {}
     for name, tensor in shown.mm.items():
         first = sum(part.rows.get(name, 0) for part in shown.inserted if part.stop <= start)
@@ -144,5 +147,5 @@ def _same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _first_true(differs: np.ndarray) -> int:
-    """Index of the first True, or the length."""
+    """Index of the first True; the length if there is none."""
     return int(differs.argmax()) if differs.any() else len(differs)

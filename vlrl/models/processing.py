@@ -1,4 +1,4 @@
-"""Sample -> Prompt. The only user of the HF processor, once per sample; engine and trainer share the result."""
+"""Converts a Sample to a Prompt with the Hugging Face processor, once per sample, for engine and trainer alike."""
 
 from __future__ import annotations
 
@@ -63,23 +63,24 @@ class Encoder:
         self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # but <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
-        """The prompt of one sample, with `guidance` after its question. Raises DataError for unreadable media and
-        PromptTooLong above the limit."""
+        """The prompt of one sample, with the text `guidance` after its question.
+
+        Raises DataError for unreadable media and PromptTooLong above the limit."""
         messages = task_messages(task, sample)
         return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
                            tool_schemas(task, sample))
 
     def copy(self) -> Encoder:
-        """An encoder with a processor of its own, for another thread."""
+        """An encoder with a copy of the processor, for use in another thread."""
         other = copy.copy(self)
         other.processor = copy.deepcopy(self.processor)
         other._chat = self._chat.of(other.processor)
         return other
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The prompt of a sample with known chat messages; runs no code of the task.
+        """The prompt of a sample whose chat messages are given; runs no code of the task.
 
-        `tools` are the task's schemas, which replace those of the row."""
+        `tools` are the tool schemas of the task; if there are any, those of the row are not used."""
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
@@ -100,13 +101,13 @@ class Encoder:
                                 f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
 
     def observation(self, observation: Observation, sample_id: str) -> Prompt:
-        """The tokens after the end token of an action: an observation as the chat template writes it, and the start of
-        the next turn. Positions start from 0.
+        """The tokens that follow the end token of an action: the observation as the chat template writes it, and the
+        start of the next turn.
 
-        The template renders a conversation with a placeholder for the action, so sampled text is never rendered.
-        Results of tools are turns of role tool where the template has these and shows their images, else one of the
-        user. Raises DataError for unreadable media, ConfigError for a template that does not end turns with the model's
-        end token."""
+        Positions start from 0. The template renders a conversation with a placeholder for the action, so sampled text
+        is never rendered. Tool results become turns of role tool if the template has such turns and shows their images,
+        else one user turn. Raises DataError for unreadable media, and ConfigError for a template that does not end
+        turns with the model's end token."""
         loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
         turns = (_TOOLS["results"](observation, self._keeps_results, self._reads_order) if observation.results
@@ -126,12 +127,12 @@ class Encoder:
         return self._end
 
     def _observed(self, shown: Sequence[Media], name: str) -> list[LoadedMedia]:
-        """Media of an observation, shrunk to episode.max_pixels."""
+        """The loaded media of an observation, each shrunk to episode.max_pixels."""
         most, loaded = self.config.episode.max_pixels, [self._loaded(m, name) for m in shown]
         return [_MEDIA["edited"](m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
     def _loaded(self, one: Media, name: str) -> LoadedMedia:
-        """Raises DataError, naming the sample where the media are no file that names itself."""
+        """The loaded media. Raises DataError, which names the sample if the media have no file name."""
         try:
             return media.load(one, self.config.limits, self._video, self._clips)
         except DataError as error:
@@ -140,7 +141,8 @@ class Encoder:
             raise DataError(f"sample '{name}': {error}") from error
 
     def _encoded(self, name: str, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Prompt:
-        """Rendered text as the model's inputs; `special`: the tokenizer adds its first token."""
+        """The Prompt of a rendered text and its media; `special`: whether the tokenizer adds its first special token.
+        """
         try:
             batch = self._process(text, loaded, special)
         except (ValueError, RuntimeError, IndexError) as error:  # such as an image of extreme aspect ratio
@@ -165,10 +167,10 @@ class Encoder:
             visuals=_VISUALS["visuals_of"](self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """[T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
+        """[T] token ids of an answer and the end token, as supervised fine-tuning trains them.
 
-        A given answer is first cut to what follows the prompt. Vision tokens in its text are broken up: a model cannot
-        write them."""
+        `text` is only the part of the answer that follows the prompt. Vision tokens in it are broken up, because a
+        model cannot generate them."""
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 
@@ -199,8 +201,8 @@ class Encoder:
                             f"({', '.join(m['role'] for m in messages)}): {error}") from None
 
     def _media_first(self, messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
-        """The messages; an environment's first media are moved before the text of their turn where the template puts
-        media there anyway."""
+        """The messages, with the media of an environment's first observation before the text of its turn if the
+        template puts media there anyway."""
         if opening is None or not opening.media or self._reads_order:
             return messages
         content = messages[-1]["content"]
@@ -215,8 +217,8 @@ class Encoder:
 
     @property
     def opened(self) -> str:
-        """Text that the chat template starts a completion with, such as "<think>"; Prompt.opened is that of a prompt.
-        """
+        """Text with which the chat template starts a completion, such as "<think>"; see Prompt.opened for a single
+        prompt."""
         return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
 
     def _opened(self, text: str) -> str:
@@ -240,7 +242,7 @@ class Encoder:
 
     @property
     def strips_thinking(self) -> bool:
-        """Whether the chat template drops earlier thinking when another turn follows."""
+        """Whether the chat template drops the thinking of earlier turns when another turn follows."""
         return _TOOLS["strips_thinking"](self._template)
 
     @cached_property
@@ -251,7 +253,7 @@ class Encoder:
         return bool(between.strip())
 
     def _plain(self, value: Any) -> Any:
-        """JSON whose texts hold no control tokens."""
+        """JSON in which control tokens inside strings are broken up."""
         if isinstance(value, Mapping):
             return {self._plain(key): self._plain(inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
@@ -259,7 +261,8 @@ class Encoder:
         return _broken_up(value, self._reserved) if isinstance(value, str) else value
 
     def _safe(self, content: Any) -> Any:
-        """Content whose text cannot open a turn or claim an image: control tokens in data are broken up."""
+        """Content in which control tokens inside texts are broken up, so that data cannot open a turn or claim an
+        image."""
         return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c
                 for c in parts_of(content)]
 
@@ -284,12 +287,13 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _adds_special(self, text: str) -> bool:
-        """Whether the tokenizer should add its first token; many templates have written it already."""
+        """Whether the tokenizer should add its first special token, which many templates have already written."""
         first = self.processor.tokenizer.bos_token
         return not (first and text.startswith(first))
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
-        """Number of media with a placeholder in the text: by the processor's own count, else all or none."""
+        """Number of media that have a placeholder in the text, as the processor counts them; without its count, all or
+        none."""
         offsets = batch.get("text_replacement_offsets")
         if isinstance(offsets, list) and offsets:
             return sum(put["type"] in ("image", "video") for put in offsets[0])
@@ -297,7 +301,8 @@ class Encoder:
         return len(loaded) if some else 0
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Visual tokens of each media in order, counted in the processor's expansion of its placeholder."""
+        """Number of visual tokens of each image or video, counted in the text that the processor puts for its
+        placeholder."""
         offsets = batch.get("text_replacement_offsets") if loaded else None
         put = offsets[0] if isinstance(offsets, list) else []
         if len(put) != len(loaded):
@@ -308,7 +313,7 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token of one visual feature; some processors use that name for a whole image's placeholder."""
+        """The token of one visual feature; in some processors this attribute is the placeholder of a whole image."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 
@@ -327,5 +332,5 @@ def _mixed(content: Any) -> bool:
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Every control token, including those without a named role."""
+    """Every control token of a tokenizer, including those without a named role."""
     return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}

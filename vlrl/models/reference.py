@@ -1,8 +1,8 @@
 """Passes without gradient over completions, packed as for training: log-probabilities under the reference or the
 policy.
 
-The reference is that of the KL term: the disabled adapter under LoRA, else a frozen copy of the initial model, or the
-moving reference of algo.reference."""
+The reference is that of the KL term: the model with its adapter disabled under LoRA, a frozen copy of the initial model
+otherwise, or the moving reference of algo.reference."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from vlrl.types import Completion, Prompt
 
 def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
                 read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
-    """[T, *shape] float32 of each completion, as `read` computes [N, *shape] for the tokens of a batch.
+    """For each completion an array [T, *shape] float32, which `read` computes as [N, *shape] for the N tokens of a
+    batch.
 
-    With windows of actions, 0 outside the actions; empty completions are skipped. Called on every rank at the same
-    time."""
+    For completions with windows, tokens outside the actions get 0. Empty completions are skipped. Called on every rank
+    at the same time."""
     rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])
@@ -41,21 +42,24 @@ def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Com
 
 
 class Reference:
-    """Evaluates completions under a policy and its reference."""
+    """Computes log-probabilities of completions under a policy and its reference."""
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
 
     def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
-        """[completion][T] float32 of all tokens under the reference, or under the policy with `own`; see read_tokens.
-        """
+        """For each completion [T] float32 log-probabilities under the reference, or with `own` under the policy.
+
+        See read_tokens."""
         return [values[:, 0] for values in self.both(prompts, answers, temperature, (own,))]
 
     def both(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
              own: Sequence[bool] = (True, False)) -> list[np.ndarray]:
-        """[completion][T, len(own)], each column as in `logprobs`: one loop over the batches, which encode media once
-        where the vision tower is the same in both."""
+        """For each completion an array [T, len(own)], one column per entry of `own` as in `logprobs`.
+
+        All columns are computed in one loop over the batches. Media are encoded once where policy and reference have
+        the same vision tower."""
         def one_pass(batch: Batch, own_weights: bool) -> torch.Tensor:
             if own_weights:
                 return self.policy.logprobs(batch, temperature).logprobs

@@ -1,4 +1,5 @@
-"""Files that a save writes beside the weights, tried before the first step: a failure would else show hours later."""
+"""Writes models. The files other than weights are written once before the first step, so that a failure does not show
+hours later."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 def drop_unused_sampling(model: Any, name: str) -> None:
-    """Removes sampling settings from a generation config without do_sample.
+    """Removes sampling settings from a generation config that has do_sample unset.
 
-    transformers ignores them when it reads such a file, and refuses to save them."""
+    transformers ignores such settings when it reads the file, but refuses to save them."""
     config = getattr(model, "generation_config", None)
     given = [one for one in _SAMPLED if getattr(config, one, None) is not None]
     if config is None or config.do_sample or not given:
@@ -38,8 +39,8 @@ def drop_unused_sampling(model: Any, name: str) -> None:
 def write_model(model: Any, processor: Any, folder: Path, **options: Any) -> None:
     """Writes a model or adapter and its processor into a folder.
 
-    Raises RunError naming the one that cannot be saved; OSError, or other errors of is_disk_error, for a disk failure.
-    """
+    Raises RunError that says which of the two cannot be saved. A disk failure raises OSError, or another error that
+    is_disk_error recognizes."""
     with _save_errors("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
     with _save_errors("its tokenizer and processor"):
@@ -61,7 +62,9 @@ def _save_errors(what: str) -> Iterator[None]:
 
 
 def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a folder below `place` (None: a temporary one), and removes it. Raises RunError."""
+    """Lets `write` fill a new folder below `place` (None: in the temporary directory), then removes the folder.
+
+    Raises RunError if writing fails."""
     try:
         if place:
             place.mkdir(parents=True, exist_ok=True)

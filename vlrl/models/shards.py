@@ -1,6 +1,7 @@
-"""A model sharded over the ranks of a run (train.sharding): when it is, and the interface of its shards.
+"""The interface of a model sharded over ranks (train.sharding), and whether a model is sharded.
 
-The implementations, FSDP2 and DeepSpeed's ZeRO, are in models/sharding and imported where settings or launcher ask."""
+The implementations, FSDP2 and DeepSpeed's ZeRO, are in models/sharding and imported if settings or launcher ask for
+them."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 
 SHARDED = ("fsdp2", "zero2", "zero3")
-"""Values of train.sharding that shard."""
+"""Values of train.sharding with which the model is sharded."""
 KINDS = Table({
     "fsdp2": "vlrl.models.sharding.fsdp:shard",
     "zero": "vlrl.models.sharding.zero:start",
 })
-"""(policy, idle, settings) -> None, before the engine is made; (policy, optimizer, config) -> the optimizer."""
+"""Functions that shard a policy. fsdp2: (policy, idle, settings) -> None, called before the engine is made. zero:
+(policy, optimizer, config) -> the new optimizer."""
 _CHECKS = Table({
     "launched": "vlrl.models.sharding.launch:launched",
     "installed": "vlrl.models.sharding.launch:check_installed",
@@ -30,39 +32,40 @@ _LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE
 
 
 class Shards(ABC):
-    """The models of a policy, its own and its reference, of which each process holds a part.
+    """The models of a policy (the trained model and its reference), of which each process holds a part.
 
-    Checkpoints get tensors gathered one at a time, in main memory, on the main process; None elsewhere. `gather`,
-    `whole`, `state` and `weights` are calls of all processes.
-    """
+    For a checkpoint, tensors are gathered one at a time into main memory on the main process; other processes get None.
+    `gather`, `whole`, `state` and `weights` must be called on all processes."""
 
     gathered: bool
     """Whether this process holds the whole model, for passes without gradient."""
     steps: bool = False
-    """Whether an engine calls the model, sums gradients, clips and steps: then it is a sharding.zero.Zero."""
+    """Whether an engine calls the model, sums gradients, clips and runs the optimizer step; it is then a
+    sharding.zero.Zero."""
 
     @abstractmethod
     def gather(self) -> None:
-        """Gives every process the whole model with its current weights, for passes without gradient of its own."""
+        """Gives every process the whole model with its current weights, so that it can run passes without gradient
+        alone."""
 
     @abstractmethod
     def scatter(self) -> None:
-        """Leaves every process its shards alone and frees what it gathered. Needs no other process."""
+        """Frees what `gather` gathered, so that each process holds only its shards. Needs no other process."""
 
     @abstractmethod
     def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """A weight gathered for a checkpoint."""
+        """One weight, gathered for a checkpoint."""
 
     @abstractmethod
     def leaf(self, value: Any) -> Any:
-        """A value of the optimizer's or another state, gathered where it is sharded."""
+        """One value of a state (such as the optimizer's), gathered if it is sharded."""
 
     @abstractmethod
     def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Loads an optimizer's whole state, of which each process keeps what belongs to its shards."""
+        """Loads a complete optimizer state; each process keeps the part that belongs to its shards."""
 
     def state(self, tree: Any) -> Any:
-        """Nested dictionaries, lists and tuples with each sharded tensor gathered."""
+        """The nested dictionaries, lists and tuples of `tree`, with each sharded tensor gathered."""
         if isinstance(tree, Mapping):
             return {key: self.state(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)):
@@ -70,7 +73,7 @@ class Shards(ABC):
         return self.leaf(tree)
 
     def weights(self, policy: Any) -> dict[str, torch.Tensor]:
-        """What `Policy.save` writes, under its names: the adapter under LoRA, else everything."""
+        """The weights that `Policy.save` writes, by name: those of the adapter under LoRA, else all."""
         self.scatter()
         named = dict(policy.trainable()) if policy.lora else policy.model.state_dict(keep_vars=True)
         by_id: dict[int, Any] = {}
@@ -81,25 +84,27 @@ class Shards(ABC):
 
 
 def engine_of(shards: Shards | None) -> Any:
-    """The shards whose engine trains the model (a sharding.zero.Zero); None without one."""
+    """The shards if they are an engine that trains the model (a sharding.zero.Zero); else None."""
     return shards if shards is not None and shards.steps else None
 
 
 def is_sharded(config: Config, *kinds: str) -> bool:
-    """Whether the model is sharded, in one of the ways `kinds`, over several ranks."""
+    """Whether the model is sharded over several ranks, with train.sharding among `kinds`."""
     return config.train.sharding in (kinds or SHARDED) and comm.world() > 1
 
 
 def backend(config: Config, device: str) -> str | None:
-    """Backend of collectives, where it is not the device's default: shards in main memory (resolved settings, see
-    `settle_sharding`) are summed and gathered there too, which NCCL does not support."""
+    """Backend of collectives if it must not be the device's default, else None.
+
+    Shards in main memory (train.cpu_offload) are summed and gathered there too, which NCCL does not support. The
+    settings must be resolved (see `settle_sharding`)."""
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
 def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
     """The config with train.sharding=auto resolved by what `accelerate launch` asks for; see sharding.launch.
 
-    Raises ConfigError where the launcher asks for something unsupported or contradicts the settings."""
+    Raises ConfigError if the launcher asks for something unsupported or contradicts the settings."""
     train = config.train
     if train.sharding in SHARDED or train.cpu_offload or any(environ.get(name) for name in _LAUNCHERS):
         return _CHECKS["launched"](config, environ)
@@ -107,13 +112,13 @@ def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.envir
 
 
 def check_installed(config: Config) -> None:
-    """Raises ConfigError when a package that train.sharding needs is missing or too old."""
+    """Raises ConfigError if a package that train.sharding needs is missing or too old."""
     if config.train.sharding in SHARDED:
         _CHECKS["installed"](config)
 
 
 def state(policy: Any, tree: Any) -> Any:
-    """As Shards.state; without shards `tree` unchanged."""
+    """As Shards.state; without shards `tree` is returned unchanged."""
     return policy.shards.state(tree) if policy.shards else tree
 
 
@@ -123,7 +128,7 @@ def weights(policy: Any) -> dict[str, torch.Tensor] | None:
 
 
 def load_optimizer(policy: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads an optimizer's whole state, with or without shards."""
+    """Loads a complete optimizer state, with or without shards."""
     if policy.shards:
         policy.shards.load(optimizer, state)
     else:

@@ -1,7 +1,8 @@
-"""Text that a chat template writes between the start of the model's turn and the model's own text, such as <think>.
+"""Finds text, such as <think>, that a chat template writes between the start of the model's turn and the model's own
+text.
 
-Found by comparing rendered conversations, for any model: a prompt that ends with the start of a turn, and one in which
-the model has answered."""
+This works for any model, by comparing two rendered conversations: a prompt that ends with the start of a turn, and one
+in which the model has answered."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)
 
 
 def turn_beginning(template: Template) -> str:
-    """Text that the template writes after a user's question before any text of the model, such as the end of that turn
-    and the header of the next; "" where unknown.
+    """Text that the template writes between a user's question and the model's text, such as the end of the user's turn
+    and the header of the model's turn; "" if unknown.
 
     A block that it writes before an earlier answer, such as an empty <think></think>, is not included."""
     shown = [texts for form in (lambda text: [text_part(text)], str) if (texts := _shown(template, form))]
@@ -31,8 +32,10 @@ def turn_beginning(template: Template) -> str:
 
 
 def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
-    """A rendered question, and the same with an answer as the last turn and as an earlier one; [] where the texts are
-    not rendered."""
+    """Three rendered conversations: a question; the question and its answer; and these two with another question after
+    them.
+
+    [] if the template does not render their texts."""
     asked, said, more = ({"role": role, "content": form(text)} for role, text in (
         ("user", _ASKED), ("assistant", _SAID), ("user", "x")))
     try:
@@ -43,9 +46,10 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 
 def opened_in(prompt: str, beginning: str, control: Collection[str]) -> str:
-    """Text of a rendered `prompt` after the last `beginning` of a turn; "" for white space alone.
+    """Text of a rendered `prompt` after the last `beginning` of a turn; "" if it is only white space.
 
-    `control` tokens and text before them are the template's own marks, not text that the model continues."""
+    Text up to the last of the `control` tokens is left out: it is markup of the template that the model does not
+    continue."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

@@ -12,7 +12,7 @@ from vlrl.models.policy import Policy
 
 
 class TokenTexts:
-    """A policy's tokenizer, with cached facts about its tokens."""
+    """A policy's tokenizer, with cached properties of its tokens."""
 
     def __init__(self, policy: Policy):
         self.tokenizer, self.device, self.banned = policy.processor.tokenizer, policy.device, policy.banned
@@ -23,11 +23,12 @@ class TokenTexts:
         self._ids: dict[str, torch.Tensor] = {}
 
     def decode(self, ids: Any) -> str:
-        """Text of token ids, control tokens included."""
+        """The text of token ids, with control tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def ending(self, stops: tuple[str, ...]) -> torch.Tensor:
-        """[V] bool: tokens that may complete a stop string. Bytes of a split character count as any text."""
+        """[V] bool, True for tokens that may complete a stop string. Bytes of a split character are treated as any
+        text."""
         if stops not in self._ending:
             pieces = self._texts()
             may = [i for i, piece in enumerate(pieces) if "\ufffd" in piece or any(_completes(piece, s) for s in stops)]
@@ -37,7 +38,7 @@ class TokenTexts:
         return self._ending[stops]
 
     def ids(self, text: str) -> torch.Tensor:
-        """Token ids of rollout.thinking_end. Raises ConfigError where they cannot be sampled."""
+        """Token ids of rollout.thinking_end. Raises ConfigError if they cannot be sampled."""
         if text not in self._ids:
             ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
             if torch.isin(ids, self.banned).any():
@@ -47,7 +48,7 @@ class TokenTexts:
         return self._ids[text]
 
     def _texts(self) -> list[str]:
-        """The text that each token adds, its leading space included."""
+        """The text that each token adds, with its leading space."""
         if not self._pieces:
             anchor = self.tokenizer("a", add_special_tokens=False)["input_ids"]
             before = len(self.decode(anchor))
@@ -57,7 +58,8 @@ class TokenTexts:
 
 
 def tokenizer_file(tokenizer: Any) -> str | None:
-    """A tokenizer as the text of a tokenizer.json; None if it is no fast tokenizer, or contains custom code."""
+    """The contents of a tokenizer.json for this tokenizer; None if it is not a fast tokenizer or contains custom code.
+    """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
         return fast.to_str() if fast is not None else None
@@ -65,5 +67,5 @@ def tokenizer_file(tokenizer: Any) -> str | None:
 
 
 def _completes(piece: str, stop: str) -> bool:
-    """Whether a text ending in `piece` may contain `stop` only because of `piece`."""
+    """Whether a text that ends in `piece` may contain `stop`, given that it does not contain it without `piece`."""
     return stop in piece or any(piece.startswith(stop[i:]) for i in range(len(stop)))

@@ -1,4 +1,4 @@
-"""Trainable parameters described in words, for the first lines of a run and for the dry run."""
+"""Describes the trainable parameters in words, for the first lines of a run and for the dry run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.models.families import Family
 
 
 def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
-    """Trainable parameters of each part: "language 1,200 and merger 30"; with an adapter those it adds."""
+    """Number of trainable parameters of each part, as in "language 1,200 and merger 30"; with an adapter, its own."""
     counts: dict[str, int] = {}
     for name, parameter in named:
         part = family.part_of(name)
@@ -19,8 +19,8 @@ def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
 
 
 def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
-    """Notice about trainable tensors that never change, as the model uses an earlier layer of its vision tower (LLaVA
-    1.5: the last but one); "" without any."""
+    """Notice about trainable tensors that never change, because the model reads an earlier layer of its vision tower
+    (LLaVA 1.5: the last but one); "" if there are none."""
     chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
     layers = getattr(tower, "num_hidden_layers", None)
     if chosen is None or layers is None:

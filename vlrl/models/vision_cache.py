@@ -1,11 +1,11 @@
-"""Vision features of a frozen tower, computed once per image or video and kept for later steps.
+"""Vision features of a frozen tower, computed once per image or video and cached for later steps.
 
 With `model.feature_cache_mib` the encoder splits a prompt's media tensors into VisualInputs. The policy looks up their
-features, or computes and keeps them, and passes them to the model's forward as `mm_encoder_outputs`. Generation,
+features, or computes and caches them, and passes them to the model's forward as `mm_encoder_outputs`. Generation,
 reference and update use the same features.
 
-A VisualInput passes the tower alone. So its features depend neither on its batch nor on the cache, and a resumed run,
-which starts with an empty cache, is bit for bit the undisturbed one."""
+Each VisualInput passes through the tower alone. So its features depend neither on its batch nor on the state of the
+cache, and a resumed run, which starts with an empty cache, equals an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class VisualInput:
-    """Input of one pass of the vision tower: one image or video, or all of a prompt where they cannot be separated.
+    """Input of one pass of the vision tower: one image or video, or all of a prompt's if they cannot be separated.
 
-    Not a dataclass: `packing.to_device` leaves its tensors where they are, as most are never needed."""
+    Not a dataclass, so that `packing.to_device` does not move its tensors: most of them are never needed."""
 
     __slots__ = ("inputs", "key", "kind")
 
@@ -46,13 +46,13 @@ class Features:
     """Output of vision tower and merger for one VisualInput, without gradient."""
 
     output_class: type
-    """The model's class of such outputs."""
+    """The model's class for outputs of its vision tower."""
     pooled: tuple[torch.Tensor, ...]
     """Features of the visual tokens, [..., H], in the order of the text."""
     listed: bool
-    """The model expects a list of such tensors, not one tensor."""
+    """Whether the model expects a list of feature tensors, not one tensor."""
     deepstack: tuple[tuple[torch.Tensor, ...], ...] = ()
-    """[layers] of the same, added inside the language model."""
+    """[layers] features of the same visual tokens that are added inside the language model."""
 
     def to(self, device: torch.device | str) -> Features:
         layers = tuple(tuple(t.to(device) for t in layer) for layer in self.deepstack)
@@ -64,7 +64,7 @@ class Features:
 
 
 class FeatureCache:
-    """At most `limit` bytes of features in host memory; the least recently used are dropped first."""
+    """Holds at most `limit` bytes of features in host memory; the least recently used are dropped first."""
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
@@ -72,16 +72,16 @@ class FeatureCache:
         self._lookups = self._hits = 0
 
     def outputs(self, model: Any, visuals: Sequence[VisualInput]) -> dict[str, Any]:
-        """`mm_encoder_outputs` of a forward pass over these visuals in the order of its text.
+        """The `mm_encoder_outputs` of a forward pass over these visuals, which are in the order of its text.
 
-        `model` is without PEFT's wrapper; called under the policy's autocast."""
+        `model` is without PEFT's wrapper. Called under the policy's autocast."""
         by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
             by_kind.setdefault(visual.kind, []).append(self._features(model, visual))
         return {kind: _concatenated(parts) for kind, parts in by_kind.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Hit rate since the last call, over all ranks."""
+        """The hit rate since the last call, over all ranks."""
         hits, lookups = comm.total(self._hits, self._lookups)
         self._lookups = self._hits = 0
         return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}
@@ -112,7 +112,7 @@ class FeatureCache:
 
 
 def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache:
-    """The cache of `model.feature_cache_mib`. ConfigError for a model that accepts no features."""
+    """The cache of `model.feature_cache_mib`; raises ConfigError for a model whose forward accepts no features."""
     if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"model.feature_cache_mib={settings.feature_cache_mib}: vlrl cannot hand features to "
                           f"a model of type '{family.model_type}'. Set it to 0: images are then encoded in every pass.")
@@ -120,7 +120,7 @@ def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCa
 
 
 def processor_hash(processor: Any) -> str:
-    """Hash of the settings by which a processor turns images and videos into tensors."""
+    """Hash of the settings with which a processor turns images and videos into tensors."""
     units = [getattr(processor, name, None) for name in ("image_processor", "video_processor")]
     text = json.dumps([unit and unit.to_dict() for unit in units], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -128,7 +128,8 @@ def processor_hash(processor: Any) -> str:
 
 def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
                media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
-    """The VisualInputs of one prompt: its media tensors `mm` split per media, where patch grids tell their sizes."""
+    """The VisualInputs of one prompt: its media tensors `mm`, split by image and video if the processor returns patch
+    grids."""
     out = []
     for kind, pixels in _PIXELS.items():
         if pixels not in mm:
@@ -144,7 +145,7 @@ def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor]
 
 
 def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
-    """Hash of the content: the media, their frames, and the shape that the processor gave them."""
+    """Cache key: hash of the media's contents, their selected frames, and the shapes of the processor's tensors."""
     contents = [(m.kind, m.sha256, list(m.metadata.get("frames_indices", ()))) for m in media]
     shapes = {k: v.tolist() if k in _GRIDS.values() else list(v.shape) for k, v in inputs.items()}
     return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
@@ -168,7 +169,7 @@ def _computed(model: Any, visual: VisualInput) -> Features:
 
 
 def _concatenated(parts: Sequence[Features]) -> Any:
-    """One output of the tower as if it had seen the visuals side by side."""
+    """One output of the vision tower, as if it had processed all these visuals together."""
     pooled: Any = tuple(t for p in parts for t in p.pooled)
     if not parts[0].listed:
         alike = len({t.shape[1:] for t in pooled}) == 1

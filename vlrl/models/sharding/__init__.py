@@ -1,1 +1,2 @@
-"""Sharding of the model over ranks; models/shards.py imports it where train.sharding or the launcher asks for it."""
+"""Sharding of the model over ranks; models/shards.py imports these modules if train.sharding or the launcher asks for
+them."""

@@ -1,9 +1,9 @@
-"""FSDP2 as a setting (train.sharding): weights, gradients and optimizer state sharded over the ranks.
+"""FSDP2 (train.sharding=fsdp2): weights, gradients and optimizer state are sharded over the ranks.
 
-A pass of a sharded model involves all ranks: each layer is gathered for it and freed after. Ranks generate different
-numbers of tokens, so the whole model is gathered once before generation (`Shards.gather`) and each rank then works
-alone until `Shards.scatter` at the next update. Checkpoints hold what a run without sharding writes: tensors are
-gathered one at a time, and only the main process keeps them."""
+A pass of a sharded model involves all ranks: each layer is gathered before its computation and freed afterwards. In
+generation ranks produce different numbers of tokens. So the whole model is gathered once before generation
+(`Shards.gather`), and each rank then works alone until `Shards.scatter` at the next update. Checkpoints are the same as
+without sharding: tensors are gathered one at a time, and only the main process keeps them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vlrl.types import Prompt
 
 
 class FSDPShards(Shards):
-    """The sharded models of a policy: its own first, then its reference, if it has one."""
+    """The sharded models of a policy: the trained model first, then its reference if there is one."""
 
     def __init__(self, roots: list[Any]):
         self.roots, self.gathered = roots, False
@@ -62,7 +62,7 @@ class FSDPShards(Shards):
 
 
 def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
-    """This rank's part of a tensor shaped like the parameter; other values unchanged."""
+    """This rank's part of a tensor that has the parameter's shape; other values are returned unchanged."""
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     own = torch.zeros_like(parameter.detach())
@@ -71,12 +71,12 @@ def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
 
 
 def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
-    """Shards the policy and its reference in place: each decoder layer by itself, everything else (vision tower,
-    embeddings, output layer) with the root, over all ranks. Make the optimizer after this.
+    """Shards the policy and its reference in place over all ranks. Make the optimizer after this.
 
-    `idle` fills micro-batches where a rank has fewer than another or none with media (packing.with_idle): a prompt of
-    one small image where the data may have images, else of a few words. Gradients are summed over ranks, as losses are
-    shares of the whole step's."""
+    Each decoder layer is sharded by itself; vision tower, embeddings and output layer are sharded with the root module.
+    `idle` is the prompt for micro-batches of a rank that has fewer than other ranks, or none with media
+    (packing.with_idle): one small image if the data may have images, else a few words. Gradients are summed over ranks
+    and not averaged, because each rank's loss is its share of the whole step's loss."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""DeepSpeed's ZeRO as a setting (train.sharding=zero2, zero3), imported only when it is used.
+"""DeepSpeed's ZeRO (train.sharding=zero2 or zero3); imported only if one of them is used.
 
-zero2 shards gradients and AdamW's moments over the ranks, zero3 the weights too. DeepSpeed sums gradients with each
-micro-batch, clips them and steps; losses, learning rates and checkpoints are those of other runs: tensors are gathered
-one at a time, and only the main process keeps them."""
+zero2 shards gradients and AdamW's moments over the ranks, zero3 also the weights. DeepSpeed sums gradients in each
+micro-batch, clips them and runs the optimizer step. Losses, learning rates and checkpoints are the same as without
+sharding: for a checkpoint tensors are gathered one at a time, and only the main process keeps them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from vlrl.models.shards import Shards
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 2**26
-"""Gradient values that are summed at once."""
+"""Number of gradient values that are summed in one collective."""
 
 
 class _PassModule(torch.nn.Module):
-    """The model for DeepSpeed, which needs a whole pass to happen within one call."""
+    """The model as a module for DeepSpeed, which needs a whole pass to happen within one call of forward."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -42,7 +42,7 @@ class _PassModule(torch.nn.Module):
 
 
 class Zero(Shards):
-    """A policy's model and optimizer in the engine of DeepSpeed."""
+    """A policy's model and optimizer in a DeepSpeed engine."""
 
     steps = True
 
@@ -62,7 +62,8 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulates the summed gradients of all ranks. A loss that is not finite makes them NaN."""
+        """Runs the backward pass; gradients are summed over all ranks and accumulated. A non-finite loss makes them
+        NaN."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed takes means
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
@@ -95,7 +96,8 @@ class Zero(Shards):
         optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
-        """(flat tensor, slice in it, slice in the flattened weight) of this rank's part of a weight; None without."""
+        """This rank's part of a weight: (flat tensor, slice in it, slice in the flattened weight); None if it has no
+        part."""
         inner = self.engine.optimizer
         if self.stage == 3:
             group, start, size = inner.grad_position[inner.get_param_id(parameter)]
@@ -110,7 +112,7 @@ class Zero(Shards):
         return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
 
     def flats(self) -> list[torch.Tensor]:
-        """This rank's parts of all trainable parameters, as AdamW sees them."""
+        """This rank's parts of all trainable parameters, as flat tensors of DeepSpeed's AdamW."""
         inner = self.engine.optimizer
         return list(inner.fp32_partitioned_groups_flat if self.stage == 3 else inner.single_partition_of_fp32_groups)
 
@@ -124,7 +126,7 @@ class ShardedMoment:
     name: str
 
     def whole(self) -> torch.Tensor | None:
-        """The gathered moment in main memory, on the main process; None elsewhere. Called on all ranks."""
+        """The gathered moment in main memory on the main process, None on the others. Called on all ranks."""
         shape = _shape(self.parameter)
         total = torch.zeros(shape.numel(), device=self.parameter.device)
         if part := self.optimizer.zero.fragment(self.parameter):
@@ -135,7 +137,7 @@ class ShardedMoment:
 
 
 class ZeroOptimizer:
-    """The optimizer interface that the loop needs, for the AdamW in DeepSpeed's engine; `Zero.step` steps it."""
+    """Gives AdamW in a DeepSpeed engine the optimizer interface that the training loop needs; `Zero.step` steps it."""
 
     def __init__(self, zero: Zero, inner: torch.optim.Optimizer, groups: list[list[Any]]):
         self.zero, self.inner, self.groups = zero, inner, groups
@@ -145,14 +147,14 @@ class ZeroOptimizer:
         return self.inner.param_groups
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
-        """The hook is called before each step of the inner AdamW."""
+        """Registers a hook that is called before each step of the inner AdamW."""
         return self.inner.register_step_pre_hook(hook)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """A no-op: `Zero.step` clears the gradient."""
+        """Does nothing: `Zero.step` clears the gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """That of an AdamW over the whole weights, with a ShardedMoment for each tensor (see Zero.leaf)."""
+        """The state of an AdamW over the whole weights, with a ShardedMoment for each tensor (see Zero.leaf)."""
         numbers = iter(range(sum(map(len, self.groups))))
         groups = [{**{k: v for k, v in inner_group.items() if k != "params"}, "params": [next(numbers) for _ in own]}
                   for inner_group, own in zip(self.inner.param_groups, self.groups, strict=True)]
@@ -163,7 +165,7 @@ class ZeroOptimizer:
                           for i, p in enumerate(parameters)}, "param_groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the whole state of an AdamW over the same weights."""
+        """Loads the state of an AdamW over the whole weights; each rank keeps its part."""
         for inner_group, given in zip(self.inner.param_groups, state["param_groups"], strict=True):
             inner_group.update({k: copy.deepcopy(v) for k, v in given.items() if k != "params"})
         if not state["state"]:
@@ -186,7 +188,7 @@ def _shape(parameter: Any) -> torch.Size:
 def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
     """Shards the policy over all ranks and returns its new optimizer, a ZeroOptimizer.
 
-    A frozen reference beside the policy stays complete on each rank."""
+    A frozen copy of the model as reference is not sharded."""
     if policy.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -215,8 +217,9 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
 
 
 def _keep(optimizer: Any, layer: Any) -> None:
-    """Keeps the output layer complete on each rank: it is called once per chunk of tokens, and ranks have different
-    numbers of chunks."""
+    """Keeps the output layer's weights complete on each rank.
+
+    The layer is called once per chunk of tokens, and ranks have different numbers of chunks."""
     for parameter in layer.parameters() if layer is not None else ():
         if not parameter.ds_persist:
             parameter.ds_persist = True
