@@ -1,7 +1,7 @@
-"""Rewards -> advantages: reward shaping, KL in the reward, the advantage, and which rollouts are trained on.
+"""Turns rewards into advantages: reward shaping, KL in the reward, the advantage, and which rollouts are trained on.
 
-The inputs are gathered over all ranks in the order of group numbers, so the number of ranks does not change a result.
-"""
+The inputs are gathered over all ranks in the order of group numbers, so the number of ranks does not change the
+advantages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from vlrl.task.variants import GREEDY
 from vlrl.types import Completion, Group, Rollout, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
-"""Tokens of an action -> first and last token (exclusive) of its plan."""
+"""Tokens of an action -> (first, end) of the tokens of its plan."""
 
 
 class Credit:
     """Computes the advantage of every rollout of a step.
 
-    The stored reward stays what the task paid; shaping and KL only enter the advantage. Raises ConfigError when an
+    The stored reward remains the reward of the task; shaping and KL only enter the advantage. Raises ConfigError if an
     option names a reward part that the task does not have."""
 
     def __init__(self, algorithm: Algorithm, config: Config, policy: Policy | None = None,
@@ -50,7 +50,7 @@ class Credit:
             _check_parts(algorithm, task)
 
     def __call__(self, groups: Sequence[Group], step: int) -> list[Group]:
-        """This rank's groups with an advantage on every rollout. Called on every rank at the same time."""
+        """This rank's groups, with an advantage for every rollout. Called on every rank at the same time."""
         functions = [*self.algorithm.shaping, self.algorithm.advantage, self.algorithm.batch]
         needs = frozenset[str]().union(*(f.requires for f in functions))
         kl = self._kl(groups) if self.reference else None
@@ -74,9 +74,9 @@ class Credit:
     def has_signal(self, group: Group) -> bool | None:
         """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage.
 
-        For an advantage over the whole step: whether the rewards or parts that it uses differ within the group. None
-        where this is unknown before the step is complete: a method reads the groups first, or a shaping covers the
-        whole step."""
+        If the advantage is computed over the whole step: whether the rewards or reward parts that it uses differ within
+        the group. None if this is unknown before the step is complete, because a method processes the groups first or a
+        shaping covers the whole step."""
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
         if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):
@@ -92,7 +92,7 @@ class Credit:
 
     def _credits(self, everyone: Sequence[_GroupValues], step: int
                  ) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
-        """(group id, index) -> advantage, value targets, whether the rollout is trained on, shaped reward."""
+        """(group id, index) -> (advantage, value targets, whether the rollout is trained on, shaped reward)."""
         if not everyone:
             return {}
         most = self.config.rollout.max_new_tokens
@@ -105,8 +105,8 @@ class Credit:
         return dict(zip([(f.id, i) for f in everyone for i in range(len(f.rewards))], values, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last call over all ranks: reward/shaped with a shaping, kl with KL in the reward, and those of
-        methods."""
+        """Metrics of the last call over all ranks: reward/shaped with a shaping, kl with KL in the reward, and the
+        methods' metrics."""
         return self._metrics
 
     def _shaped(self, s: Scores) -> Scores:
@@ -116,7 +116,7 @@ class Credit:
 
     def _advantages(self, s: Scores, everyone: Sequence[_GroupValues]
                     ) -> tuple[Sequence[float | np.ndarray], Sequence[np.ndarray | None]]:
-        """Advantages and value targets of all rollouts."""
+        """(advantages, value targets) of all rollouts."""
         if self.reference and not s.kl:
             penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
             s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
@@ -132,7 +132,7 @@ class Credit:
         return plan_span(self.policy.processor.tokenizer.batch_decode([[t] for t in tokens.tolist()]))
 
     def _steps(self, rollout: Rollout) -> list[tuple[int, int, float]]:
-        """First and last token (exclusive) and value of each step of a completion."""
+        """(first token, end token, value) of each step of a completion."""
         if not rollout.steps:
             return []
         assert self.policy, "steps are found by the tokenizer of a policy"
@@ -142,10 +142,10 @@ class Credit:
         return [*zip([0, *ends], ends, (value for _, value in rollout.steps), strict=False)]
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
-        """[group][rollout] -> [T] log p(sampler) - log p(reference), at the sampling temperature.
+        """For each group and rollout [T] log p(sampler) - log p(reference), at the sampling temperature.
 
-        0 where the engine reports no log-probability (NaN). A rollout that is trained under another prompt than it was
-        sampled with is evaluated under the training prompt by both."""
+        0 where the engine reports no log-probability (NaN). For a rollout that is trained under another prompt than it
+        was sampled with, both log-probabilities are computed under the training prompt, the first by the policy."""
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
         prompts = [r.train_prompt or g.prompt for g, r in rollouts]
@@ -173,7 +173,7 @@ class Credit:
 
 
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
-    """This rank's groups with the advantages of a function, without shaping and KL."""
+    """This rank's groups with the advantages that the function `advantage` computes, without shaping and KL."""
     needs = frozenset({"tokens", "texts", "turns", *GIVEN})
     s = _scores([_group_values(g, needs, None, task) for g in groups], 0, 0.0, 0)
     advantages = iter(np.asarray(a) for a in advantage(s))
@@ -181,9 +181,10 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
 
 
 def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
-    """A group credited outside of any step; rollouts that `batch` leaves out are marked as not trained.
+    """One group with advantages computed outside of any step; rollouts that `batch` leaves out are marked as not
+    trained.
 
-    Raises ConfigError, naming the settings of `section`, where a function fails or returns per-token advantages."""
+    Raises ConfigError, naming the settings of `section`, if a function fails or returns per-token advantages."""
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
@@ -196,7 +197,7 @@ def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: 
 
 @dataclass(frozen=True, kw_only=True)
 class _GroupValues:
-    """One group's inputs of the advantage functions, by rollout."""
+    """The inputs of the advantage functions for one group; sequences have one entry per rollout."""
 
     id: str
     task: str
@@ -221,7 +222,7 @@ class _GroupValues:
 def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
                   plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None,
                   ) -> _GroupValues:
-    """Fields that no function requires are left empty, as they would be sent between ranks."""
+    """The _GroupValues of a group. Fields that no function requires stay empty, as all are sent between ranks."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
     return _GroupValues(
@@ -241,7 +242,7 @@ def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] 
 
 
 def _turn_weights(rollout: Rollout, group: Group, task: Task | None) -> Mapping[str, float]:
-    """Weights of the reward parts of a rollout's turns; {} where task.combine ignores turns."""
+    """Weights of the reward parts of a rollout's turns; {} if task.combine does not use turns."""
     if task is None or task.of(group.sample).turns_count({k: v for k, v in rollout.parts.items() if v is not None}):
         return group.weights
     return {}
@@ -260,7 +261,7 @@ def _actions(rollout: Rollout, weights: Mapping[str, float], plan: Plan | None) 
 
 
 def _written(completion: Completion) -> int:
-    """Number of sampled tokens, including masked ones of earlier pieces of a partial rollout."""
+    """Number of sampled tokens of a completion, including masked tokens of earlier pieces of a partial rollout."""
     if completion.episode_id:
         return int(completion.loss_mask.sum())
     start = completion.turns[-1].start if completion.turns else 0
@@ -305,7 +306,7 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
-    """The function's values, one per rollout. Raises ConfigError naming the setting when it fails."""
+    """The function's values, one per rollout. Raises ConfigError, naming `setting`, if the function fails."""
     try:
         values = function(s)
         count = len(values)
@@ -319,7 +320,7 @@ def _applied(setting: str, function: Bound, s: Scores) -> Any:
 
 
 def _check_parts(algorithm: Algorithm, task: Task) -> None:
-    """Raises ConfigError where an option names a reward part that some task of the run does not have."""
+    """Raises ConfigError if an option names a reward part that some task of the run does not have."""
     named = {"algo.advantage": algorithm.advantage, "algo.batch": algorithm.batch,
              **{f"algo.shaping.{i}": shape for i, shape in enumerate(algorithm.shaping)}}
     for setting, function in named.items():

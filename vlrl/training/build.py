@@ -1,4 +1,5 @@
-"""Config -> the parts of a run. Everything chosen by name or read from disk is chosen or read here."""
+"""Builds the objects of a run from its config. Everything selected by name or read from disk is selected or read here.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +53,12 @@ from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
 
 OFFERED = LOGPROBS
-"""Services that every run has; `services.*` adds others."""
+"""Services that every run has; settings in `services.*` add more."""
 
 
 @dataclass
 class Parts:
-    """The objects that the loop works with."""
+    """The objects that the training loop works with."""
 
     config: Config
     task: Task
@@ -72,13 +73,14 @@ class Parts:
     clock: Clock
     scorer: SubprocessScorer | None = None
     warnings: Sequence[str] = ()
-    """Findings of the checks of the first samples that do not stop a run; on the main process."""
+    """Findings about the first samples that do not stop a run; on the main process only."""
 
 
 def make_accelerator(config: Config) -> Accelerator:
     """The accelerator, with device and trackers. Starts the process group under torchrun or accelerate.
 
-    NCCL kills its process without a message to the others, so its timeout is longer than that of the rank monitor."""
+    NCCL kills its process without a message to the other processes, so its timeout is longer than that of the monitor
+    that watches the ranks."""
     check_trackers(config)
     check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -93,14 +95,14 @@ def make_accelerator(config: Config) -> Accelerator:
 
 
 def check_trackers(config: Config) -> None:
-    """Raises ConfigError when the package of a tracker is not installed."""
+    """Raises ConfigError if the package of a tracker is not installed."""
     for name in config.log.trackers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"log.trackers={name!r}: the package is not installed; pip install {name}")
 
 
 def check_launcher(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError when WORLD_SIZE names several processes and other variables of a launcher are missing."""
+    """Raises ConfigError if WORLD_SIZE asks for several processes but other variables of a launcher are missing."""
     size = environ.get("WORLD_SIZE", "1")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if size not in ("", "1") and missing:
@@ -112,9 +114,9 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
              progress: Progress = no_progress) -> Parts:
-    """Builds every part of a run; `checkpoint` is the folder whose weights replace those of model.name.
+    """Builds all objects of a run; `checkpoint` is the folder whose weights replace those of model.name.
 
-    `algorithm` is made from the config if None. `progress` reports the progress of anything slow within a step."""
+    `algorithm` is made from the config if None. `progress` is called to report on slow work within a step."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -156,18 +158,20 @@ class _RunData:
     task: Task
     samples: Sequence[Sample]
     offered: Sequence[str]
-    """Services that the task may call."""
+    """Names of the services that the task may call."""
     prompts: curriculum.Prompts
     sampler: Any
-    """On the main process alone."""
+    """Sampler of the prompts, on the main process only."""
 
     def served(self) -> Task:
-        """The task with the services as they are now. Raises ConfigError where one is missing."""
+        """The task without reward parts whose optional service is missing. Raises ConfigError if a required one is
+        missing."""
         return drop_unserved_parts(self.task, self.offered, self.samples)
 
 
 def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
-    """The algorithm, after checking that the settings fit each other and the installed packages."""
+    """The algorithm, after checking that the settings are compatible with each other and with the installed packages.
+    """
     check_engine(config)
     shards.check_installed(config)
     algorithm = algorithm or Algorithm(config)
@@ -178,14 +182,14 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
 
 
 def _silence_transformers() -> None:
-    """Leaves messages of transformers to the main process."""
+    """Shows messages of transformers only on the main process."""
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
 
 def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
-    """The task, its samples and their sampler. Raises ConfigError where the run cannot learn from them."""
+    """The task, its samples and their sampler. Raises ConfigError if the run cannot train on them."""
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:
@@ -210,7 +214,7 @@ def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
 
 def _make_helpers(config: Config, data: _RunData, generates: bool, opened: contextlib.ExitStack
                   ) -> tuple[Any, Any, Any]:
-    """Scorer, environments and services, each None where the run has none; closed by `opened`."""
+    """(scorer, environments, services), each None if the run has none; `opened` closes them."""
     makers = ((make_scorer, generates), (make_environments, True), (make_services, generates))
     made = []
     for make, wanted in makers:
@@ -221,14 +225,15 @@ def _make_helpers(config: Config, data: _RunData, generates: bool, opened: conte
 
 
 def _warnings(config: Config, data: _RunData, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
-    """Findings of the checks of the first samples and the services, on the main process. They may also raise."""
+    """Findings about the first samples and the services, on the main process. Serious problems are raised."""
     found = comm.on_main(lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates,
                                                   goes_on=checkpoint is not None), "checking data and task")
     return [*(found or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
 
 
 def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
-    """Keeps a reference policy where the objective needs one, and lets it move where the config says so."""
+    """Makes a copy of the policy as reference if the objective needs one; makes it movable if algo.reference asks for
+    it."""
     reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
@@ -238,7 +243,7 @@ def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelih
 
 def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, apart: bool, clock: Clock,
             opened: contextlib.ExitStack) -> Engine:
-    """The engine, with the environments around it; shards the model."""
+    """The engine, wrapped for episodes if the task has environments. Also shards the model."""
     copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
     if not copies:
         shard(model, encode, config)
@@ -264,37 +269,39 @@ _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
 })
-"""For a task with environments: the processes that host them, and the engine that plays episodes."""
+"""For a task with environments: the processes that host them, and the engine that runs episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
-"""Measurements of prompts by the policy for a sampler: (policy, config, task, prefetch) -> Measure."""
+"""Measurements of prompts by the policy, which a sampler needs: (policy, config, task, prefetch) -> Measure."""
 
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
-    """The measurements that the sampler needs. Called on every rank, as only the main one has the sampler."""
+    """The measurements that the sampler needs, by name. Called on every rank, as only the main process has the sampler.
+    """
     name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
-    """Scores in a process of its own; None without limits.score_s, or where the system cannot fork safely. `ready`
-    returns the task with its services."""
+    """A scorer that runs in a separate process; None without limits.score_s, or if the system cannot fork safely.
+
+    `ready` returns the task with its services."""
     if not config.limits.score_s or sys.platform != "linux":
         return None
     return SubprocessScorer(_task_maker(config, task, ready), config.limits.score_s)
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The host of a task's environments; None where it has none. `ready` returns the task with its services."""
+    """The host of a task's environments; None if the task has none. `ready` returns the task with its services."""
     return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The services of the settings that the task needs; None without any."""
+    """The services of `services.*` that the task needs; None if it needs none."""
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 
 def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
-    """Makes the task in another process, with the model's convention of coordinates."""
+    """A function (box convention) -> task, which the scorer and the environments call in their processes."""
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
         return ready()
@@ -303,7 +310,9 @@ def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callab
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
-    """Shards the policy where `train.sharding` asks for it and there are several processes."""
+    """Shards the policy with FSDP2 if train.sharding asks for it and there are several processes.
+
+    For any sharding it also prepares the policy's idle prompt."""
     if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
     if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shares the model out together with its optimizer
@@ -317,15 +326,16 @@ def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
 
 
 class _Idle(Task):
-    """A prompt for ranks that have fewer micro-batches than others; see packing.with_idle."""
+    """The prompt of idle micro-batches, for ranks that have fewer micro-batches than others; see packing.with_idle."""
 
     prompt = "."
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
 
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Any:
-    """Log-probabilities of answers as a service for the task; None where the task needs none. Keeps the reference
-    policy if that service is used."""
+    """Log-probabilities of answers as a service for the task; None if the task needs none.
+
+    Makes a copy of the policy as reference if the task uses its log-probabilities."""
     if not {*LOGPROBS} & {*task.needs}:
         return None
     likelihoods = _SERVICES["logprobs"](Reference(model, config), encode, task)
@@ -335,7 +345,8 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global generators. Anything that a resume must repeat uses a stream seeded by name and step."""
+    """Seeds the global random generators. Anything that a resumed run must repeat uses generators seeded by name and
+    step."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The engine of a run or a tool, and its scratch folder."""
+"""Makes the engine of a run or a tool, and its scratch folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _ENGINES = Table({
     "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
     "copied": "vlrl.engine.copied_engine:CopiedEngine",
 })
-"""engine.name -> (policy, config, folder, episodes) -> the engine; hf uses the training model itself, or a copy."""
+"""For each engine.name: (policy, config, folder, episodes) -> the engine; hf uses the training model itself, or a copy.
+"""
 
 
 def check_engine(config: Config) -> None:
-    """Raises ConfigError when the engine's package is not installed here (a server has its own), or when one in-process
-    engine would span several training processes."""
+    """Raises ConfigError if the engine cannot run here.
+
+    Either its package is not installed (which a server does not need here), or an in-process engine would span several
+    training processes."""
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
@@ -46,8 +49,8 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
                 episodes: bool = False) -> Engine:
     """The engine of `engine.name`; the caller closes it.
 
-    `folder` belongs to this process and is emptied by engines that write files. `apart`: it generates while the policy
-    is trained, with its own copy of the weights. `episodes`: prompts grow turn by turn."""
+    `folder` belongs to this process and is emptied by engines that write files. `apart`: whether the engine generates
+    while the policy is trained, with its own copy of the weights. `episodes`: whether prompts grow turn by turn."""
     settings = config.engine
     if settings.name == "hf":
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
@@ -62,7 +65,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
 
 
 def engine_folder(config: Config) -> Path:
-    """This process's scratch folder: in the run folder, or below engine.scratch."""
+    """This process's scratch folder for the engine: in the run folder, or below engine.scratch."""
     run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
     if config.engine.scratch:
         return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank

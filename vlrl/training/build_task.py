@@ -1,4 +1,4 @@
-"""A config's task without its model: for scoring, playing and checking. No torch, no network, no media file.
+"""Builds a config's task without its model, for scoring, playing and checking. No torch, no network, no media file.
 
 Only the box convention depends on the model, and only for a task that converts boxes: it is read from the `config.json`
 of the model's folder or of the local hub cache."""
@@ -19,13 +19,14 @@ from vlrl.task.row_files import RowFiles
 _BESIDE = Table({"environment": "vlrl.environments.external:attach",
                  "parts": "vlrl.services.extra_parts:with_extra_parts",
                  "pinned": "vlrl.data.sources.hub:pinned", "tasks": "vlrl.task.mixture:Mixture"})
-"""What `environment.name`, `task.parts`, Hub data sets and `tasks` add to a task."""
+"""Functions for `environment.name`, `task.parts`, Hub data sets and `tasks`, imported if the config uses these."""
 
 
 @prints_aside()
 def make_task(config: Config) -> Task:
-    """The configured task, or the mixture of `tasks`. With task.coordinates=auto the model's family is looked up when
-    coordinates are first converted."""
+    """The configured task, or the mixture of `tasks`.
+
+    With task.coordinates=auto the model's family is looked up when coordinates are first converted."""
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         _attach(task, config.environment)
@@ -52,7 +53,7 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
-    """The settings with the commits of Hub data sets that the run, if there is one, started with."""
+    """The data settings, with Hub data sets pinned to the commits that the run, if there is one, started with."""
     named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
     return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 
@@ -69,7 +70,7 @@ def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> 
 
 
 def settle_coordinates(task: Task, config: Config, convention: str) -> None:
-    """Sets the model family's box convention on each task with task.coordinates=auto."""
+    """Sets `convention` on each task with task.coordinates=auto."""
     for settings, one in zip(config.each_task, task.members, strict=False):
         if settings.coordinates == "auto":
             one.coordinates = coordinates.make(convention)

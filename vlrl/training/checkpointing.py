@@ -1,11 +1,11 @@
-"""Checkpoints written in the background: first a copy in host memory, then a thread that writes it.
+"""Writes checkpoints in the background: copies the state to host memory, then writes it in a thread.
 
     saver = Saver(folder.checkpoints, config.save)
     saver.begin(step, policy, state)      # returns once the copy is made; waits for the previous save
     saver.check()                         # raises the error of a failed save
     saver.wait()                          # everything is on disk
 
-Used on rank 0 alone. `begin_at_once` may be called by a signal handler."""
+Used only on rank 0. `begin_at_once` may be called by a signal handler."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from vlrl.monitoring.progress import duration
 from vlrl.store import checkpoint, trainer_state
 
 _ROOM = 1.25
-"""Free memory that a copy needs, as a multiple of its size."""
+"""Free memory required for a copy, as a multiple of the copy's size."""
 
 
 class Saver:
-    """Saves the checkpoints of one run; `run` are the settings stored in each of them."""
+    """Saves the checkpoints of one run; `run` are the settings stored in each checkpoint."""
 
     def __init__(self, folder: Path, settings: SaveSettings, run: Mapping[str, Any] | None = None):
         self.folder, self.settings, self._run = folder, settings, run
@@ -55,9 +55,10 @@ class Saver:
 
     def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves; with save.background returns as soon as everything is copied. Raises the error of an earlier save.
+        """Saves a checkpoint; with save.background returns as soon as everything is copied. Raises the error of an
+        earlier save.
 
-        weights: those of shards.weights, for a sharded model."""
+        `weights` come from shards.weights if the model is sharded."""
         self.wait()
         self.last = step
         if not (self.settings.background and fits_in_memory(policy, state)):
@@ -67,10 +68,10 @@ class Saver:
 
     def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
-        """Starts a save in a signal handler: `state` as it is now, the rest `frozen` earlier.
+        """Starts a save from within a signal handler, with a copy of `state` made now and `frozen` copied earlier.
 
-        It is written only if `ready` returns True then. Returns False and does nothing where memory is short, a save is
-        running or save.background is off."""
+        The thread writes it only if `ready()` returns True in the thread. Returns False and does nothing if memory is
+        short, a save is running or save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
@@ -80,30 +81,31 @@ class Saver:
 
     def save_last(self, step: int, policy: Policy, state: trainer_state.State,
                   weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves weights and state without a copy, so nothing may be trained until it returns. Raises the save's error.
-        Gives signs of life to the watchdog."""
+        """Saves weights and state without copying them, so nothing may be trained until it returns.
+
+        Raises the error of the save. Gives signs of life to the watchdog."""
         self.last = step
         self._submit(partial(self._save, step, partial(policy.save, weights=weights), state))
         self._live()
         self.wait()
 
     def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
-        """Marks a checkpoint as the best one once it is written."""
+        """Marks the checkpoint of a step as the best one, after it is written."""
         self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
 
     def check(self) -> None:
-        """Raises the error of a failed save, without waiting."""
+        """Raises the error of a failed save, without waiting for a running one."""
         while self._waiting and self._waiting[0].done():
             self._waiting.popleft().result()
 
     def wait(self) -> None:
-        """Waits until everything is written; raises the first error."""
+        """Waits until all saves are written; raises the first error."""
         while self._waiting:
             concurrent.futures.wait([self._waiting[0]])
             self._waiting.popleft().result()
 
     def settle(self) -> None:
-        """Waits until every save has ended, and forgets errors."""
+        """Waits until all saves have ended, and discards their errors."""
         self._live()
         self._waiting.clear()
 
@@ -113,7 +115,7 @@ class Saver:
         return any(not future.done() for future in self._waiting)
 
     def close(self) -> None:
-        """Waits and ends the thread, also when a save fails, whose error is raised."""
+        """Waits for all saves and ends the thread, also if a save fails; then its error is raised."""
         try:
             self.wait()
         finally:
@@ -123,7 +125,7 @@ class Saver:
                 self._thread = None
 
     def start(self) -> None:
-        """Starts the thread; not from a signal handler."""
+        """Starts the writing thread; may not be called from a signal handler."""
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
 
@@ -136,7 +138,7 @@ class Saver:
         self.saved = step
 
     def _live(self) -> None:
-        """Waits, with signs of life for the watchdog."""
+        """Waits for all saves, with signs of life for the watchdog."""
         while self.busy:
             sign_of_life("save")
             concurrent.futures.wait(self._waiting, timeout=1.0)
@@ -165,7 +167,7 @@ class Saver:
 
 
 def size_of(policy: Policy, state: Mapping[str, Any]) -> int:
-    """Bytes of the trainable weights and of the tensors in a trainer's state."""
+    """Size in bytes of the trainable weights and of the tensors in a trainer's state."""
     return sum(p.nbytes for _, p in policy.trainable()) + _bytes(state)
 
 
@@ -177,14 +179,16 @@ def _bytes(value: Any) -> int:
 
 
 def fits_in_memory(policy: Policy, state: Mapping[str, Any]) -> bool:
-    """Whether a copy of weights and state fits into the free memory of this host; not for sharded models."""
+    """Whether a copy of weights and state fits into the free memory of this host; False for sharded models."""
     if policy.shards:
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
 
 
 def estimate(folder: Path, size: int) -> str:
-    """`1.2 GB, about 9 s`: size and time of a save at the write speed of the newest checkpoint; else the size alone."""
+    """Size and time of a save as text, such as `1.2 GB, about 9 s`, at the write speed of the newest checkpoint.
+
+    Without such a checkpoint only the size is given."""
     pace = checkpoint.write_speed(folder)
     known = max(size, pace[0]) if pace else size
     text = f"{known / 1e9:.2f} GB" if known > 1e8 else f"{known / 1e6:.1f} MB"

@@ -1,12 +1,12 @@
-"""A checkpoint of the completed steps when a run ends by an error before the optimizer has changed the weights.
+"""Saves a checkpoint of the completed steps when an error ends the run before the optimizer has changed the weights.
 
     emergency = EmergencyCheckpoint(parts, path, lock, saver, done)
     emergency.completed(done)   # a step has ended, its line of metrics.jsonl is written
     emergency.keep()            # before sampling the next step: copies the state that sampling changes
     ...                         # generation, scoring, evaluation, the update up to its first optimizer step
-    emergency.end(error)        # the run ends by an error: saves the completed steps and adds a note to the error
+    emergency.end(error)        # an error ends the run: saves the completed steps and adds a note to the error
 
-From the first optimizer step of an update until `completed` no such checkpoint can be made."""
+Between the first optimizer step of an update and the next call of `completed` no such checkpoint is possible."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from vlrl.training.build import Parts
 
 _AHEAD_S = 600.0
-"""Seconds to wait for completions generated ahead when a run ends by an error."""
+"""Seconds to wait for completions that are generated ahead, when an error ends the run."""
 _ROLLOUTS_S = 60.0
-"""Seconds for other ranks to write the rollouts of the last completed step."""
+"""Seconds to wait for other ranks to write the rollouts of the last completed step."""
 
 
 class NotSaved(Exception):
-    """The reason why the completed steps cannot be saved."""
+    """Why the completed steps cannot be saved."""
 
 
 class EmergencyCheckpoint:
-    """Saves the completed steps at any moment while weights and optimizer are still theirs. The main process saves; the
-    other ranks contribute their shards."""
+    """Saves the completed steps at any moment at which weights and optimizer still belong to these steps.
+
+    The main process saves; the other ranks contribute their shards."""
 
     def __init__(self, parts: Parts, path: Path, lock: Lock, saver: Saver, done: int):
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
@@ -49,12 +50,12 @@ class EmergencyCheckpoint:
         parts.optimizer.register_step_pre_hook(self._leave)
 
     def completed(self, done: int) -> None:
-        """Called when `done` steps are completed and all state belongs to them."""
+        """Records that `done` steps are completed and that all state belongs to them."""
         self._frozen, self._ahead = None, None
         self.done, self.parts.policy.updating = done, False
 
     def keep(self) -> None:
-        """Copies the state that sampling the next step will change; on the main process."""
+        """Copies the state that sampling the next step will change; on the main process only."""
         parts = self.parts
         source, self._ahead = parts.source.at_rest()
         algorithm = parts.algorithm.state_dict(parts.policy)
@@ -63,14 +64,14 @@ class EmergencyCheckpoint:
                                           "algorithm": algorithm})
 
     def begin(self) -> bool:
-        """Starts a background save from a signal handler; returns False where that is impossible."""
+        """Starts a background save from a signal handler; returns False if that is impossible now."""
         if self.problem() or self._frozen is None or self._ahead or self.saver.has(self.done):
             return False
         return self.saver.begin_at_once(self.done, self.parts.policy, self._live(), self._frozen,
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
-        """Saves the completed steps, unless they are saved already, and adds the outcome to the error."""
+        """Saves the completed steps, unless they are saved already, and adds the outcome as a note to the error."""
         if not self.done or error is self.saver.failed:
             return
         try:
@@ -92,7 +93,7 @@ class EmergencyCheckpoint:
                            f"same command {where}.")
 
     def problem(self) -> str:
-        """Why weights and optimizer are not those of the completed steps; "" when they are."""
+        """Why weights and optimizer do not belong to the completed steps; "" if they do."""
         if self.parts.policy.updating:
             return "the next update had already changed the weights"
         if self.parts.policy.swapped:
@@ -100,8 +101,9 @@ class EmergencyCheckpoint:
         return ""
 
     def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Gathered weights and optimizer state of a sharded model, if all ranks ended at the same point; (None, {}) for
-        another model."""
+        """(weights, optimizer state) of a sharded model, gathered; (None, {}) for a model that is not sharded.
+
+        Raises NotSaved unless all ranks ended at the same point."""
         policy = self.parts.policy
         if not policy.shards:
             return None, {}
@@ -134,14 +136,14 @@ class EmergencyCheckpoint:
         return target
 
     def _live(self) -> dict[str, Any]:
-        """State that only the update changes."""
+        """State that only the update changes, not sampling."""
         parts = self.parts
         reference = dict(parts.policy.moving_reference) if parts.algorithm.moves_reference else {}
         moving = {"algorithm": {"reference": reference}} if reference else {}
         return {"optimizer": parts.optimizer.state_dict(), **moving}
 
     def _written(self, seconds: float) -> bool:
-        """Waits until every rank has written the rollouts of the last completed step."""
+        """Waits until every rank has written the rollouts of the last completed step; False if that takes too long."""
         ranks = range(comm.world() if self.config.store.rollouts else 0)
         paths = [self.path / "rollouts" / f"step-{self.done - 1:06d}-rank-{rank:05d}.parquet" for rank in ranks]
         end = time.monotonic() + seconds
@@ -150,5 +152,5 @@ class EmergencyCheckpoint:
         return there
 
     def _leave(self, *_: Any) -> None:
-        """Optimizer hook: the weights are about to change."""
+        """Optimizer hook: records that the weights are about to change."""
         self.parts.policy.updating = True

@@ -1,4 +1,4 @@
-"""The loss on given answers of held-out samples: metric `loss` of a supervised run's evaluations."""
+"""The loss on answers of held-out samples: metric `loss` in the evaluations of a supervised run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vlrl.training.minibatch import make_minibatch, split
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
-"""Answers per pass, over all ranks."""
+"""Number of answers per pass, over all ranks."""
 
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
-    """`loss` with its 95 % interval: the mean over samples of the mean -log p per token of the given answer.
+    """`loss` with its 95 % interval: the mean over samples of the answer's mean -log p per token.
 
-    {} where no sample has an answer. Called on every rank."""
+    The answer is that of the data set. {} if no sample has one. Called on every rank."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     known: dict[str, float] = {}
     with torch.no_grad(), parts.policy.evaluating():
@@ -44,7 +44,8 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
 
 
 def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
-    """Groups of the given answers; samples without an answer or with an unusable prompt are skipped."""
+    """One group per sample, with its answer from the data set; samples without an answer or a usable prompt are
+    skipped."""
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:
@@ -59,7 +60,7 @@ def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step:
 
 
 def _losses(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
-    """Group id -> loss of its answer."""
+    """Group id -> loss of the group's answer."""
     (numbered,) = split(groups, 1)
     part = make_minibatch(parts.policy, numbered, parts.config)
     sums, counts = np.zeros(len(groups)), np.zeros(len(groups))

@@ -1,8 +1,8 @@
-"""Settings that have no effect in a run, found from the resolved settings alone: `find(config, task)`.
+"""Finds settings that have no effect in a run, from the resolved settings alone: `find(config, task)`.
 
-Functions (algo/effect.py) and sections (Settings.inert) report their own; here the reports are collected, and settings
-that cancel each other are compared. The policy term is reported where its ratio is always 1; anything else only where
-it differs from the default. Nothing is known of functions that a user brings."""
+Functions (algo/effect.py) and sections (Settings.inert) report their own settings. This module collects the reports and
+finds settings that cancel each other. The policy term is reported if its ratio is always 1; any other setting only if
+it differs from its default. Nothing is known about functions that a user supplies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vlrl.task.combine import weight_at
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "advantage": ADVANTAGES, "loss": LOSSES, "weights": WEIGHTS, "kl_weights": WEIGHTS, "shaping": SHAPINGS,
     "batch": BATCHES}
-"""Setting of algo -> its table of functions."""
+"""For each setting of `algo` that names a function, the table of these functions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Run:
     task: Task | None = None
 
     def uses(self, name: str) -> tuple[FunctionUse, ...]:
-        """The functions that a setting of algo names."""
+        """The functions that the setting algo.<name> names."""
         named = getattr(self.config.algo, name)
         if isinstance(named, Named):
             return (self.use(f"algo.{name}", named, TABLES[name]),)
@@ -49,9 +49,9 @@ class Run:
 
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:
-    """Settings without effect, each once; none for supervised fine-tuning. Without a task, reward parts are skipped.
+    """Settings without effect, each once; empty for supervised fine-tuning. Without a task, reward parts are skipped.
 
-    Raises ConfigError where the settings make no algorithm."""
+    Raises ConfigError if no algorithm can be made from the settings."""
     if config.algo.loss.name in SUPERVISED:
         return []
     run = Run(config, task)
@@ -63,12 +63,12 @@ def find(config: Config, task: Task | None = None) -> list[Inert]:
 
 
 def policy_term(run: Run) -> Iterator[Inert]:
-    """A policy term whose ratio p / p(old) is always 1, and bounds that the ratio never reaches."""
+    """Finds a policy term whose ratio p / p(old) is always 1, and bounds that the ratio never reaches."""
     yield from (one for use in run.uses("loss") for one in ratio.inert(use))
 
 
 def unread_credit(run: Run) -> Iterator[Inert]:
-    """Advantages, shapings and reward KL that nothing uses."""
+    """Finds advantages, shapings and a KL in the reward that nothing uses."""
     algo, (loss,), (advantage,), (batch,) = run.config.algo, *map(run.uses, ("loss", "advantage", "batch"))
     in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
     own = any(":" in f.name for f in (algo.correction, algo.aggregation, algo.entropy, *(algo.kl,) * in_loss))
@@ -87,7 +87,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
 
 
 def functions(run: Run) -> Iterator[Inert]:
-    """Functions that report having no effect."""
+    """Finds functions that report having no effect."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use("algo.entropy", run.config.algo.entropy, ENTROPIES),
@@ -97,7 +97,7 @@ def functions(run: Run) -> Iterator[Inert]:
 
 
 def sections(run: Run) -> Iterator[Inert]:
-    """Settings that their own section reports, those of methods included."""
+    """Finds settings that their own section, or a method's, reports as having no effect."""
     config = run.config
     plain = [value for name in type(config).model_fields if isinstance(value := getattr(config, name), Settings)]
     for settings in (*plain, *(settings for _, settings in active(config))):
@@ -105,7 +105,8 @@ def sections(run: Run) -> Iterator[Inert]:
 
 
 def reference(run: Run) -> Iterator[Inert]:
-    """A KL whose reference equals the policy wherever it counts, and a moving reference that nothing uses."""
+    """Finds a KL whose reference equals the policy wherever the KL is computed, and a moving reference that nothing
+    uses."""
     algo, config, named = run.config.algo, run.config, run.config.algo.reference
     same = (named.name == "reset" and named.options.get("every", 100) == 1) or (
         named.name == "ema" and named.options.get("every", 10) == 1 and named.options.get("decay") == 0)
@@ -123,7 +124,7 @@ def reference(run: Run) -> Iterator[Inert]:
 
 
 def correction(run: Run) -> Iterator[Inert]:
-    """An off-policy correction although sampler and trainer agree exactly, and bounds that no weight exceeds."""
+    """Finds an off-policy correction when sampler and trainer agree exactly, and bounds that no weight exceeds."""
     named = run.config.algo.correction
     if named.name == "none" or ":" in named.name:
         return
@@ -138,7 +139,7 @@ def correction(run: Run) -> Iterator[Inert]:
 
 
 def replaced(run: Run) -> Iterator[Inert]:
-    """Shapings whose result a later shaping discards."""
+    """Finds shapings whose result a later shaping discards."""
     last = ""
     for use in reversed(run.uses("shaping")):
         if use.own:
@@ -150,7 +151,7 @@ def replaced(run: Run) -> Iterator[Inert]:
 
 
 def reward_parts(run: Run) -> Iterator[Inert]:
-    """Reward parts with weight 0 in every step that nothing else uses."""
+    """Finds reward parts that have weight 0 in every step and that nothing else uses."""
     judged = _reads_outcome(run)
     named_parts = {use.values.get("part") for name in ("advantage", "batch", "shaping") for use in run.uses(name)}
     for i, one in enumerate(run.task.members if run.task else ()):
@@ -166,7 +167,7 @@ def reward_parts(run: Run) -> Iterator[Inert]:
 
 
 def services(run: Run) -> Iterator[Inert]:
-    """Services that no part of the task needs."""
+    """Finds services that no part of the task needs."""
     needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
     settings = run.config.services
     for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name),

@@ -1,4 +1,5 @@
-"""The training loop: draw, generate, score, credit, update, store, log; evaluate and save when due."""
+"""The training loop: select prompts, generate, score, compute advantages, update, store, log; evaluate and save when
+due."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from vlrl.training.update import update
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource,
           make_session: type[Session] = Session) -> Session:
-    """Runs `config.steps` steps, resuming from a checkpoint by default; returns the finished or stopped session.
+    """Runs training up to `config.steps` steps, resuming from a checkpoint by default; returns the finished or stopped
+    session.
 
-    The same seed gives the same weights, bit for bit on a CPU, also when the run was killed and resumed: every random
-    draw has a stream named by the seed and its purpose."""
+    The same seed gives the same weights, bit for bit on a CPU, even if the run was killed and resumed: every random
+    generator is seeded by the seed and its purpose."""
     config = settle_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)

@@ -1,8 +1,8 @@
-"""The rollouts of one optimizer step as micro-batches, their passes without gradient, and the objective's inputs.
+"""The rollouts of one optimizer step as micro-batches, their passes without gradient, and the inputs of the objective.
 
-Nothing unused is computed: with one optimizer step per batch of rollouts the old log-probabilities are the current
-ones, so there is no old-logprob pass; without a reference there is no reference pass; and only functions that need the
-whole optimizer step cost a pass before it."""
+Nothing unused is computed. With one optimizer step per batch of rollouts the old log-probabilities equal the current
+log-probabilities, so there is no pass for them. Without a reference there is no reference pass. A pass before the
+optimizer step is only needed by functions that use the whole step."""
 
 from __future__ import annotations
 
@@ -35,45 +35,48 @@ class TrainingRow:
     """One row of an optimizer step, T tokens: a rollout, or one turn of an episode whose history is cut."""
 
     number: int
-    """Index of its rollout among all rollouts of the update."""
+    """Index of the row's rollout among all rollouts of the update."""
     unit: int
-    """Index of its rollout in the optimizer step."""
+    """Index of the row's rollout in the optimizer step."""
     group_index: int
-    """Index of its group in the optimizer step."""
+    """Index of the row's group in the optimizer step."""
     group: Group
     rollout: Rollout
     row: Completion
     """The rollout's completion, or one window of it (packing.training_rows)."""
     span: slice
-    """The rollout's tokens that the row ends with."""
+    """The tokens of the rollout that this row trains; they are the last tokens of the row."""
     mask: np.ndarray
-    """[T] bool, tokens that are trained on."""
+    """[T] bool, True for tokens that are trained on."""
     texts: Sequence[str]
     """[T] decoded tokens; empty unless a function needs them."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the row's group and sample, for messages."""
         return f"group {self.group.id} (sample {self.group.sample.id!r})"
 
     @property
     def advantage(self) -> float | np.ndarray:
-        """A scalar, or [T]."""
+        """The advantage of the row's tokens: a scalar, or [T]."""
         value = self.rollout.advantage
         return value if np.ndim(value) == 0 else self.from_rollout(np.asarray(value))
 
     def from_rollout(self, values: np.ndarray | None) -> np.ndarray | float:
-        """The row's slice of per-token values of its rollout, 0 on the history before it; NaN for None."""
+        """The row's slice of per-token values of its rollout, with 0 for the history before it; NaN if `values` is
+        None."""
         if values is None:
             return math.nan
         return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
 
     def per_token(self, name: str) -> np.ndarray | float:
-        """The row's slice of `Rollout.per_token[name]`; NaN where it is missing."""
+        """The row's slice of `Rollout.per_token[name]`; NaN if the rollout has no such array."""
         return self.from_rollout(self.rollout.per_token.get(name))
 
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Writes the row's values [T, ...] into those of its rollout, which start as zeros (None)."""
+        """`whole`, an array over the rollout's tokens, with the row's values [T, ...] written into it.
+
+        None stands for an array of zeros."""
         if self.row is self.rollout.completion:
             return values
         if whole is None:
@@ -89,15 +92,15 @@ class MicroBatch:
     pieces: Sequence[Piece]
     batch: Batch
     old: torch.Tensor | None = None
-    """[N] old log-probabilities; None when they are the current ones."""
+    """[N] log-probabilities under the old policy; None if that is the current policy."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N, ...] statistics at the old weights; empty when those are the current ones."""
+    """[N, ...] statistics at the old weights, by name; empty if these are the current weights."""
     reference: torch.Tensor | None = None
-    """[N] log-probabilities under the reference; None without one."""
+    """[N] log-probabilities under the reference; None if there is no reference."""
 
     @property
     def order(self) -> list[int]:
-        """Row indices in the order of their tokens."""
+        """Indices of the micro-batch's rows, in the order of their tokens."""
         return [r for piece in self.pieces for r in piece.rollouts]
 
 
@@ -106,15 +109,15 @@ class Minibatch:
     """The R rollouts of one optimizer step on this rank, packed into micro-batches."""
 
     rollouts: Sequence[TrainingRow]
-    """The rows; those of a rollout are adjacent, and in the same micro-batch."""
+    """The training rows; those of one rollout are adjacent, and in the same micro-batch."""
     batches: list[MicroBatch]
     pack: Callable[[Sequence[Piece]], Batch]
     total_tokens: float
     total_sequences: float
     known: Mapping[str, float] = field(default_factory=dict)
-    """Name of a per-token value that the head needs -> number of trained tokens that have it, over all ranks."""
+    """For each per-token array that the head needs, the number of trained tokens that have it, over all ranks."""
     prepared: Prepared = field(default_factory=dict)
-    """What the objective prepared for the whole step: scalars, or values of all tokens in rollout order."""
+    """Values that the objective prepared for the whole step: scalars, or arrays over all tokens in rollout order."""
 
     @property
     def firsts(self) -> list[TrainingRow]:
@@ -122,7 +125,8 @@ class Minibatch:
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Splits micro-batch `b` in two, with the values of its tokens; returns the tokens of the larger half."""
+        """Splits micro-batch `b` and the values of its tokens in two; returns the number of tokens of the larger half.
+        """
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)
@@ -134,7 +138,7 @@ class Minibatch:
         return max(micro.batch.tokens for micro in fresh)
 
     def prepared_of(self, micro: MicroBatch) -> Prepared:
-        """The prepared values of a micro-batch's tokens, and the scalars."""
+        """The prepared scalars, and the slices of prepared arrays for a micro-batch's tokens."""
         if not self.prepared:
             return {}
         ends = np.cumsum([len(t.mask) for t in self.rollouts])
@@ -149,7 +153,7 @@ NumberedRollout = tuple[int, Group, Rollout]
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
-    """The rollouts of each optimizer step; a rank with few groups may have none in some."""
+    """The rollouts of each optimizer step; on a rank with few groups some steps may be empty."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
@@ -157,8 +161,10 @@ def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
 
 def make_minibatch(policy: Policy, part: Sequence[NumberedRollout], config: Config, texts: bool = False,
                    together: bool = False) -> Minibatch:
-    """Packs the rollouts of one optimizer step; `together` keeps those of a group in one micro-batch. Called on every
-    rank."""
+    """Packs the rollouts of one optimizer step; called on every rank.
+
+    `texts`: whether rows need their decoded tokens. `together`: whether all rollouts of a group must be in one
+    micro-batch."""
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     rollouts = [TrainingRow(i, unit, places[g.id], g, r, row, own,
@@ -183,10 +189,10 @@ def _number(value: Any) -> float:
 
 def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, several: bool,
                    more: Mapping[str, Statistic] | None = None) -> int:
-    """Computes old and reference log-probabilities where the objective needs them.
+    """Computes old and reference log-probabilities if the objective needs them, in one loop over the micro-batches.
 
-    One loop over the micro-batches; media whose vision tower is the same in both passes are encoded once. `several`:
-    there are several optimizer steps, so the old weights are not the current ones. `more`: further statistics at the
+    Media are encoded once if the vision tower is the same in both passes. `several`: whether there are several
+    optimizer steps, so that the old weights differ from the current ones. `more`: further statistics to compute at the
     old weights. Returns how many micro-batches were halved for lack of memory."""
     old = several and not _take_old(part)
     reference, temperature = "reference" in algorithm.objective.requires, algorithm.temperature
@@ -209,7 +215,8 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def _take_old(part: Minibatch) -> bool:
-    """Takes old log-probabilities that a method's pass has computed; False, on all ranks alike, without them."""
+    """Uses the old log-probabilities that a method's pass has computed; returns False, on all ranks alike, if there are
+    none."""
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
@@ -220,9 +227,9 @@ def _take_old(part: Minibatch) -> bool:
 
 
 def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
-    """Runs the objective's functions of the whole optimizer step, at the current weights.
+    """Runs those functions of the objective that need the whole optimizer step, at the current weights.
 
-    Called on every rank. Costs nothing where no function needs more than its micro-batch, and no pass where none needs
+    Called on every rank. Does nothing if no function needs more than its micro-batch, and runs no pass if none needs
     the current weights. Returns how many micro-batches were halved for lack of memory."""
     if not algorithm.objective.prepares:
         return 0
@@ -307,12 +314,12 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
 
 
 def _is_variant(name: str, row: TrainingRow) -> bool:
-    """Whether the row was sampled as this variant, under another prompt."""
+    """Whether the row's rollout was sampled as the variant `name`, under another prompt."""
     return row.rollout.variant == name and row.rollout.train_prompt is not None
 
 
 def _places(row: TrainingRow) -> np.ndarray:
-    """[T] index of each token's action in its episode, -1 between actions; 0 throughout a plain completion."""
+    """[T] for each token the index of its action in the episode, -1 between actions; all 0 for a plain completion."""
     actions = row.rollout.completion.actions
     places = np.full(len(row.rollout.completion.tokens), -1 if actions else 0)
     for place, action in enumerate(actions):

@@ -1,7 +1,7 @@
-"""Where a run resumes: its newest checkpoint, why none can be used, and what else its folder lacks.
+"""Finds the checkpoint from which a run resumes, or why there is none, and which files its folder lacks.
 
-A missing checkpoint differs from a checkpoint that never existed: a folder is started over only where its heartbeat
-says that no step was saved. On the main process."""
+A lost checkpoint is treated differently from a checkpoint that never existed: a folder is started over only if its
+heartbeat says that no step was saved. Used on the main process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WAY = "choose another run.dir, or start over with resume=never (the old run is 
 
 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
-    """The checkpoint to resume from, with warnings about it and the folder; changes nothing.
+    """The checkpoint to resume from, with warnings about it and the folder; changes no file.
 
-    Raises RunError where the folder belongs to a run with other settings, or completed steps have no checkpoint."""
+    Raises RunError if the folder belongs to a run with other settings, or if completed steps have no checkpoint."""
     latest = checkpoint.latest(folder.checkpoints, full=True)
     if latest.path is not None:
         before = refuse_other_settings(folder, settings)
@@ -42,7 +42,7 @@ def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
 
 
 def _completed(folder: RunFolder) -> int:
-    """Number of completed steps, judging by any file that is left."""
+    """Number of completed steps, according to all files that are left."""
     steps = [line.get("step", 0) + 1 for line in folder.metrics()]
     steps += [line.get("step", 0) for line in folder.evals()]
     steps += [covered.stop for _, covered, _ in folder.rollout_files("rollouts")]
@@ -57,7 +57,7 @@ def _never_saved(folder: RunFolder) -> bool:
 
 
 def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
-    """The settings of the folder; raises RunError where its checkpoints belong to other settings."""
+    """The settings stored in the folder; raises RunError if its checkpoints belong to other settings."""
     path = folder.path / "config.yaml"
     try:
         before = config.validate(yaml.safe_load(files.read_small(path)) or {})
@@ -72,7 +72,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
 
 
 def refuse_other_run(path: Path, settings: Config) -> None:
-    """Raises RunError where a checkpoint was saved with other settings than those of its folder."""
+    """Raises RunError if a checkpoint was saved with other settings than `settings`."""
     before, now = checkpoint.settings_of(path), config.fixed_settings(settings)
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]
@@ -85,7 +85,7 @@ def refuse_other_run(path: Path, settings: Config) -> None:
 
 
 def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
-    """Warnings about files missing for the `step` completed steps of the checkpoint."""
+    """Warnings about files that are missing for the `step` completed steps of the checkpoint."""
     stays = "Stop and restore it, or the run continues without it."
     if missing := sorted({*range(step)} - {line.get("step") for line in folder.metrics()}):
         yield f"metrics.jsonl has no line of {_steps(missing)}, which the checkpoint holds. {stays}"

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: restoring its state, and saving it when due or best so far."""
+"""Restores the state of a run from a checkpoint, and saves checkpoints that are due or best so far."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from vlrl.types import Sample
 
 
 class RunCheckpoints:
-    """Restores and saves the state of a run's parts. Called on every rank at the same time.
+    """Restores and saves the state of a run. Its methods are called on every rank at the same time.
 
-    `flush` waits for the rollouts of earlier steps, so a checkpoint never has more steps than the run folder."""
+    `flush` waits until the rollouts of earlier steps are written, so a checkpoint never has more steps than the run
+    folder."""
 
     def __init__(self, parts: Parts, folder: RunFolder, saver: Saver, flush: Callable[[], None],
                  say: Callable[[str], None]):
@@ -30,7 +31,7 @@ class RunCheckpoints:
         self._changed_files: set[str] = set()
 
     def restore(self, path: Path, done: int) -> None:
-        """Loads the state of `done` completed steps."""
+        """Loads the state of `done` completed steps from the checkpoint at `path`."""
         parts, state = self.parts, checkpoint.load_state(path, check=False)
         shards.load_optimizer(parts.policy, parts.optimizer, state["optimizer"])
         parts.source.load_state_dict(state["source"])
@@ -41,8 +42,9 @@ class RunCheckpoints:
             self._warn_of_new_weights(done - 1)
 
     def try_saving(self) -> None:
-        """Writes everything but weights and optimizer and removes it again. Raises RunError for state that cannot be
-        saved, before the first step."""
+        """Writes a trial checkpoint without weights and optimizer, and removes it again.
+
+        Raises RunError, before the first step, if the state cannot be saved."""
         parts = self.parts
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}
@@ -58,7 +60,7 @@ class RunCheckpoints:
                            "yours: let its state_dict return types that a checkpoint can hold") from error
 
     def save(self, done: int) -> None:
-        """Saves the `done` completed steps, unless a complete checkpoint exists; waits for earlier writes."""
+        """Saves the `done` completed steps, unless their checkpoint is complete; waits for earlier writes."""
         self.flush()
         parts, source = self.parts, self.parts.source
         with parts.clock("store"):
@@ -77,7 +79,8 @@ class RunCheckpoints:
             comm.on_main(lambda: self.saver.begin(done, parts.policy, state, weights), f"saving step-{done:06d}")
 
     def save_best(self, done: int) -> None:
-        """Saves and marks the checkpoint of `done` steps if its evaluation is the best so far."""
+        """If the evaluation after `done` steps is the best so far, saves these steps and marks their checkpoint as
+        best."""
         metric, measured = self.parts.config.save.best, self.parts.config.eval
         if not (metric and measured.samples and measured.splits):
             return
@@ -88,8 +91,9 @@ class RunCheckpoints:
                 self.saver.mark_best(done, {"metric": metric, "value": best[metric], "split": best["split"]})
 
     def _warn_of_new_weights(self, step: int) -> None:
-        """Warns when the task's code now gives its parts other weights than in an earlier step; no setting shows that.
-        """
+        """Warns if the task's code gives its reward parts other weights than in an earlier step.
+
+        Settings do not show such a change."""
         last = self.folder.rollouts(step, columns=["task", "weights"]).to_pylist()
         changed: list[str] = []
         for row in {row["task"]: row for row in last}.values():

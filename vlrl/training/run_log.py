@@ -1,4 +1,4 @@
-"""What a run reports of its steps: metrics.jsonl, rejected.jsonl, progress, alerts and trackers."""
+"""Reports the steps of a run: metrics.jsonl, rejected.jsonl, progress, alerts and trackers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from vlrl.types import Group
 _PICTURES = Table({name: f"vlrl.monitoring.tracked_groups:{function}" for name, function in {
     "view": "group_view", "send": "send"}.items()})
 _SHOWN = 20
-"""Rejected prompts that are printed."""
+"""Number of rejected prompts that are printed."""
 
 
 class RunLog:
-    """Writes and shows the metrics of steps and evaluations. Made on every rank, with its trackers; `append`, `show`
-    and `check_evaluations` are for the main process alone."""
+    """Writes and shows the metrics of steps and evaluations.
+
+    Made on every rank, with its trackers; `append`, `show` and `check_evaluations` are called only on the main process.
+    """
 
     def __init__(self, parts: Parts, folder: RunFolder, accelerator: Accelerator, progress: Progress, start: int):
         self.parts, self.config, self.folder = parts, parts.config, folder
@@ -48,7 +50,7 @@ class RunLog:
                               _paid_parts(parts.task)) if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
-        """Writes the metrics of a step and the reasons of rejected prompts; prints the first reasons."""
+        """Writes a step's metrics and the reasons why prompts were rejected; prints the first reasons."""
         for reason in self.parts.source.rejected.take():
             self._append_rejected(int(line["step"]), reason)
             self._rejections += 1
@@ -57,7 +59,7 @@ class RunLog:
         self.folder.append_metrics(line)
 
     def show(self, line: Mapping[str, float], spans: Sequence[Any], groups: Sequence[Group]) -> dict[str, float]:
-        """Shows a step in the progress; returns its alerts as metrics for trackers."""
+        """Shows a step in the progress display; returns its alerts as metrics for trackers."""
         step = int(line["step"])
         alerts = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
@@ -71,25 +73,26 @@ class RunLog:
         return alerts
 
     def check_evaluations(self, done: int) -> None:
-        """Alerts when the last evaluation has dropped: in save.best, or in the reward where save.best is better when
-        lower."""
+        """Alerts if the last evaluation has dropped in the metric save.best, or in the reward if lower values of
+        save.best are better."""
         best = self.config.save.best or "reward/mean"
         evals = comparable(self.folder.evals())
         self.track(self.alerts.evaluated(evals, best if trackers.direction(best) > 0 else "reward/mean"), done)
 
     def track_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Sends an evaluation to the trackers."""
+        """Sends a line of eval.jsonl to the trackers."""
         self.track({f"eval/{record['split']}/{k}": v for k, v in record.items()
                     if k not in ("split", "measured", "changed")}, record["step"])
 
     def track(self, values: Mapping[str, Any], step: int) -> None:
-        """Sends values to the trackers."""
+        """Sends metrics to the trackers."""
         if values and self.config.log.trackers:
             self.accelerator.log(dict(values), step=step)
 
     def track_groups(self, groups: Sequence[Group], step: int, split: str = "") -> None:
-        """Sends images, completions and histograms of this rank's groups to the trackers, if log.pictures is set;
-        `split` names that of an evaluation."""
+        """If log.pictures is set, sends images, completions and histograms of this rank's groups to the trackers.
+
+        `split` is the split of an evaluation; empty for a training step."""
         most, every = self.config.log.pictures, self.config.log.pictures_every
         if not most or not groups or not comm.is_main() or (not split and step % every):
             return
@@ -100,12 +103,13 @@ class RunLog:
 
     @property
     def alerts(self) -> Alerts:
-        """The alerts of the main process."""
+        """The alerts of the run; only on the main process."""
         assert self._alerts
         return self._alerts
 
     def close(self) -> None:
-        """Ends the trackers and flushes the alert webhook; the process group stays for what is closed later."""
+        """Closes the trackers and sends pending alerts to the webhook; the process group stays open for later closing
+        steps."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
         if self._alerts:
@@ -115,13 +119,13 @@ class RunLog:
         files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))
 
     def _append_left_out(self) -> None:
-        """Writes rows that were left out when the data was read to rejected.jsonl."""
+        """Writes to rejected.jsonl the rows that were left out when the data was read."""
         for own in parts_of(self.parts.source.samples):
             for bad in getattr(own, "quarantined", ()):
                 self._append_rejected(0, f"{bad.where}: {bad.reason}")
 
     def _write_tokenizer(self) -> None:
-        """Stored so that token ids can be shown as text."""
+        """Writes the tokenizer into the run folder, so that the viewer can show token ids as text."""
         text = tokenizer_file(self.parts.policy.processor.tokenizer) if self.config.store.rollouts else None
         if text is not None:
             self.folder.write_tokenizer(text)
@@ -137,6 +141,6 @@ def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[di
 
 
 def _paid_parts(task: Task) -> list[str]:
-    """Reward parts with a positive weight whose best value is above 0."""
+    """Names of the reward parts with a positive weight and a best value above 0."""
     return sorted({part for one in task.members for part, weight in one.weights_at(0).items()
                    if weight > 0 and one.best_parts.get(part, 1.0) > 0})

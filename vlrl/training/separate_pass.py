@@ -1,4 +1,5 @@
-"""A pass whose gradient is accumulated separately, so that its norm is known before it is added to the objective's."""
+"""Runs a pass with separate gradients, so that their norm is known before they are added to the objective's gradients.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,10 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs a pass with the gradients so far put aside, then adds both; each is summed over ranks.
+    """Runs a pass with separate gradients, then adds them to the previous ones; each are summed over ranks.
 
-    `one.end` gets the norms of the new gradient and of the one before. Returns how many micro-batches were halved for
-    lack of memory. Called on every rank.
-    """
+    `one.end` is called with the norms of the new and the previous gradients. Returns how many micro-batches were halved
+    for lack of memory. Called on every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]
 

@@ -1,4 +1,4 @@
-"""The surroundings of the loop: run folder and lock, resume, evaluation, signals, the end of a run."""
+"""The surroundings of the training loop: run folder and lock, resume, evaluation, signals, the end of a run."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from vlrl.training.update import PerToken
 from vlrl.types import Group
 
 _LONG_S = 10.0
-"""During a step that takes longer, an interrupt saves the completed steps immediately."""
+"""If the previous step took longer than this, an interrupt saves the completed steps immediately."""
 
 _NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
-"""What the presets of a run need and its config lacks."""
+"""Checks what the presets of a run need and its config lacks."""
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
-"""algo.loss -> an evaluation without rewards: (parts, split, completed steps) -> record, groups."""
+"""For an algo.loss whose evaluation has no rewards: (parts, split, completed steps) -> (record, groups)."""
 _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
 class Session:
-    """One run in one folder, a context manager around the loop.
+    """One run in one folder, a context manager around the training loop.
 
-    After `with`: `folder` is the run folder with `start` completed steps; `checkpoint` is the folder to load weights
-    from, or None. Raises RunError when the folder is in use or belongs to a run with other settings."""
+    After entering it, `folder` is the run folder with `start` completed steps, and `checkpoint` is the folder to load
+    weights from, or None. Raises RunError if the folder is in use or belongs to a run with other settings."""
 
     def __init__(self, settings: Config, accelerator: Accelerator):
         self.config, self.accelerator = settings, accelerator
@@ -92,7 +92,8 @@ class Session:
         return self
 
     def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
-        """Locks the folder and finds the checkpoint, on rank 0; also returns the files that every rank must see."""
+        """On rank 0: locks the folder; returns the checkpoint's folder, warnings, and files whose contents every rank
+        needs."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -106,7 +107,7 @@ class Session:
             return latest.path, latest.warnings, shared
 
     def _pin_sources(self, goes_on: bool) -> None:
-        """Writes the commits of Hub data sets, if rows come from any."""
+        """Records the commits of Hub data sets, if any rows come from the Hub."""
         if named := with_split([self.config.data, *(entry.data for entry in self.config.tasks)]):
             _HUB["pin"](named, self.folder.path, files.cache_folder(self.config.data.cache), goes_on)
         else:
@@ -158,7 +159,7 @@ class Session:
         return parts
 
     def finish(self) -> None:
-        """Saves and evaluates the last step, if that is still due."""
+        """Saves and evaluates the last step, unless that has been done."""
         self._checkpoints.save(self.done)
         if self.done < self.config.steps:
             comm.on_main(self._saver.wait)
@@ -201,24 +202,26 @@ class Session:
     # --- during the run ------------------------------------------------------------------------------------------
 
     def evaluate_if_due(self, done: int) -> None:
-        """Evaluates before the first step and every eval.every steps; `done` steps are completed."""
+        """Evaluates before the first step and after every eval.every steps; `done` is the number of completed steps."""
         if self.evaluation_due(done):
             self._evaluate()
 
     def evaluation_due(self, done: int) -> bool:
-        """Whether `evaluate_if_due` evaluates."""
+        """Whether `evaluate_if_due` evaluates after `done` completed steps."""
         every = self.config.eval.every
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the step's rollouts in the background; untrained ones, at the end, have no per-token values."""
+        """Writes the step's rollouts in the background.
+
+        Rollouts that were not trained on are the last ones and have no per-token values."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
             self._writer.submit(partial(self.folder.write_rollouts, step, comm.rank(), groups, padded))
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        """Writes one line of metrics.jsonl; updates progress, heartbeat and trackers."""
+        """Writes a line of metrics.jsonl; updates progress, heartbeat and trackers."""
         line, spans = step_line(step, metrics, self.parts)
         self._step_s = line["time/total_s"]
         if comm.is_main():
@@ -233,14 +236,14 @@ class Session:
             self._log.track_groups(groups, step)
 
     def save_if_due(self, done: int) -> None:
-        """Saves every save.every steps. Raises the error of a background save."""
+        """Saves after every save.every steps. Raises the error of a background save."""
         self._signals.completed()
         comm.on_main(self._saver.check)
         if self.config.save.every and done % self.config.save.every == 0:
             self._checkpoints.save(self.done)
 
     def interrupted(self) -> bool:
-        """Whether any rank received a stop signal; the current step is completed."""
+        """Whether any rank has received a stop signal; called when a step is completed."""
         stopped = any(comm.gather(self._stop.is_set()))
         if self._emergency and comm.is_main():
             self._emergency.keep()
@@ -248,7 +251,7 @@ class Session:
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
-        """Writes the rollouts of a step whose training fails, and names the file in the error."""
+        """If training the step fails in the block, writes its rollouts and names their file in the error."""
         try:
             yield
         except TrainingError as error:
@@ -299,7 +302,7 @@ class Session:
         self._checkpoints.save_best(done)
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
-        """A line of eval.jsonl, and this rank's groups behind it."""
+        """(a line of eval.jsonl, this rank's evaluated groups)."""
         parts, generator = self.parts, self.parts.source.generator
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
@@ -323,7 +326,7 @@ class Session:
             write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
-        """The first stop signal, at any point of the main thread: no lock may be taken here."""
+        """Handles the first stop signal; takes no lock, because the main thread may be anywhere."""
         self._stop.set()
         if not comm.is_main() or not hasattr(self, "parts"):
             return

@@ -1,9 +1,9 @@
 """Supervised fine-tuning with the data, encoder, packing, update, evaluation and checkpoints of RL.
 
-`vlrl sft CONFIG [key=value ...]` trains on given answers (rollout/demonstrations.py) with cross-entropy on the answer
-alone, or with algo.loss=bradley_terry a reward model on pairs of them (methods/preferences). The config is that of an
-RL run; sampling settings, group filters and engine are ignored. Only evaluations generate, with the training model;
-those of a reward model do not."""
+`vlrl sft CONFIG [key=value ...]` trains on answers of the data set (rollout/demonstrations.py). The loss is the
+cross-entropy of the answer's tokens; algo.loss=bradley_terry trains a reward model on pairs of answers instead
+(methods/preferences). The config is that of an RL run; settings of sampling, group filters and engine are ignored.
+Completions are generated only in evaluations, with the training model; evaluations of a reward model generate none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vlrl.types import Group
 
 
 class SupervisedSource(GroupSource):
-    """Groups of one given answer each instead of generated ones."""
+    """Yields groups of one answer each, taken from the data set instead of generated."""
 
     generates = False
 
@@ -39,17 +39,18 @@ class SupervisedSource(GroupSource):
 
 
 _SOURCES = Table({PAIRS: "vlrl.methods.preferences.pairs:PairSource"})
-"""algo.loss -> source of groups that replaces given answers."""
+"""For some values of algo.loss, the source of groups that replaces SupervisedSource."""
 
 
 def train(config: Config) -> Session:
-    """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
+    """Runs supervised training up to `config.steps` steps of rollout.prompts_per_step samples; see loop.train."""
     return train_loop(supervised_config(config), _SOURCES.get(config.algo.loss.name, SupervisedSource))
 
 
 def supervised_config(config: Config) -> Config:
-    """The settings of a supervised run: those of the RL run with a cross-entropy objective, or the pairwise loss that
-    algo.loss names."""
+    """The settings of a supervised run: those of the RL run, with cross-entropy as loss.
+
+    A pairwise loss in algo.loss is kept."""
     pairs = config.algo.loss.name == PAIRS
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
                         loss=config.algo.loss if pairs else Named(name="supervised"))

@@ -1,4 +1,4 @@
-"""Scored groups -> new weights: micro-batches, gradient accumulation, clipping, the optimizer step."""
+"""Updates the weights from scored groups: micro-batches, gradient accumulation, clipping, the optimizer step."""
 
 from __future__ import annotations
 
@@ -27,27 +27,30 @@ from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_min
 from vlrl.types import Group
 
 PerToken = dict[str, list[np.ndarray | None]]
-"""trainer_logprobs, entropies, ratio, clipped, and with store.alternatives top_ids and top_logprobs [T, k]: one array
-per rollout, in group order."""
+"""Arrays by name, each a list with one array per rollout, in group order.
+
+Names: trainer_logprobs, entropies, ratio, clipped, and with store.alternatives top_ids and top_logprobs [T, k]."""
 
 _log = logging.getLogger(__name__)
 _NAMED = 8
-"""Most groups that a message names."""
+"""Largest number of groups that a message names."""
 _LEAST_SCALE = 1.0
-"""Loss scale at which an overflow ends the run: below it, float16 is no better than without scaling."""
+"""Loss scale at which an overflow ends the run: below it, float16 has no advantage over no scaling."""
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
            algorithm: Algorithm | None = None,
            own_groups: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
-    """Trains on credited groups; returns step metrics and per-token arrays.
+    """Trains on groups with advantages; returns (metrics of the step, per-token arrays).
 
-    rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one it
-    is made from the config, and its state between steps is lost. `own_groups`: section of a method -> its groups on
-    this rank. An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose gradients
-    overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite when more
-    than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch that does not fit into memory is
-    halved: metric `memory/halved`."""
+    Makes rollout.updates passes over the groups, with rollout.minibatches optimizer steps each. `algorithm` should be
+    that of the run; if None it is made from the config, and its state between steps is lost. `own_groups`: the groups
+    of each method on this rank, by the method's section.
+
+    An optimizer step is skipped if its loss or gradient is NaN or infinite, or if gradients overflow in float16, which
+    also halves the loss scale (metrics `skipped` and `loss_scale`). Raises NonFinite after more than
+    limits.nonfinite_steps consecutive steps with NaN or infinity. A micro-batch that does not fit into memory is halved
+    (metric `memory/halved`)."""
     policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, comm.rank()]).generate_state(1)[0])
@@ -89,9 +92,11 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters: one group per model part and weight decay (matrices only), a head last.
+    """AdamW over the trainable parameters, with weight decay on matrices only.
 
-    The fused kernel would create its state in a step that a loss scaler skips, so it is only used without one."""
+    There is one parameter group for each model part, separately with and without weight decay; the group of a head is
+    the last. The fused kernel would create its state even in a step that the loss scaler skips, so it is not used with
+    a loss scaler."""
     groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
@@ -106,7 +111,7 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
-    """Learning rate of a step (from 0) out of `steps`: warmup from 0, then constant, linear or cosine."""
+    """Learning rate of a step (from 0) out of `steps`: warmup from 0, then constant, linear or cosine decay."""
     warm = math.ceil(settings.warmup * steps)
     if step < warm:
         return settings.lr * (step + 1) / (warm + 1)
@@ -121,11 +126,10 @@ class NonFinite(TrainingError):
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
-    """Forward and backward of every micro-batch, then the methods' passes; gradients accumulate.
+    """Runs forward and backward of every micro-batch, then the methods' passes; their gradients accumulate.
 
-    When a micro-batch runs out of memory it is halved and everything starts again. While only the head is trained,
-    passes that are not separate are skipped; in a step of demonstrations alone the objective is measured without a
-    gradient."""
+    When a micro-batch runs out of memory, it is halved and the accumulation restarts. While only the head is trained,
+    only separate passes are run. In a step with only demonstrations the objective is computed without a gradient."""
     draws, head = _random_state(policy.device), policy.head
     alone, share = head is not None and head.alone(step), algorithm.share(step)
 
@@ -170,8 +174,9 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
-    """A method's pass whose gradient is accumulated onto the objective's; `anew` recomputes that when a micro-batch is
-    halved. Returns how many were halved."""
+    """Runs a method's pass, which adds its gradient to the objective's; returns how many micro-batches were halved.
+
+    When a micro-batch is halved, `anew` recomputes the objective's gradient."""
     def again() -> None:
         one.begin()
         anew()
@@ -183,7 +188,7 @@ def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """State of the generators that dropout uses."""
+    """State of the random generators that dropout uses."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
@@ -195,9 +200,9 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
-    """Sums gradients over ranks if needed, clips and steps; returns whether the step's measurements count.
+    """Sums gradients over ranks unless `summed`, clips and takes the optimizer step; returns whether its metrics count.
 
-    After an overflow in float16 only the loss scale changes, and after NaN or infinity nothing."""
+    After an overflow in float16 only the loss scale changes; after NaN or infinity nothing changes."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
@@ -225,7 +230,8 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
-    """Sums gradients over ranks and clips those of the policy and of a head to `limit`; returns both norms before."""
+    """Sums gradients over ranks and clips those of policy and head to norm `limit`; returns both norms before clipping.
+    """
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])
@@ -239,7 +245,7 @@ def _weights(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 def _head(policy: Policy) -> list[torch.nn.Parameter]:
-    """Parameters of the head, which is complete on every rank."""
+    """Parameters of the head, which is not sharded."""
     return list(policy.head.parameters()) if policy.head else []
 
 
@@ -249,7 +255,7 @@ def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:
-    """Counts a skipped optimizer step and reports its groups; raises NonFinite above the limit."""
+    """Counts a skipped optimizer step and reports its groups; raises NonFinite above limits.nonfinite_steps."""
     suspects = sorted(meter.suspects) or [r for r, t in enumerate(part.rollouts) if t.mask.any()]
     suspected = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
     # the micro-batches whose loss it was; else all that gave the gradient
@@ -268,7 +274,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
-    """Why a step must not be taken; "" when it may, or when a lower loss scale may help."""
+    """Why an optimizer step must not be taken; "" if it may, or if a lower loss scale may help."""
     outcome, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
@@ -286,45 +292,45 @@ def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> 
 
 
 class _Meter:
-    """Sums over trained tokens, and per-token arrays for the run folder."""
+    """Accumulates metrics over trained tokens, and per-token arrays for the run folder."""
 
     def __init__(self, rollouts: int, k: int):
         self.sums: dict[str, float] = {}
-        """Over the optimizer steps that count."""
+        """Sums of metrics over the optimizer steps that count."""
         self.fresh: dict[str, float] = {}
-        """Of the current optimizer step."""
+        """Sums of metrics in the current optimizer step."""
         self.suspects: set[int] = set()
-        """Rows of this rank's micro-batches with a non-finite loss, in the current optimizer step."""
+        """Indices of this rank's rows in micro-batches with a non-finite loss, in the current optimizer step."""
         self.entropy = 0.0
-        """Summed over this rank's trained tokens of the optimizer step."""
+        """Sum of the entropy over this rank's trained tokens in the current optimizer step."""
         self.widest = self.fresh_widest = 0.0
         """Largest difference between the sampler's and the trainer's log-probability of a token."""
         self.norms: list[float] = []
-        """Gradient norms before clipping, of the optimizer steps taken."""
+        """Gradient norms before clipping, of the optimizer steps that were taken."""
         self.head_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
-        """Optimizer steps left out, and those of them with NaN or infinity."""
+        """Numbers of skipped optimizer steps (all, and those with NaN or infinity)."""
         self.halved = 0
-        """Micro-batches halved for lack of memory."""
+        """Number of micro-batches halved for lack of memory."""
         self.also = alternatives(k)
-        """Statistics for the run folder at the sampling weights: from the old-logprob pass, else from the first pass.
-        """
+        """Further statistics for the run folder, at the weights of the first pass: from the old-logprob pass if there
+        is one."""
         names = ("trainer_logprobs", "entropies", "ratio", "clipped", *self.also)
         self.per_token: PerToken = {name: [None] * rollouts for name in names}
 
     def begin(self) -> None:
-        """An optimizer step begins, or starts again."""
+        """Resets the values of the current optimizer step, when the step begins or restarts."""
         self.fresh, self.suspects, self.entropy, self.fresh_widest = {}, set(), 0.0, 0.0
 
     def keep(self) -> None:
-        """The optimizer step counts."""
+        """Adds the values of the current optimizer step to the totals."""
         self.widest = max(self.widest, self.fresh_widest)
         for key, value in self.fresh.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
 
     def add(self, part: Minibatch, micro: MicroBatch, loss: torch.Tensor, learned: torch.Tensor, metrics: Metrics,
             x: LossInputs) -> None:
-        """Adds one micro-batch; `learned` is the loss including that of a head."""
+        """Adds one micro-batch; `learned` is its loss including the head's loss."""
         assert x.entropy is not None and x.sampler_logprobs is not None
         on_first_pass, rollouts = self.passes == 0, [part.rollouts[r] for r in micro.order]
         said = {k: metrics[k] for k in ("ratio", "clipped") if k in metrics}
@@ -355,7 +361,7 @@ class _Meter:
                 self.per_token[key][t.number] = t.into_rollout(self.per_token[key][t.number], piece.numpy())
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
-        """Step metrics over all ranks."""
+        """The metrics of the step over all ranks."""
         everyone, widest, halved = zip(*comm.gather((self.sums, self.widest, self.halved)), strict=True)
         total = {k: sum(s.get(k, 0.0) for s in everyone) for k in sorted({k for s in everyone for k in s})}
         tokens = max(total.pop("tokens", 0.0), 1.0)
