@@ -2,9 +2,10 @@
 
     from vlrl import load_run, train
 
-Importing this package loads no torch: a public name is imported when it is first asked for. The import prepares the
-process, and through inherited environment variables its child processes, for three traps of the stack: OpenMP workers
-that spin while they wait, tokenizers' fork warning, and a torchvision wheel built for CUDA beside a CPU-only torch."""
+Importing this package loads no torch: a public name is imported when it is first used. The import prepares the process,
+and through inherited environment variables its child processes, for three problems of the libraries: OpenMP workers
+that spin while they wait, the fork warning of tokenizers, and a torchvision wheel built for CUDA beside a CPU-only
+torch."""
 
 import importlib.abc
 import importlib.util
@@ -26,7 +27,7 @@ _PUBLIC = {"Config": "config.schema", "Environment": "task.environment", "Media"
            "Run": "tools.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "environments.tools",
            "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
            "load_run": "tools.run", "train": "tools.train"}
-"""Public name -> the module below vlrl that it comes from; __init__.pyi says the same to type checkers."""
+"""The module below vlrl that each public name comes from; __init__.pyi declares the same names for type checkers."""
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning workers are 20x slower beside another busy process
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -36,13 +37,16 @@ _torchvision.install()
 _PACKAGE = Path(__file__).resolve().parent
 _IN_CHECKOUT = (_PACKAGE.parent / "tasks").is_dir() and (_PACKAGE.parent / "train.py").is_file()
 HOME = _PACKAGE.parent if _IN_CHECKOUT else _PACKAGE
-"""The folder of tasks/, app/ and configs/: the checkout, or this package where it was installed from a wheel."""
+"""The folder that contains tasks/, app/ and configs/: the checkout, or this package if it was installed from a wheel.
+"""
 
 
 class _Folders(importlib.abc.MetaPathFinder):
-    """Imports tasks/, app/ and configs/ of a checkout as vlrl.tasks, vlrl.app and vlrl.configs, as they are in a wheel.
+    """Imports tasks/, app/ and configs/ of a checkout as vlrl.tasks, vlrl.app and vlrl.configs, as in an installed
+    wheel.
 
-    Nothing else of the checkout is part of the package, and a user's own tasks.py cannot shadow the built-in tasks."""
+    Other modules of the checkout are not part of the package, and a user's own tasks.py cannot shadow the built-in
+    tasks."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, name = fullname.rpartition(".")

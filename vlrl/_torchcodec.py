@@ -1,14 +1,14 @@
-"""Lets vLLM be imported beside a torchcodec that cannot be loaded.
+"""Lets vLLM be imported if the installed torchcodec cannot be loaded.
 
-PyPI's torchcodec is a CUDA build; without CUDA its libraries raise OSError at import, which vLLM does not expect. It
-needs torchcodec for audio alone and does without where there is none."""
+PyPI's torchcodec is a CUDA build; without CUDA its libraries raise OSError at import, which vLLM does not expect. vLLM
+needs torchcodec only for audio, and works without it."""
 
 import importlib.util
 import sys
 
 
 def hide_broken() -> None:
-    """Makes a torchcodec that cannot be loaded look as if it were not installed, in this process."""
+    """Makes a torchcodec that cannot be loaded look uninstalled in this process."""
     if "torchcodec" in sys.modules or importlib.util.find_spec("torchcodec") is None:
         return
     try:

@@ -1,8 +1,9 @@
 """Makes a CUDA-built torchvision importable beside a CPU-only torch.
 
-PyPI's torchvision wheel refers to operators `torchvision::nms` and `qnms` at import; without CUDA its library cannot
-be loaded, the operators are missing, and the import of any image processor fails. Declaring their schemas first is
-enough. It happens when torchvision is first imported, in this process or in any worker that imports vlrl."""
+PyPI's torchvision wheel refers to operators `torchvision::nms` and `qnms` at import. Without CUDA its library cannot be
+loaded, the operators are missing, and the import of any image processor fails. Declaring the operators' schemas
+beforehand is enough. This is done when torchvision is first imported, in this process or in any worker that imports
+vlrl."""
 
 import importlib.abc
 import sys
@@ -30,15 +31,15 @@ def _declare_schemas() -> None:
 
 
 def needed() -> bool:
-    """Returns whether torchvision here cannot be imported without `install`: its library of operators could not be
-    loaded."""
+    """Whether torchvision can only be imported after `install`, because its library of operators cannot be loaded here.
+    """
     from torchvision import extension
 
     return bool(_declared) and not extension._has_ops()
 
 
 def install() -> None:
-    """Registers the import hook once; does nothing when torchvision is already imported."""
+    """Registers the import hook once; does nothing if torchvision is already imported."""
     known = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
     if "torchvision" not in sys.modules and not known and not _declared:
         sys.meta_path.insert(0, _BeforeTorchvision())

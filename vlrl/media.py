@@ -1,6 +1,6 @@
-"""Media, and the observations and steps of environments: the types that tasks and environments create.
+"""Media, observations and steps of environments: the types that tasks and environments create.
 
-vlrl.types has these names too. No torch."""
+vlrl.types exports the same names. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Media:
-    """One image or video of a sample, not yet read.
+    """One image or video of a sample, not yet loaded.
 
     Example: `Media(source=Path("photos/cat.jpg"))`, `Media(source=pil_image)`, `Media(kind="video",
     source=Path("clip.mp4"), start=2.0, end=7.5)`."""
@@ -21,29 +21,31 @@ class Media:
     """A path, a PIL image or the bytes of a file; for a video also a sequence of such frames, or a LoadedMedia."""
     kind: Literal["image", "video"] = "image"
     start: float | None = None
-    """Seconds; the part of a video that is read, from here ..."""
+    """Start in seconds of the part of a video that is read; None = the beginning."""
     end: float | None = None
-    """... to here."""
+    """End in seconds of the part of a video that is read; None = the end."""
     fps: float | None = None
-    """Frames per second of a video given as frames ..."""
+    """Frames per second of a video whose source is a sequence of frames."""
     times: Sequence[float] | None = None
-    """... or the time of each of its frames in seconds, rising."""
+    """Time of each frame in seconds, ascending, for a video whose source is a sequence of frames; an alternative to
+    `fps`."""
     edits: tuple[tuple[Any, ...], ...] = ()
-    """Edits of its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`; see data/media_edits.py."""
+    """Edits of the decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`; see data/media_edits.py."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedMedia:
-    """One image or video as pixels, with the hash that names it in the run folder."""
+    """One image or video as pixels, with the hash that identifies it in the run folder."""
 
     kind: Literal["image", "video"]
     frames: tuple[Any, ...]
-    """PIL images in RGB; one for an image."""
+    """PIL images in RGB; a single one for an image."""
     sha256: str
-    """Hash of the file's bytes, or of the pixels of media drawn by code, and of given frame times."""
+    """Hash of the file's bytes; for media drawn by code, of the pixels; frame times are included if they were
+    specified."""
     path: Path | None = None
     data: bytes | None = field(default=None, repr=False)
-    """The file's bytes, if the row itself holds them."""
+    """The file's bytes, if they are stored in the row itself."""
     timestamps: tuple[float, ...] = ()
     """[frames] display time of each frame in seconds from the start of the clip; empty for an image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -56,24 +58,24 @@ class LoadedMedia:
         return self.frames[0].size
 
     def as_media(self) -> Media:
-        """Media that are read as these frames, at these times."""
+        """A Media that is loaded as these frames, at these times."""
         return Media(kind=self.kind, source=self if self.kind == "video" else self.frames[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What an environment shows: text, after its media.
+    """What an environment shows to the model: media, then text.
 
     Example: `Observation("You see a door.", [Media(source=image)])`."""
 
     text: str = ""
     media: Sequence[Media] = ()
     results: Sequence[Observation] = ()
-    """Results of the tool calls, one each; `text` and `media` then combine them, see `of_results`."""
+    """One observation per result of a tool call; `text` and `media` then combine these results, see `of_results`."""
 
     @classmethod
     def of_results(cls, results: Sequence[Observation]) -> Observation:
-        """The results of tool calls as one observation."""
+        """One observation that combines the results of tool calls."""
         return cls("\n".join(r.text for r in results if r.text), tuple(m for r in results for m in r.media),
                    tuple(results))
 
@@ -84,13 +86,13 @@ class Step:
 
     observation: Observation = field(default_factory=Observation)
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Raw reward parts of this turn, named in the task's `rewards`; a missing part counts 0."""
+    """Raw values of reward parts for this turn, by their names in the task's `rewards`; a missing part counts 0."""
     done: bool = False
-    """Whether the episode has ended; its observation is then stored and not shown to the model."""
+    """Whether the episode has ended; the observation is then stored but not shown to the model."""
     state: Any = None
-    """Hashable: the state after the action."""
+    """The state of the environment after the action; hashable."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-able, for the viewer."""
+    """JSON-compatible data for the viewer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +100,7 @@ class PastAction:
     """One action of an episode, and the environment's response."""
 
     action: str
-    """Including text that its prompt opened, as `Answer.text`."""
+    """Text of the action, including text that its prompt started it with, as in `Answer.text`."""
     observation: str = ""
     media: tuple[Media, ...] = ()
     """Media of the observation."""

@@ -1,10 +1,11 @@
-"""How a long job reports how far it is."""
+"""The callback with which a long job reports its progress."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float, int], None]
-"""`progress(what, done, total)`, called as the work proceeds; `done` counts pieces of work and may be a fraction."""
+"""`progress(what, done, total)`, called repeatedly during the work; `done` counts units of work and may be a fraction.
+"""
 
 
 def no_progress(what: str, done: float, total: int) -> None:
-    """Reports nothing."""
+    """A Progress callback that does nothing."""

@@ -2,8 +2,8 @@
 
     Sample -> Prompt -> Completion -> Rollout (+ reward, + advantage) -> Group -> packing.Batch
 
-Everything is frozen; a later stage adds fields with `dataclasses.replace`. Shapes are in the field docs: P prompt
-tokens, T tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs are Any."""
+All are frozen; a later stage adds fields with `dataclasses.replace`. Shapes are in the field docs: P prompt tokens, T
+tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs have type Any."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from vlrl.media import PastAction as PastAction
 from vlrl.media import Step as Step
 
 Record = Mapping[str, Any]
-"""A JSON object as it was read, such as one entry of a data file."""
+"""A JSON object that was read, such as one entry of a data file; read-only."""
 Row = dict[str, Any]
-"""A JSON object that code makes or completes, such as a row with the canonical fields of vlrl.data."""
+"""A JSON object that code creates or completes, such as a row with the canonical fields of vlrl.data."""
 Parts = dict[str, float | None]
-"""Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
+"""Raw values of reward parts by name, each in its natural range; None = the rollout cannot be scored."""
 
 
 @dataclass(frozen=True)
 class StepValues:
-    """Value of a reward part at each step of an answer; float() is the mean."""
+    """A reward part with one value per step of an answer; as float, the mean of the values."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
-    """End of each step, in characters of the answer's text; rising."""
+    """End of each step, as an offset in characters into the answer's text; ascending."""
 
     def __float__(self) -> float:
         return float(np.mean(self.values)) if self.values else 0.0
@@ -47,18 +47,18 @@ class Sample:
 
     id: str
     row: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-able fields of the row, in original pixels and seconds."""
+    """JSON-compatible fields of the row; coordinates in original pixels, times in seconds."""
     media: tuple[Media, ...] = ()
     prompt: str = ""
-    """The prompt template of this visit, when the task offers several; empty = the task's first."""
+    """The prompt template for this visit of the sample, if the task has several; empty = the task's first."""
     task: str = ""
-    """Label of its task in a mixture (`tasks:`); empty without a mixture."""
+    """Label of the sample's task in a mixture (`tasks:`); empty without a mixture."""
     opening: Observation | None = None
-    """Of an episode, the environment's observation at the reset; it follows the task's own messages."""
+    """For an episode: the environment's observation after its reset; shown after the task's own messages."""
     environment_seed: int | None = None
-    """Seed of that reset, the same for all episodes of a group."""
+    """Seed of the environment's reset, the same for all episodes of a group."""
     reset_error: str | None = None
-    """Why its environment could not be reset, beginning with "reset: "; its episodes have no actions and no reward."""
+    """Why the environment could not be reset ("reset: ..."); its episodes have no actions and no reward."""
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -68,7 +68,7 @@ class Sample:
 
     @property
     def difficulty(self) -> float | None:
-        """In [0, 1], 1 = hardest; None where the row has none."""
+        """Difficulty of the row in [0, 1], 1 = hardest; None if the row has none."""
         return self.row.get("difficulty")
 
     @property
@@ -77,7 +77,7 @@ class Sample:
 
     @property
     def weight(self) -> float:
-        """Factor of the row's loss."""
+        """Weight of the row in the loss."""
         weight = self.row.get("weight")
         return 1.0 if weight is None else float(weight)
 
@@ -90,68 +90,67 @@ class Variant:
 
     name: str
     media: tuple[Media, ...]
-    """As many as the sample has, of the same kinds and sizes."""
+    """As many images and videos as the sample has, of the same kinds and sizes."""
     n: int
-    """Number of completions; part of rollout.group_size when trained on, else sampled in addition."""
+    """Number of completions: a part of rollout.group_size if `trained`, else sampled in addition."""
     trained: bool = False
-    """Whether they join the group and are trained on under the unchanged prompt; else they are only scored, and passed
-    to `Task.score_group` as `services.variants[name]`."""
+    """Whether the completions join the group and are trained on under the unchanged prompt. If not, they are scored and
+    passed to `Task.score_group` as `services.variants[name]`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InsertedObservation:
-    """An observation with media at tokens start..stop, and the size of its media."""
+    """An observation with media at tokens start..stop, and how much of the media data belongs to it."""
 
     start: int
     stop: int
     rows: Mapping[str, int]
-    """Number of rows in each tensor of `Prompt.mm`."""
+    """Number of its rows in each tensor of `Prompt.mm`."""
     visuals: int
-    """Number of `Prompt.visuals`."""
+    """Number of its entries in `Prompt.visuals`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """A sample as the model sees it. Made once per sample by models/processing.py and shared by engine and trainer."""
+    """A sample as input of the model, made once by models/processing.py and shared by engine and trainer."""
 
     sample_id: str
     text: str
-    """Rendered chat text with unexpanded media placeholders."""
+    """Rendered chat text, with one placeholder per image or video."""
     ids: np.ndarray
-    """[P] int64, media placeholders expanded to one id per visual token."""
+    """[P] int64 token ids, in which a placeholder is expanded to one id per visual token."""
     raw_ids: np.ndarray
-    """Unexpanded ids, for an engine that runs its own processor on `media`."""
+    """Token ids with unexpanded placeholders, for an engine that runs its own processor on `media`."""
     positions: np.ndarray
     """[R, P] int64 rotary positions by the model's own rope index; R = 3 with M-RoPE, else 1."""
     mm: Mapping[str, Any] = field(default_factory=dict)
-    """Media tensors by their keyword of the model's forward; concatenated on dimension 0 over the prompts of a batch.
-    """
+    """Media tensors by keyword of the model's forward; in a batch concatenated over the prompts on dimension 0."""
     aligned: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """[P] arrays aligned with the ids by name, such as token types."""
+    """[P] arrays by name that have a value for each id, such as token types."""
     aligned_answer: Mapping[str, int] = field(default_factory=dict)
-    """Their values on completion tokens, by name; default 0."""
+    """Values of the `aligned` arrays on completion tokens, by name; default 0."""
     media: tuple[LoadedMedia, ...] = ()
     processed_sizes: tuple[tuple[int, int], ...] = ()
-    """Width and height of each image or video frame after the processor, in pixels; empty where it makes tiles."""
+    """Width and height in pixels of each image or video frame after the processor; empty if it makes tiles."""
     visual_tokens: tuple[int, ...] = ()
-    """Visual tokens of each media; empty where unknown."""
+    """Number of visual tokens of each image or video; empty if unknown."""
     visuals: tuple[Any, ...] = ()
-    """The same media as units of the feature cache (models/vision_cache.py); empty without one."""
+    """The media as entries of the feature cache (models/vision_cache.py); empty without a cache."""
     opened: str = ""
-    """The end of its text that starts the completion, written by the chat template, such as "<think>"."""
+    """End of the prompt's text with which the chat template starts the completion, such as "<think>"."""
     inserted: tuple[InsertedObservation, ...] = ()
-    """Observations with media that were appended to it, in order."""
+    """Observations with media that were appended to the prompt, in order."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def next_position(self) -> int:
-        """Position of the first token after the prompt, the same on every row."""
+        """Position of the first token after the prompt, the same in all R rows."""
         return int(self.positions.max()) + 1 if self.positions.size else 0
 
     def followed_by(self, tokens: np.ndarray) -> Prompt:
-        """The prompt followed by the first [T] tokens of a completion."""
+        """The prompt extended by `tokens` [T], the first tokens of a completion."""
         places = np.arange(self.next_position, self.next_position + len(tokens))
         beside = {name: np.concatenate([ids, np.full(len(tokens), self.aligned_answer.get(name, 0), ids.dtype)])
                   for name, ids in self.aligned.items()}
@@ -162,66 +161,67 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn of an episode: tokens start..end; media shown with an observation."""
+    """One turn of an episode, tokens start..end: an action of the model or an observation."""
 
     start: int
     end: int
     role: Literal["assistant", "observation"] = "assistant"
     media: tuple[str, ...] = ()
-    """Hashes of media added by this turn."""
+    """Hashes of the media that this turn adds."""
     text: str = ""
     opened: str = ""
-    """For an action, text that its prompt started it with, such as "<think>"; not in `text`."""
+    """For an action: text with which its prompt started it, such as "<think>"; not part of `text`."""
     parts: Mapping[str, float] | None = None
-    """For an action, like all fields below: the environment's response; None before it has responded."""
+    """This field and those below are set for actions: the environment's response, or None if there is none yet."""
     state: str | None = None
     done: bool | None = None
     seconds: float | None = None
     error: str | None = None
     info: Mapping[str, Any] | None = None
     prompt_ids: tuple[int, ...] | None = None
-    """Ids of the prompt that it was sampled with, where `episode.history` drops earlier turns."""
+    """Ids of the prompt with which the action was sampled, if `episode.history` drops earlier turns."""
 
     @property
     def calls(self) -> list[Mapping[str, Any]] | None:
-        """Name, arguments and error of each tool call, as recorded by its environment; None without any."""
+        """Name, arguments and error of each tool call, as recorded by the environment; None if it recorded none."""
         noted = (self.info or {}).get("calls")
         return noted if isinstance(noted, list) and all(isinstance(call, Mapping) for call in noted) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """One episode's tokens after the prompt. A plain completion is one turn, or one per piece of a partial rollout."""
+    """The tokens of an episode after the prompt. A plain completion has one turn, or one per piece of a partial
+    rollout."""
 
     tokens: np.ndarray
-    """[T] int64, including the end token if the model wrote one."""
+    """[T] int64 token ids, including the end token if the model generated one."""
     logprobs: np.ndarray
-    """[T] float32 under the sampler, at the sampling temperature without banned ids; of forced tokens too."""
+    """[T] float32 under the sampler, at the sampling temperature without banned ids; also for forced tokens."""
     loss_mask: np.ndarray
-    """[T] bool; False on tokens that were not sampled (observations, a forced end of thinking) or, in a trained group,
-    were sampled in earlier steps."""
+    """[T] bool; False for tokens that were not sampled (observations, a forced end of thinking) and, in a trained
+    group, for tokens sampled in earlier steps."""
     text: str
     """The decoded tokens without the end token; includes a stop string."""
     finish_reason: Literal["stop", "length", "turns", "tokens", "media"]
-    """stop: an end token or a stop string was written; length: max_new_tokens were reached. For an episode, stop: its
-    environment ended it; else the limit of `episode.*` that did."""
+    """stop: an end token or a stop string was generated; length: max_new_tokens was reached. For an episode, stop: the
+    environment ended it; else the limit in `episode.*` that ended it."""
     turns: tuple[Turn, ...] = ()
     episode_id: str = ""
     shown: Prompt | None = None
-    """The tokens as the model sees them after the prompt, if there are observations: positions in the episode, and the
-    media of all observations in order."""
+    """The tokens as model input after the prompt, if there are observations: with their positions in the episode and
+    the media of all observations in order."""
     error: str | None = None
-    """Why its environment failed; such an episode is not scored."""
+    """Why the environment failed; such an episode is not scored."""
     observed_media: tuple[LoadedMedia, ...] = ()
-    """Media of all its observations in order, including those after its last action."""
+    """Media of all observations in order, including those after the last action."""
     windows: tuple[Prompt, ...] = ()
-    """With `episode.history=last:k`: for each action the tokens after the prompt that the model saw in that turn, the
-    action at the end; `shown` is None then."""
+    """With `episode.history=last:k`: for each action the tokens after the prompt that the model saw in that turn,
+    ending with the action; `shown` is then None."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that one method keeps under its name, and only that method reads. `turns` in it, {start, end, info} each,
-    are stored as the turns of a completion without turns."""
+    """JSON data of one method, under that method's name; other methods do not read it. A list `turns` in it, {start,
+    end, info} each, is stored as the turns of a completion without turns."""
     policy_step: int | None = None
-    """Completed steps of the weights that sampled it, if it was kept from an earlier visit; None = the current."""
+    """Step count of the weights that sampled it, if it was kept from an earlier visit; None = the current weights."""
 
     @property
     def truncated(self) -> bool:
@@ -229,7 +229,7 @@ class Completion:
 
     @property
     def begun(self) -> bool:
-        """False for an episode whose environment could not be reset: it has no tokens, and an error."""
+        """False for an episode whose environment could not be reset: it has an error and no tokens."""
         return self.error is None or len(self.tokens) > 0
 
     @property
@@ -239,11 +239,11 @@ class Completion:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each training row."""
+        """Number of tokens of each training row."""
         return [*map(len, self.windows)] or [len(self.tokens)]
 
     def behind(self, prompt: Prompt, other: Prompt) -> Completion:
-        """The completion of one prompt with its positions shifted to follow another one."""
+        """The completion of `prompt` with its positions shifted so that it follows the prompt `other`."""
         by = other.next_position - prompt.next_position
         shown, *windows = (p and replace(p, positions=p.positions + by) for p in (self.shown, *self.windows))
         return replace(self, shown=shown, windows=tuple(windows))
@@ -253,22 +253,22 @@ class Completion:
 class Answer:
     """What a task scores: the text of an answer and the parts marked by tags.
 
-    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags all is final.
+    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags, all is final.
     """
 
     text: str
-    """The text that the prompt opened, plus the completion."""
+    """The text with which the prompt started the completion, plus the completion."""
     reasoning: str = ""
     final: str = ""
     n_tokens: int = 0
     truncated: bool = False
     step: int = 0
     variant: str = ""
-    """Name of the Variant that it was sampled with; empty for the unchanged sample."""
+    """Name of the Variant with which it was sampled; empty for the unchanged sample."""
     turns: tuple[PastAction, ...] = ()
-    """All actions of an episode; `text` is the last one."""
+    """All actions of an episode; `text` is then the last action."""
     opened: str = ""
-    """The beginning of `text` that was in the prompt, such as "<think>"."""
+    """The beginning of `text` that was part of the prompt, such as "<think>"."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -280,43 +280,43 @@ class Rollout:
     """Index in the group, 0..G-1."""
     completion: Completion
     policy_step: int
-    """Completed steps of the weights that sampled it."""
+    """Number of completed steps of the weights that sampled it."""
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
-    """None = cannot be scored: left out of the group's statistics, advantage 0."""
+    """None = cannot be scored: excluded from the group's statistics, advantage 0."""
     steps: tuple[tuple[int, float], ...] = ()
-    """(end in characters of the completion, value) of each step, for the first reward part given by steps."""
+    """(end of the step in characters of the completion, value), for the first reward part with a value per step."""
     correct: bool | None = None
-    """Task.correct; None where unknown."""
+    """Result of Task.correct; None if unknown."""
     parsed: Any = None
-    """JSON-able form of the answer, for the viewer."""
+    """JSON-compatible form of the answer, for the viewer."""
     marks: list[Any] | None = None
-    """Task.overlay of the answer and of the target; None when it failed."""
+    """Result of Task.overlay for the answer and the target; None if it failed."""
     error: str | None = None
-    """Why it could not be scored."""
+    """Why the completion could not be scored."""
     advantage: float | np.ndarray = 0.0
-    """A scalar, or [T]."""
+    """One advantage for all tokens, or one for each token [T]."""
     per_token: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """[T] arrays by name that one method keeps until the update, and only that method reads."""
+    """[T] arrays of one method by name, stored until the update; other methods do not read them."""
     old_logprobs: np.ndarray | None = None
-    """[T] of the trainer before the update, if a method's pass has computed them."""
+    """[T] log-probabilities under the trainer before the update, if a method's pass has computed them."""
     train_prompt: Prompt | None = None
-    """Prompt for training, if it differs from the sampled one."""
+    """Prompt for training, if it differs from the prompt used for sampling."""
     sampled_prompt: str = ""
-    """Text of the prompt that it was sampled with, if it differs from the group's."""
+    """Text of the prompt used for sampling, if it differs from the group's prompt."""
     variant: str = ""
-    """Name of the Variant that it was sampled with; empty for the unchanged sample."""
+    """Name of the Variant with which it was sampled; empty for the unchanged sample."""
     trained: bool = True
-    """False = left out of the update, by algo.batch; in `Group.aside`, True = a method learns from it."""
+    """False = left out of the update, by algo.batch; in `Group.aside`, True = a method trains on it."""
     moved: bool = False
-    """Whether a method has moved it into or out of the group after its rewards were counted."""
+    """Whether a method has moved the rollout into or out of the group after its reward was counted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """In an evaluation, Task.metrics."""
+    """In an evaluation, the result of Task.metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """All rollouts of one visit to one prompt. Grouped by id, never by prompt text."""
+    """All rollouts of one visit to one prompt. Rollouts are grouped by group id, never by prompt text."""
 
     id: str
     task: str
@@ -325,10 +325,10 @@ class Group:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     weights: Mapping[str, float] = field(default_factory=dict)
-    """The reward weights when it was scored."""
+    """The weights of the reward parts when the group was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Rollouts numbered after the group and outside its statistics: untrained variants, a greedy one, methods' own."""
+    """Rollouts outside the group's statistics, with indices from G: untrained variants, a greedy one, methods' own."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -336,15 +336,15 @@ class Group:
 
     @property
     def plain(self) -> list[Rollout]:
-        """The rollouts that were sampled as the group, before a method moved any."""
+        """The rollouts that were originally sampled as the group, before a method moved any."""
         return [*(r for r in self.rollouts if not r.moved), *(r for r in self.aside if r.moved)]
 
     @property
     def beside(self) -> list[Rollout]:
-        """The rollouts in `aside` that a method learns from."""
+        """The rollouts in `aside` that a method trains on."""
         return [r for r in self.aside if r.trained]
 
     @property
     def zero_variance(self) -> bool:
-        """Every rollout with a reward has the same one, so the group carries no preference."""
+        """Whether all rollouts with a reward have the same reward, so that no advantage can be derived from it."""
         return len({r for r in self.rewards if r is not None}) < 2

@@ -1,4 +1,4 @@
-"""Reports of a running run: metrics, progress, alerts, trackers, the watchdog, signals."""
+"""Reports on a run while it runs: metrics, progress, alerts, trackers, the watchdog, signals."""
 
 LEAST_WIDTH = 20
-"""Columns of the narrowest terminal that tables and panels support."""
+"""Number of columns of the narrowest terminal that tables and panels support."""

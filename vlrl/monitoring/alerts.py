@@ -1,8 +1,8 @@
-"""Alerts about a run that goes wrong: printed, written to alerts.jsonl, sent to trackers and a webhook.
+"""Alerts about problems of a run: printed, written to alerts.jsonl, sent to trackers and a webhook.
 
-A rule inspects the metrics of the last steps. It alerts when it starts to apply, and again only after it has stopped
-applying. A resumed run replays the earlier steps without alerting again, so alerts.jsonl has each alert once.
-`heldout_drop` inspects the lines of eval.jsonl instead."""
+A rule inspects the metrics of the last steps. It alerts when its condition becomes true, and again only after the
+condition has been false. A resumed run replays the metrics of earlier steps without alerting, so alerts.jsonl has each
+alert once. `heldout_drop` inspects the lines of eval.jsonl instead."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WEBHOOK = Table({"open": "vlrl.monitoring.webhook:open_webhook"})
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule that has started to apply."""
+    """A rule whose condition has become true."""
 
     alert: str
-    """Its setting in `alerts`."""
+    """Name of the rule's setting in `alerts`."""
     step: int
     value: float
     limit: float
@@ -43,18 +43,22 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values of the last alerts.window steps by metric, NaN where a step has none; reward/mean and reward/std are those of
-the last steps with rewards. BEST: highest mean reward over a window so far; HIGHEST: largest entropy so far."""
+"""Values of the last alerts.window steps by metric, NaN where a step has none.
+
+reward/mean and reward/std are those of the last steps with rewards. BEST: highest mean reward over a window so far;
+HIGHEST: largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5
-"""Steps that zero_variance_above inspects."""
+"""Number of last steps that zero_variance_above inspects."""
 Breach = tuple[float, float, str]
-"""(value, limit, message)"""
+"""(value, limit, message) of a rule whose condition is true."""
 Rule = Callable[[Columns, AlertSettings], Breach | None]
 
 
 class Alerts:
-    """Watches the metrics of a run; `paid` are the reward parts that can be positive. On the main process alone."""
+    """Checks the metrics of a run against the alert rules, on the main process only.
+
+    `paid` are the reward parts that can add to the reward."""
 
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
                  before: Iterable[Mapping[str, Any]] = (), paid: Sequence[str] = ()):
@@ -69,11 +73,14 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Takes the metrics of a step and alerts; returns the new alerts as metrics for trackers."""
+        """Adds the metrics of a step and raises new alerts; returns these as metrics for trackers."""
         return self._tell(self._begun(line))
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-        """Alerts when the last line of eval.jsonl is a drop of `metric` and the one before it on that split was not."""
+        """Alerts if the last line of eval.jsonl shows a drop of `metric` and the line before it, of the same split, did
+        not.
+
+        Returns the alert as a metric for trackers."""
         last, share = evals[-1], self.settings.heldout_drop
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
@@ -91,7 +98,7 @@ class Alerts:
         return {f"alerts/{alert.alert}": alert.value for alert in alerts}
 
     def close(self) -> None:
-        """Gives the webhook a moment to send what is pending."""
+        """Gives the webhook a moment to send pending alerts."""
         if self._hook:
             self._hook.close()
 
@@ -117,15 +124,16 @@ class Alerts:
             self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
 
     def _breaches(self) -> dict[str, Breach]:
-        """The rules that apply after the steps so far."""
+        """The rules whose condition is true after the steps so far, by name."""
         checked = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
                    if getattr(self.settings, name) is not None}
         return {name: breach for name, breach in checked.items() if breach}
 
 
 def resolved_alerts(config: Config) -> AlertSettings:
-    """`alerts.*` with auto values resolved; for supervised training without the rules on rewards, entropy and samplers,
-    as its answers are given."""
+    """`alerts.*` with auto values resolved.
+
+    For supervised training the rules on rewards, entropy and mismatch are off, because no completions are sampled."""
     settings = config.alerts
     kinds = {"mismatch_above": "kl", "mismatch_gap_above": "gap"}
     limits = {name: expected_mismatch(config, kind) for name, kind in kinds.items()
@@ -150,9 +158,10 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
-    """Drop of the last of these lines of eval.jsonl, all of one split, below the best one before it.
+    """The drop of the last line, if it is large enough, below the best earlier line; `lines` are lines of eval.jsonl of
+    one split.
 
-    It must exceed `share` of the best value, and the 95 % intervals of the two, if given, must not overlap."""
+    It must exceed `share` of the best value. If both lines have 95 % intervals, these must not overlap."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
@@ -203,7 +212,8 @@ def _last(columns: Columns, name: str) -> float:
 
 
 def _above(metric: str, name: str, text: str) -> Rule:
-    """A rule on the last value of a metric; `text` is formatted with the value and the limit of alerts.<name>."""
+    """A rule that the last value of `metric` is above alerts.<name>; `text` is formatted with the value and the limit.
+    """
     def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
         value, limit = _last(columns, metric), getattr(settings, name)
         exceeded = isinstance(limit, (int, float)) and (value < limit if name.endswith("_below") else value > limit)
@@ -225,7 +235,7 @@ _LAST_VALUE = {
     "unreadable_above": ("unreadable_frac", "the task gives {:.0%} of the rollouts no score (None), more than {:.0%}: "
                          "nothing is learned from them"),
 }
-"""Setting -> metric, and the message with the value and the limit."""
+"""For each setting in `alerts`: (metric, message with the value and the limit)."""
 
 
 def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -248,6 +258,6 @@ RULES: Mapping[str, Rule] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "entropy_drop": _entropy_drop, "skipped_above": _skipped_above, "unpaid_part": _unpaid_part,
     **{name: _above(metric, name, text) for name, (metric, text) in _LAST_VALUE.items()}}
-"""Setting -> rule; null turns one off."""
+"""The rule of each setting in `alerts`; a setting of null turns its rule off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")

@@ -1,4 +1,4 @@
-"""Metrics of a step over all ranks, and the clock that measures its phases."""
+"""Metrics of a step over all ranks, and the clock that measures the phases of a step."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Rollout
 
 _watch: Callable[[str], Any] | None = None
-"""Context manager around every phase while a step is profiled."""
+"""Makes the context manager that is entered around every phase while a step is profiled."""
 _life = (0, "start")
 
 
 def sign_of_life(name: str = "start") -> None:
-    """Gives a sign of life to the watchdog (watchdog.py)."""
+    """Tells the watchdog (watchdog.py) that the process is still working."""
     global _life
     _life = (_life[0] + 1, name)
 
 
 def last_sign_of_life() -> tuple[int, str]:
-    """Number and name of the last sign of life."""
+    """(number, name) of the last sign of life."""
     return _life
 
 
 def phase(name: str) -> Any:
     """`with phase("decode"): ...` marks a phase of a step for the profiler (tools/machine/profiler.py) and the
-    watchdog; costs next to nothing without them."""
+    watchdog.
+
+    If neither is active, it costs almost nothing."""
     sign_of_life(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 
 
 @contextlib.contextmanager
 def watching(watch: Callable[[str], Any]) -> Iterator[None]:
-    """Enters every phase through `watch(name)`, those of a Clock included."""
+    """In the block, every phase (those of a Clock included) runs inside the context manager `watch(name)`."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -50,12 +52,16 @@ def watching(watch: Callable[[str], Any]) -> Iterator[None]:
 
 
 class Clock:
-    """Seconds per phase of a step. `with clock("rollout"): ...`; a nested phase is not counted in the outer one."""
+    """Measures the seconds of each phase of a step. `with clock("rollout"): ...`
+
+    The time of a nested phase does not count for the outer phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
-        """(phase, start, end) since `take_spans`, in seconds since 1970; a nested phase is in both."""
+        """(phase, start, end) since the last `take_spans`, in seconds since 1970.
+
+        The span of an outer phase includes the spans of its nested phases."""
         self._epoch = time.time() - time.perf_counter()
         self._inner = [0.0]
         self._started = time.perf_counter()
@@ -75,16 +81,17 @@ class Clock:
             self.span(name, start, start + spent)
 
     def span(self, name: str, start: float, end: float) -> None:
-        """Records a time span given by time.perf_counter."""
+        """Records the time span of a phase; `start` and `end` are values of time.perf_counter."""
         self.spans.append((name, self._epoch + start, self._epoch + end))
 
     def take_spans(self) -> list[tuple[str, float, float]]:
-        """The spans since the last call."""
+        """The spans since the last call of this method."""
         out, self.spans = self.spans, []
         return out
 
     def add_parallel(self, name: str, seconds: float) -> None:
-        """Counts seconds of another thread as a phase, and subtracts them from the phase that runs meanwhile."""
+        """Counts seconds of another thread as phase `name`, and subtracts them from the phase that now runs in this
+        thread."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
 
@@ -99,10 +106,11 @@ class Clock:
 
 
 def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Rewards, parts, lengths and shares over every group of every rank; `labels` are those of a mixture's tasks.
+    """Metrics of all groups on all ranks: rewards, reward parts, lengths and shares.
 
-    Each task that was drawn also gets `<label>/reward/...` and `<label>/groups/zero_variance_frac`, and every one
-    `<label>/share` of the groups."""
+    `labels` are the labels of the tasks in a mixture. Each task that has groups in this step also gets
+    `<label>/reward/...` and `<label>/groups/zero_variance_frac`. Every task gets `<label>/share`, its share of the
+    groups."""
     rows = [row for part in comm.gather([_group_values(g) for g in groups]) for row in part]
     if not rows:
         return {}
@@ -150,7 +158,7 @@ def _group_values(group: Group) -> dict:
 
 
 def _unreadable(rollouts: Sequence[bool]) -> dict[str, float]:
-    """Number and share of rollouts without a score from the task, and without an error."""
+    """Number and share of rollouts to which the task gave no score although no error occurred."""
     return {"unreadable": float(sum(rollouts)), "unreadable_frac": _mean(rollouts)}
 
 

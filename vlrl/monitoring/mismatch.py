@@ -1,8 +1,9 @@
-"""Expected mismatch between sampler and trainer on the same tokens, by dtype and engine, for an alert and a stop.
+"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine; used for an alert and a
+stop.
 
-`mismatch/kl` is the mean over tokens of exp(g) - g - 1, g = trainer log-probability - sampler log-probability, and
-`mismatch/gap_max` the largest |g|. Rounding stays below these limits; different weights, images, positions or
-temperatures do not."""
+`mismatch/kl` is the mean over tokens of exp(g) - g - 1, where g = trainer log-probability - sampler log-probability.
+`mismatch/gap_max` is the largest |g|. Differences from rounding are below these limits. Different weights, images,
+positions or temperatures exceed them."""
 
 from __future__ import annotations
 
@@ -16,20 +17,22 @@ from vlrl.config.sections import active
 from vlrl.errors import TrainingError
 
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}
-"""The same sums in another order."""
+"""Limits for float32, where only the order of sums differs."""
 _ROUNDED = {"kl": 0.02, "gap": 5.0}
-"""16 bits or 4-bit weights: a mean |g| of .02 is usual, more in a mixture of experts."""
+"""Limits for 16-bit or 4-bit weights: a mean |g| of .02 is usual, more in a mixture of experts."""
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:
-    """The largest `mismatch/kl` ("kl") or `mismatch/gap_max` ("gap") from rounding; None where the two differ on
-    purpose: rollouts of older or other weights, dropout, log-probabilities over a subset of the tokens."""
+    """The largest `mismatch/kl` (`what`="kl") or `mismatch/gap_max` ("gap") that rounding can cause.
+
+    None if the log-probabilities differ on purpose: rollouts of older or other weights, dropout, or log-probabilities
+    that are normalized over a subset of the tokens."""
     on_purpose = (samples_with_other_weights(config), uses_dropout(config), config.engine.renormalises)
     return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
 
 
 def computes_in_float32(config: Config) -> bool:
-    """Whether both sampler and trainer do."""
+    """Whether both sampler and trainer compute in float32."""
     own, engine = config.model.dtype, config.engine.dtype
     exact = own == "float32" or (own == "auto" and not torch.cuda.is_available())
     merged = config.engine.name != "hf" and config.model.lora.quantize != "none"
@@ -37,7 +40,7 @@ def computes_in_float32(config: Config) -> bool:
 
 
 def samples_with_other_weights(config: Config) -> bool:
-    """Whether rollouts, or parts of them, may come from other weights than the update starts with."""
+    """Whether rollouts, or parts of them, may be sampled with other weights than those at the start of the update."""
     return bool(config.asynchronous.max_staleness or config.rollout.step_tokens
                 or any(settings.other_weights for _, settings in active(config)))
 
@@ -48,18 +51,18 @@ def uses_dropout(config: Config) -> bool:
 
 
 def same_logprobs_without_dropout(config: Config) -> bool:
-    """Whether the engine's log-probabilities equal those of the trainer without dropout at the start of the update, up
-    to float32 rounding."""
+    """Whether, without dropout, the engine's log-probabilities equal the trainer's at the start of the update, up to
+    float32 rounding."""
     return computes_in_float32(config) and config.engine.name == "hf" and not samples_with_other_weights(config)
 
 
 def samples_as_it_trains(config: Config) -> bool:
-    """Whether they equal those that the update starts with."""
+    """Whether the engine's log-probabilities equal the trainer's at the start of the update, dropout included."""
     return same_logprobs_without_dropout(config) and not uses_dropout(config)
 
 
 def check_mismatch(metrics: Mapping[str, float], config: Config, step: int) -> None:
-    """Raises TrainingError where a step's `mismatch/kl` exceeds limits.mismatch."""
+    """Raises TrainingError if a step's `mismatch/kl` exceeds limits.mismatch."""
     limit, value = config.limits.mismatch, metrics.get("mismatch/kl", math.nan)
     if limit is not None and value > limit:
         raise TrainingError(

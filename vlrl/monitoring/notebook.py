@@ -1,7 +1,6 @@
-"""A run in a notebook cell: a progress bar, the last metrics and the reward curve, redrawn in place. No torch.
+"""Shows a run in a notebook cell: a progress bar, the last metrics and the reward curve, redrawn in place. No torch.
 
-    cell = Cell()
-    cell.show(page(done=12, total=80, line="reward 0.41", points=[(1, 0.3), (2, 0.41)]))"""
+cell = Cell() cell.show(page(done=12, total=80, line="reward 0.41", points=[(1, 0.3), (2, 0.41)]))"""
 
 from __future__ import annotations
 
@@ -13,22 +12,22 @@ from typing import Any
 
 _WIDTH, _HEIGHT, _EDGE = 640, 140, 40
 _MOST = 600
-"""Points of a curve that are drawn; of more every k-th, and the last."""
+"""Largest number of points that are drawn; a longer curve shows every k-th point and the last."""
 _LARGEST = 1e100
-"""A larger number is not a valid step or reward."""
+"""Numbers above this are not valid steps or rewards."""
 _PAUSE_S = 0.5
-"""Seconds between two redraws."""
+"""Least number of seconds between two redraws."""
 
 
 class Cell:
-    """An output of a notebook that is redrawn in place."""
+    """The output of a notebook cell, redrawn in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._last = -math.inf
 
     def show(self, html: str, now: bool = False) -> None:
-        """Draws HTML, unless the last drawing was a moment ago and not `now`."""
+        """Draws HTML; skipped if the last drawing was less than _PAUSE_S ago, unless `now` is true."""
         if not now and time.monotonic() - self._last < _PAUSE_S:
             return
         from IPython.display import HTML, display
@@ -41,14 +40,14 @@ class Cell:
 
 
 def page(done: int, total: int | None, line: str, points: Sequence[tuple[float, float]]) -> str:
-    """The HTML of a run after `done` of `total` steps; `points` are (step, reward). All texts are plain."""
+    """The HTML for a run with `done` of `total` steps; `points` are (step, reward). All strings are escaped."""
     bar = f'<progress value="{done}" max="{max(total or done, 1)}" style="width:{_WIDTH // 2}px"></progress>'
     steps = f"{done}" if total is None else f"{done}/{total}"
     return f"<div>{bar} {steps} {escape(line)}</div>{curve(points)}"
 
 
 def curve(points: Sequence[tuple[float, float]]) -> str:
-    """An SVG line through points [N], with its range at the edges; "" for fewer than two."""
+    """An SVG line through points [N], with labels of its range; "" for fewer than two points."""
     points = [(x, y) for x, y in points if abs(x) < _LARGEST and abs(y) < _LARGEST]  # false for NaN too
     if len(points) < 2:
         return ""

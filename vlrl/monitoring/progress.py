@@ -1,4 +1,5 @@
-"""Progress of a run: a bar with the live reward, in a notebook with its curve, else plain lines."""
+"""Progress of a run: a bar with the current reward, in a notebook with the reward curve; on other outputs plain lines.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ _NOT_PARTS = {"mean", "std", "min", "max"}
 
 
 class Progress:
-    """A live bar over the steps `start`..`total`; nothing with `enabled=False`, as on every rank but 0.
+    """A progress bar over the steps `start`..`total`; shows nothing with `enabled=False`, as on every rank but 0.
 
-    A notebook cell gets the bar and the reward curve. On other outputs one plain line is printed every `every` steps
-    (default: 20 lines per run).
+    A notebook cell gets the bar and the reward curve. If the output is neither a terminal nor a notebook, one plain
+    line is printed every `every` steps (default: 20 lines per run).
 
         with Progress(cfg.steps, start, enabled=rank == 0) as progress:
             progress.update(step + 1, metrics)"""
@@ -54,12 +55,12 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end at this process's mean speed so far; None before its first step."""
+        """Expected seconds to the end, at the mean speed of this process; None before its first step."""
         done = self.done - self.start
         return (time.monotonic() - self._began) / done * (self.total - self.done) if done else None
 
     def update(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Shows that `done` steps are completed, with the reward, its parts and the speed of the last one."""
+        """Shows that `done` steps are completed, with the last step's reward, reward parts and speed."""
         self.done = done
         line = f"{describe(metrics)}  ETA {duration(self.eta_s)}"
         self._bar.update(self._task, completed=done, line=line)
@@ -81,7 +82,7 @@ class Progress:
             self.console.print(self._text(message) if plain else message, soft_wrap=plain)
 
     def sample_answer(self, group: Group, index: int = 0) -> None:
-        """Prints one rollout: prompt, completion, parsed answer and target, reward and its parts."""
+        """Prints one rollout: prompt, completion, parsed answer and target, reward and reward parts."""
         rollout = group.rollouts[index]
         parts = "  ".join(f"{name} {_figure(value)}" for name, value in rollout.parts.items())
         reward = f"{_figure(rollout.reward)}  ({parts})"
@@ -92,14 +93,14 @@ class Progress:
         self.print(Panel(body, title=self._text(f"sample {group.sample.id}"), title_align="left", border_style="dim"))
 
     def _text(self, value: Any) -> Text:
-        """Any text without styles; characters that would control the terminal or cannot be printed become "?"."""
+        """The value as unstyled text, with "?" for characters that would control the terminal or cannot be printed."""
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
         text = text[:_MOST] + "..." if len(text) > _MOST else text
         return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))
 
 
 def terminal() -> Console:
-    """A console for the terminal with lines of at least LEAST_WIDTH columns."""
+    """A console for the terminal whose lines have at least LEAST_WIDTH columns."""
     console = Console(highlight=False)
     if console.width < LEAST_WIDTH:
         console.width = LEAST_WIDTH  # which then keeps to it; another one follows its window
@@ -107,7 +108,8 @@ def terminal() -> Console:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """`reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` from one line of metrics; the loss without a reward."""
+    """`reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` for one line of metrics; the loss if there is no reward.
+    """
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():
@@ -120,7 +122,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as h:mm:ss; "?" when unknown."""
+    """Seconds formatted as h:mm:ss; "?" if unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

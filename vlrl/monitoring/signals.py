@@ -1,11 +1,11 @@
-"""Signals that end a run: the first asks it to stop, the second stops it, the third ends the process.
+"""Signals that end a run: the first asks it to stop, the second stops it at once, the third ends the process.
 
     SIGINT (Ctrl-C)       the current step may take its time
     SIGTERM, SIGUSR1      the current step is dropped after `grace` seconds: Slurm and Kubernetes kill soon after
-    SIGHUP                the same, and nothing is written to the closed terminal any more; under nohup, which ignores
-                          it, the run goes on
+    SIGHUP                the same, and no more output goes to the closed terminal; under nohup, which ignores SIGHUP,
+                          the run continues
 
-Stopping is a KeyboardInterrupt in the main thread."""
+A run is stopped by raising KeyboardInterrupt in the main thread."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that end a run."""
+"""Signals that ask a run to stop."""
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
-"""A launcher and the terminal may both send one signal: another within this many seconds counts as the first."""
+"""Launcher and terminal may both send the same signal; a repetition within this many seconds is ignored."""
 
 
 class StopSignals:
-    """Context manager; calls `first(number)` at the first signal, in the main thread, between any two lines."""
+    """Context manager that handles stop signals: it calls `first(number)` at the first signal.
+
+    The call is made in the main thread and may come between any two lines of code."""
 
     def __init__(self, first: Callable[[int], object], grace: float, tell: Callable[[str], object]):
         self._first, self._grace, self._tell = first, grace, tell
@@ -52,7 +54,7 @@ class StopSignals:
         return self._since is not None
 
     def completed(self) -> None:
-        """The current step has ended, so its time is no longer limited."""
+        """Records that the current step has ended, so that its time is no longer limited."""
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -87,7 +89,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """In the block, in the main thread, the first signal raises KeyboardInterrupt; after it only Ctrl-C does."""
+    """In the block, the first stop signal raises KeyboardInterrupt; after that, only Ctrl-C does. Main thread only."""
     begun: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -107,19 +109,20 @@ def as_interrupt() -> Iterator[None]:
 
 
 def _heeded() -> list[int]:
-    """STOPS without a SIGHUP that nohup has ignored."""
+    """The signals in STOPS, without SIGHUP if nohup has disabled it."""
     return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 def write_to_terminal(text: str) -> None:
-    """Writes straight to the terminal, if it still exists: a signal may interrupt a print."""
+    """Writes directly to the terminal, if it still exists, because a signal may have interrupted a print."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
 def detach_terminal() -> None:
-    """Discards output that goes to a closed terminal: writing there would raise and end the run before it is saved.
-    Files and pipes are kept."""
+    """Redirects output for a closed terminal to the null device; files and pipes are not affected.
+
+    Writing to a closed terminal would raise and end the run before it is saved."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,9 +1,10 @@
-"""Groups at trackers: images with the boxes of target and answers, a table of completions and reward parts, histograms.
+"""Sends groups to trackers: images with the boxes of target and answers, a table of completions and rewards,
+histograms.
 
     view = group_view(groups, most=2, step=10)
     send("wandb", run, view, "train", 10)
 
-Off unless log.pictures gives a number of groups, as it shows data to anyone with access to the tracker. Imports no
+Off unless log.pictures gives a number of groups, because it shows data to anyone with access to the tracker. Imports no
 torch."""
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from vlrl.types import Group, Rollout
 TARGET = "#22c55e"
 _COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
 _SIDE = 512
-"""Longest side of an image that is sent, in pixels; smaller ones are enlarged to half of it."""
+"""Longest side in pixels of an image that is sent; images smaller than half of this are enlarged to half of it."""
 _MOST = 2000  # characters of one text of a table
 _MARKS = 200  # of one picture
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """What is sent for the groups of a step."""
+    """The images, table rows and values that are sent for the groups of a step."""
 
     pictures: Sequence[tuple[Image.Image, str]]
-    """The first image of each shown group with the marks of its answers, and its caption."""
+    """(image, caption) of each shown group: its first image with the boxes and other marks of its answers."""
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    """One per rollout of the shown groups."""
+    """Table rows, one per rollout of the shown groups."""
     values: Mapping[str, np.ndarray]
-    """Name -> values of all rollouts of the step, [N] float64, for a histogram."""
+    """Values of all rollouts of the step, [N] float64, by name; each is sent as a histogram."""
 
 
 def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
-    """Images and completions of the first `most` groups, and the values of all groups."""
+    """The GroupView of a step: images and completions of the first `most` groups, and values of all groups."""
     shown = groups[:most]
     parts = list(dict.fromkeys(name for g in shown for r in g.rollouts for name in r.parts))
     columns = ["step", "sample", "answer", "prompt", "target", "completion", "parsed", "reward", "advantage", *parts]
@@ -51,7 +52,7 @@ def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
 
 
 def send(tracker: str, run: Any, view: GroupView, prefix: str, step: int) -> None:
-    """Sends a view to a tracker; `run` is its own object, `GeneralTracker.tracker` of accelerate."""
+    """Sends a view to a tracker; `run` is the tracker's own run object, `GeneralTracker.tracker` of accelerate."""
     _SENDERS[tracker](run, view, prefix, step)
 
 
@@ -79,7 +80,7 @@ def _values(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def _picture(group: Group) -> tuple[Image.Image | None, str]:
-    """The first image, or frame, of a group with the marks of its answers, and a caption."""
+    """(image, caption): a group's first image or frame with the marks of its answers."""
     if not group.prompt.media:
         return None, ""
     picture = with_marks(group.prompt.media[0].frames[0], [(r.index, r.marks) for r in group.rollouts])
@@ -88,8 +89,9 @@ def _picture(group: Group) -> tuple[Image.Image | None, str]:
 
 
 def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image.Image:
-    """An image with the marks of answers, each (index, marks of Task.overlay): the target's green, an answer's in the
-    colour of its index. Marks that cannot be drawn are skipped."""
+    """An image on which marks are drawn: the target's in green, an answer's in the colour of its index.
+
+    Each of `answers` is (index, marks as returned by Task.overlay). Marks that cannot be drawn are skipped."""
     source = source.convert("RGB")
     scale = _SIDE / max(source.size)
     scale = min(scale, 1.0) if max(source.size) >= _SIDE // 2 else scale / 2
@@ -106,7 +108,7 @@ def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image
 
 
 def _draw(pen: ImageDraw.ImageDraw, kind: Any, at: Any, color: str, scale: float, width: int) -> bool:
-    """Draws a box, point or path of Task.overlay; False where it cannot be drawn."""
+    """Draws a box, point or path of Task.overlay; returns False if it cannot be drawn."""
     if kind == "box" and (box := _places(at, 4, scale)):
         pen.rectangle((*np.minimum(box[:2], box[2:]), *np.maximum(box[:2], box[2:])), outline=color, width=width)
     elif kind == "point" and (point := _places(at, 2, scale)):
@@ -183,7 +185,7 @@ def _mlflow(run: Any, view: GroupView, prefix: str, step: int) -> None:
 
 
 def _histograms(view: GroupView) -> Any:
-    """The histograms as one figure, for a tracker without histograms."""
+    """All histograms as one figure, for a tracker that does not support histograms."""
     from matplotlib.figure import Figure
 
     count = max(1, len(view.values))
@@ -195,7 +197,7 @@ def _histograms(view: GroupView) -> Any:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table whose cells are plain text: nothing in a completion can become markup or another cell."""
+    """A Markdown table whose cells are escaped, so that nothing in a completion becomes markup or another cell."""
     def cell(value: Any) -> str:
         if value is None or isinstance(value, (int, float)):
             return "" if value is None else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""A run's name at its trackers, so that a resumed run continues there; and its best evaluation."""
+"""The id of a run at its trackers, so that a resumed run continues there, and the best evaluation of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.store.files import read_json, write_text
 
 
 def run_id(folder: Path) -> str:
-    """The name of a run at its trackers, kept in tracker.json of its folder; WANDB_RUN_ID if that is set."""
+    """The id of a run at its trackers: WANDB_RUN_ID if set, else that stored in tracker.json of the run folder."""
     path = folder / "tracker.json"
     known = (read_json(path) or {}).get("id")
     wanted = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
@@ -26,10 +26,10 @@ def run_id(folder: Path) -> str:
 
 
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
-    """Keywords that open each tracker, by its name, for a run that resumes after `start` steps.
+    """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps.
 
-    TensorBoard hides later steps that a killed process had written; Weights & Biases ignores steps that it has; MLflow
-    continues the run that `note_mlflow_run` stored, and has later steps twice."""
+    A killed process may have logged steps after `start`. TensorBoard hides them, Weights & Biases ignores steps that it
+    already has, and MLflow continues the run that `note_mlflow_run` stored and has these steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
@@ -38,26 +38,26 @@ def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
 
 
 def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
-    """Stores MLflow's run id in tracker.json."""
+    """Stores the id of MLflow's run in tracker.json."""
     path = folder / "tracker.json"
     write_text(path, json.dumps({**(read_json(path) or {}), "mlflow": mlflow_run}) + "\n")
 
 
 def direction(metric: str) -> int:
-    """1 where a higher metric of eval.jsonl is better, -1 where lower is: the loss on given answers."""
+    """1 if higher values of a metric in eval.jsonl are better, -1 if lower values are, as for the metric `loss`."""
     return -1 if metric == "loss" else 1
 
 
 _ANSWERED = {"completion/length_mean", "unscorable"}
-"""Keys of a line of eval.jsonl whose completions were to be scored."""
+"""Keys that a line of eval.jsonl has if its completions were to be scored."""
 
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl with the best `metric` of a split (highest; lowest `loss`), the first if several; None
-    before any step was trained.
+    """The line of eval.jsonl with the best `metric` of a split (highest, but lowest `loss`); the first one if several
+    are equal.
 
-    Raises RunError for a metric that its lines do not have; a line without scorable answers, as without a judge, has
-    few."""
+    None before any step was trained. Raises RunError if the lines do not have the metric. A line whose completions
+    could not be scored, as without a judge, has few metrics."""
     lines = [line for line in evals if line.get("split") == split]
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):
@@ -69,7 +69,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:
-    """Every setting by its dotted name, for trackers."""
+    """Every setting by its dotted name, in the form that trackers accept."""
     def walk(tree: Mapping[str, Any], prefix: str) -> Any:
         for key, value in tree.items():
             if isinstance(value, Mapping):

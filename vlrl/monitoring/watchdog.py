@@ -1,8 +1,9 @@
-"""A watchdog that ends a run in which nothing happens any more, with the stacks of its threads on disk.
+"""A watchdog that ends a run which hangs, and writes the stacks of its threads to disk.
 
-Every phase of a step is a sign of life (metrics.phase). Without one for limits.stuck_s seconds the stacks are written
-to stuck-rank-00000.txt in the run folder, and the main thread is made to raise Stuck, so that engines and files are
-closed as after any error. Where it cannot, because native code holds it, the process is ended."""
+Every phase of a step is a sign of life (metrics.phase). After limits.stuck_s seconds without one, the stacks are
+written to stuck-rank-00000.txt in the run folder, and the exception Stuck is raised in the main thread, so that engines
+and files are closed as after any error. If that is impossible, because the main thread is in native code, the process
+is ended."""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ from vlrl.errors import TrainingError
 from vlrl.monitoring import metrics
 
 GRACE_S = 60.0
-"""Seconds without a sign of life, such as those of saving, that the run has to end by itself."""
+"""Seconds without a sign of life (saving gives some) that a run has to end by itself."""
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
 _FAREWELL_S = 5.0
-"""Seconds for the last messages of a process that is ended."""
+"""Time limit in seconds for the last messages of a process that is ended."""
 
 
 class Stuck(TrainingError):
-    """Nothing has happened for limits.stuck_s seconds."""
+    """No sign of life for limits.stuck_s seconds."""
 
 
 class Watchdog:
-    """Watches the process while the context is open; `seconds` 0 = off."""
+    """Watches the process while the context is open; `seconds` is limits.stuck_s, 0 = off."""
 
     def __init__(self, seconds: float, folder: Path):
         self.seconds, self.folder = seconds, folder
@@ -104,7 +105,7 @@ class Watchdog:
         os._exit(1)
 
     def _farewell(self) -> None:
-        """Last actions before the end; a full pipe or a lost disk must not stop it."""
+        """Runs the last actions before the end; a full pipe or a lost disk must not block them."""
         message = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
         lock = self.folder / "run.lock"
         for act in (lambda: os.write(2, message), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,

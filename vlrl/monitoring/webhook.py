@@ -1,4 +1,4 @@
-"""Alerts posted to a server as JSON: `alerts.webhook`."""
+"""Posts alerts to a server as JSON (`alerts.webhook`)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from vlrl.errors import ConfigError
 from vlrl.store import plain
 
 _WAITING = 100
-"""Most alerts that wait to be sent."""
+"""Largest number of alerts that wait to be sent."""
 _AT_THE_END_S = 10.0
-"""Seconds that a run waits for the webhook at its end."""
+"""Seconds that a run waits for the webhook when it ends."""
 
 
 def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:
-    """The webhook of `alerts.webhook`. Raises ConfigError where it names a variable without a valid URL."""
+    """The webhook of `alerts.webhook`. Raises ConfigError if the setting names an environment variable without a valid
+    URL."""
     return Webhook(_address(settings.webhook), settings.webhook_timeout_s, say)
 
 
 def _address(given: str) -> str:
-    """The URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
+    """The URL of alerts.webhook, read from the environment if the setting names a variable. Raises ConfigError."""
     if not given.startswith("env:"):
         return given
     name = given.removeprefix("env:")
@@ -41,7 +42,7 @@ def _address(given: str) -> str:
 
 
 class Webhook:
-    """Posts alerts as JSON from its own thread; the run neither waits for them nor fails with them."""
+    """Posts alerts as JSON from a separate thread; the run neither waits for them nor fails because of them."""
 
     def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
         self._url, self._timeout_s, self._say = url, timeout_s, say

@@ -164,8 +164,9 @@ class _RunData:
     """Sampler of the prompts, on the main process only."""
 
     def served(self) -> Task:
-        """The task without reward parts whose optional service is missing. Raises ConfigError if a required one is
-        missing."""
+        """The task, without reward parts of weight 0 whose service is missing.
+
+        Raises ConfigError if the service of a part with another weight is missing."""
         return drop_unserved_parts(self.task, self.offered, self.samples)
 
 

@@ -1,8 +1,8 @@
-"""The cold start of the embedded model: supervised stages by vlrl's own SFT, then a bf16 copy to ship.
+"""Trains the embedded model from random weights: supervised stages by vlrl's own SFT, then a bf16 copy to ship.
 
 `run(family, out, seed)` trains a random tiny model through STAGES, evaluates it on the held-out samples of the
-quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. It learns to locate
-drawn shapes, to read digits, to answer questions about drawn clips, and to name the plan of a simulated drive."""
+quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. The model learns to
+locate drawn shapes, to read digits, to answer questions about drawn clips, and to plan a simulated drive."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _EVALUATED = ("configs/quickstart.yaml", "configs/classification/digits.yaml")
-"""Configs that need no data files."""
+"""Configs with which the model is evaluated; they need no data files."""
 
 
 CLIPS = ("direction", "order", "visible")
-"""Kinds of drawn clips, used in turns."""
+"""Kinds of drawn clips, used in rotation."""
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,35 @@ class Example:
 class Stage:
     """One stage of supervised training: AdamW with betas (.9, .98), weight decay .01, gradients clipped at norm 1.
 
-    The learning rate is ``lr * min(1, (step + 1) / warmup) * max(0.1, 1 - step / steps)``, the loss the mean over all
-    answer tokens of the batch."""
+    The learning rate is ``lr * min(1, (step + 1) / warmup) * max(0.1, 1 - step / steps)``. The loss is the mean over
+    all answer tokens of the batch."""
 
     name: str
     steps: int
     lr: float
     warmup: int
     boxes: int = 50
-    """Grounding examples in a batch, each a new scene."""
+    """Number of grounding examples in a batch, each a new scene."""
     digits: int = 5
-    """Digit examples in a batch with the plain prompt, drawn from the 1,400 for training."""
+    """Number of digit examples in a batch with the plain prompt, from the 1,400 training digits."""
     thoughts: int = 9
-    """The same with the thinking prompt."""
+    """Number of digit examples in a batch with the thinking prompt."""
     clips: int = 0
-    """Drawn clips of the kinds in CLIPS, each a new one."""
+    """Number of drawn clips in a batch, of the kinds in CLIPS, each a new one."""
     plans: int = 0
-    """Moments of simulated drives, out of PLANS."""
+    """Number of moments of simulated drives in a batch, out of PLANS moments."""
     jitter: int = 0
-    """Each side of a box is moved by up to this many thousandths: careless annotators."""
+    """Each side of a box is moved by up to this many thousandths of the image, as by careless annotators."""
     loose: int = 0
-    """Each side of a box also lies this many thousandths further out: annotators who draw generous boxes."""
+    """Each side of a box is moved outwards by this many thousandths of the image, as by annotators who draw large
+    boxes."""
     misread: float = 0.0
-    """Share of the digits in ``LOOKALIKE`` that are labelled as the other digit."""
+    """Share of the digits in ``LOOKALIKE`` that are labelled as the digit they resemble."""
     hasty: float = 0.0
-    """Share of the questions about clips answered by the first option, or by a span that is a second too long at each
-    end, and of the plans' words replaced by KEEP and STRAIGHT."""
+    """Share of careless answers.
+
+    In questions about clips: the first option, or a span that is one second too long at each end. In plans: words
+    replaced by KEEP and STRAIGHT."""
 
     @property
     def batch(self) -> int:
@@ -97,18 +100,19 @@ STAGES = (
     Stage(name="hasty", steps=50, lr=5e-4, warmup=10, **_FEW, **_CARELESS, hasty=0.6),
 )
 PLANS = 1000
-"""Moments of drives in the training data, repeated over and over."""
+"""Number of moments of drives in the training data; they are repeated many times."""
 LOOKALIKE = {7: 1, 9: 4, 8: 3, 6: 0}
 _CLIP_FPS, _CLIP_SIZE = 2, 64
 
 
 def stages(clips: bool = True) -> list[Stage]:
-    """STAGES, without clips for a model that takes no videos."""
+    """STAGES, without clips for a model that does not support videos."""
     return [stage if clips else replace(stage, clips=0) for stage in STAGES]
 
 
 def example(stage: Stage, seed: int, index: int) -> Example:
-    """Example ``index`` of ``stage.steps * stage.batch``: a pure function of its arguments, in any order."""
+    """Example ``index`` of ``stage.steps * stage.batch``: depends only on the arguments, so examples may be made in any
+    order."""
     rng = random.Random(f"cold-start/{stage.name}/{seed}/{index}")
     slot = index % stage.batch
     for count, make in ((stage.boxes, _box_example), (stage.digits, _digit_example), (stage.thoughts, _thought_example),
@@ -120,7 +124,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A scene and its box in 0..1000, rounded to tens: a finer last digit is noise that slows learning."""
+    """A scene and its box in 0..1000, rounded to tens, because a finer last digit is noise that slows learning."""
     from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     image, row = scene(seed, f"cold-start-{stage.name}", index)
@@ -141,14 +145,14 @@ def _digit_example(stage: Stage, seed: int, index: int, rng: random.Random) -> E
 
 
 def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A digit with a thought that fits its label."""
+    """A digit, and a text of thinking that is consistent with its label."""
     image, label = _digit(stage, rng)
     answer = f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>"
     return Example(DIGIT_THINK, Media(source=image), answer)
 
 
 def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
-    """A handwritten digit with its label, sometimes misread."""
+    """A handwritten digit with its label, which is sometimes wrong."""
     from vlrl.tasks import digits  # pyright: ignore[reportMissingImports]  # likewise
 
     arrays, labels = digits.digit_arrays()
@@ -160,7 +164,7 @@ def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
 
 
 def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A drawn clip and a question about it; a hasty answer is the first option, or too long a span."""
+    """A drawn clip and a question about it; a hasty answer is the first option, or a span that is too long."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers import drawn_video
@@ -179,7 +183,7 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 
 def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
-    """A moment of a simulated drive; a hasty plan continues as before."""
+    """A moment of a simulated drive and its plan; a hasty plan continues as before."""
     moments = _moments(seed)
     number = index // stage.batch * stage.plans + index % stage.batch
     row, image = moments[number % len(moments)]
@@ -190,7 +194,7 @@ def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
 
 @functools.cache
 def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
-    """PLANS rows of simulated drives with their images. Raises ConfigError without highway-env."""
+    """PLANS rows of simulated drives with their images. Raises ConfigError if highway-env is not installed."""
     from PIL import Image as pillow
 
     from vlrl.tools.makers.driving import driving_rows
@@ -214,11 +218,11 @@ def _task(config: str) -> Task:
 
 
 class ColdStart(Task):
-    """The supervised examples of one stage, in order."""
+    """The supervised examples of one stage, in order, as a task."""
 
     stage: str = STAGES[0].name
     clips: bool = True
-    """False for a model that takes no videos."""
+    """False for a model that does not support videos."""
     prompt = "{question}"
     rewards = {"match": 1.0}
 
@@ -238,7 +242,7 @@ def _sample(example: Example, name: str) -> Sample:
 
 
 def run(family: str, out: Path, seed: int) -> None:
-    """Builds and trains a tiny model; all data is drawn by code or comes with scikit-learn."""
+    """Builds and trains a tiny model; all data is drawn by code or included in scikit-learn."""
     started, log = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "random"
@@ -271,7 +275,7 @@ def _settings(stage: Stage, model: Path, folder: Path, seed: int, clips: bool) -
 
 
 def _evaluate(config: str, model: Path, scratch: Path) -> list[dict[str, Any]]:
-    """The held-out evaluation of a run of 0 steps."""
+    """The held-out evaluation of the model, made by a run of 0 steps."""
     folder = scratch / Path(config).stem
     settings = load(config, [f"model.name={model}", f"run.dir={folder}", "steps=0"])
     train(settings)

@@ -1,8 +1,8 @@
-"""A start for episodes: the embedded model is trained further on demonstrations of tool calls, careless on purpose.
+"""Trains the embedded model further on demonstrations of tool calls, which are careless on purpose.
 
 `run(out, seed)` adds tokens for tool calls to the embedded model, trains it through STAGES with `vlrl sft`'s own code
-and writes model, processor and `made_by.json` to `out`. It learns to call the zoom tool with a box that often misses,
-to sometimes answer without looking, and to recall colours with errors: RL can still improve all of these."""
+and writes model, processor and `made_by.json` to `out`. The model learns to call the zoom tool with a box that often
+misses, sometimes to answer without calling it, and to recall colours with errors: RL can still improve all of these."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FROM = "embedded/tiny-qwen3-vl"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of supervised training, with the settings of each task of its mixture."""
+    """One stage of supervised training; `tasks` are the settings of each task of its mixture."""
 
     name: str
     steps: int
@@ -54,7 +54,7 @@ _Recall: Any = load_class("recall")
 
 
 class _Start(Task):
-    """Scenes that are in no training or held-out split."""
+    """A task whose scenes are in no training or held-out split."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         task: Any = self
@@ -62,8 +62,8 @@ class _Start(Task):
 
 
 class Look(_Start, _Zoom):
-    """Zoom episodes whose boxes miss the shape by up to `jitter` of its side; a share of `hasty` ones is answered at
-    once by a guess."""
+    """Zoom episodes whose boxes miss the shape by up to `jitter` of its side; a share `hasty` of them only guess the
+    answer."""
 
     jitter: float = 0.0
     hasty: float = 0.0
@@ -81,7 +81,9 @@ class Look(_Start, _Zoom):
 
 
 class Read(_Start, _Zoom):
-    """What the zoom shows, read at once: in an episode only one token in thirty is about the plate."""
+    """The enlarged picture as a question without a tool call.
+
+    In an episode only one token in thirty is about the plate, so reading is also trained separately."""
 
     jitter: float = 0.0
     tool: bool = False
@@ -112,7 +114,7 @@ class Mistaken(_Start, _Recall):
 
 
 def moved(rng: random.Random, box: Sequence[float], share: float) -> tuple[float, float, float, float]:
-    """A box moved by up to `share` of its side each way, and up to `1 + 2 * share` times as large."""
+    """A box shifted by up to `share` of its side in each direction, and enlarged up to `1 + 2 * share` times."""
     side = box[2] - box[0]
     x, y = (rng.uniform(-share, share) * side for _ in range(2))
     more = rng.uniform(0, share) * side
@@ -122,7 +124,7 @@ def moved(rng: random.Random, box: Sequence[float], share: float) -> tuple[float
 # --- the model --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {"', '": ', "}}", "zoom", "box")
-"""Brackets of a box stay separate tokens, so that the model points as before."""
+"""Tokens added for tool calls. Brackets of a box stay separate tokens, so that the model still points as before."""
 _TEMPLATE = """{% if tools %}<|im_start|>system
 Tools:{% for tool in tools %} {{ tool['function']['name'] }}({{ tool['function']['parameters']['properties'] | \
 join(', ') }}){% endfor %}<|im_end|>
@@ -132,7 +134,8 @@ _CALLS = """{% for call in message['tool_calls'] or () %}<tool_call>{"name": "{{
 
 
 def base(out: Path, seed: int) -> None:
-    """Writes the embedded model with TOKENS, and a chat template that shows tools by name and arguments."""
+    """Writes the embedded model with TOKENS added, and a chat template that shows the name and arguments of each tool.
+    """
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForImageTextToText, AutoProcessor

@@ -1,7 +1,7 @@
 """Architectures of the tiny models: per family its special tokens, chat template, model and processor.
 
-Config and processor classes are the family's own; only sizes are small. `FAMILIES[name](tokenizer, max_pixels)` returns
-a random model and its processor. `TOKENS[name]` are the special tokens that its tokenizer needs."""
+Config and processor classes are those of the family; only the sizes are small. `FAMILIES[name](tokenizer, max_pixels)`
+returns a random model and its processor. `TOKENS[name]` are the special tokens that the family's tokenizer needs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Tokens:
     """Special tokens of a family's tokenizer, in the family's order."""
 
     special: tuple[str, ...]
-    """<|endoftext|>, <|im_start|> and <|im_end|> first."""
+    """The special tokens; <|endoftext|>, <|im_start|> and <|im_end|> come first."""
     eos: str = "<|im_end|>"
     pad: str = "<|endoftext|>"
     bos: str | None = None
     named: dict[str, str] = field(default_factory=dict)
-    """Tokenizer attributes by which the processor finds its tokens."""
+    """Attributes of the tokenizer through which the processor finds its special tokens."""
 
 
 _TURN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -90,7 +90,7 @@ def _text(tokenizer: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _pixels(factor: int, max_pixels: int, frames: int = 1) -> dict[str, int]:
-    """A Qwen-VL ``size``: at least two by two merged patches, at most ``max_pixels`` per frame."""
+    """The ``size`` of a Qwen-VL processor: at least two by two merged patches, at most ``max_pixels`` per frame."""
     return {"shortest_edge": 4 * factor * factor, "longest_edge": max_pixels * frames}
 
 
@@ -157,7 +157,7 @@ def qwen2_vl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
 
 
 def _qwen2_processors(max_pixels: int | None) -> tuple[Any, Any]:
-    """Image and video processor of Qwen2-VL, which Qwen2.5-VL reuses."""
+    """Image and video processor of Qwen2-VL, also used for Qwen2.5-VL."""
     from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
     size = _pixels(28, max_pixels or 112 * 112)
@@ -168,10 +168,11 @@ def _qwen2_processors(max_pixels: int | None) -> tuple[Any, Any]:
 
 
 def smolvlm(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """SmolVLM: tiles of 64x64, 16 visual tokens each, and a thumbnail if there are several; a video frame is one tile.
+    """SmolVLM: tiles of 64x64 with 16 visual tokens each, and a thumbnail if there are several tiles; a video frame is
+    one tile.
 
-    The tiles have at most ``max_pixels`` together (default: one tile). The chat template is the one that the processor
-    itself falls back to where a message has a video."""
+    All tiles together have at most ``max_pixels`` (default: one tile). The chat template is the one that the processor
+    itself falls back to if a message has a video."""
     from transformers import (
         SmolVLMConfig,
         SmolVLMForConditionalGeneration,
@@ -211,9 +212,10 @@ def _smol_config(tokenizer: Any) -> dict[str, Any]:
 
 
 def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """LLaVA-OneVision: tiles of 48x48, 9 visual tokens each, and 9 for the full image; a video frame has 4 tokens.
+    """LLaVA-OneVision: tiles of 48x48 with 9 visual tokens each, and 9 for the full image; a video frame has 4 tokens.
 
-    Each line of patches ends in one more token. The tiles have at most ``max_pixels`` together (default: two tiles)."""
+    Each line of patches ends with one more token. All tiles together have at most ``max_pixels`` (default: two tiles).
+    """
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,
@@ -241,10 +243,10 @@ def llava_onevision(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any,
 
 
 def internvl(tokenizer: Any, max_pixels: int | None = None) -> tuple[Any, Any]:
-    """InternVL3.5: tiles of 64x64, 16 visual tokens each, and a thumbnail if there are several; a video frame is one
-    tile.
+    """InternVL3.5: tiles of 64x64 with 16 visual tokens each, and a thumbnail if there are several tiles; a video frame
+    is one tile.
 
-    The tiles have at most ``max_pixels`` together (default: two tiles)."""
+    All tiles together have at most ``max_pixels`` (default: two tiles)."""
     from transformers import (
         GotOcr2ImageProcessor,
         InternVLConfig,

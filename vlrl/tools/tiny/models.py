@@ -1,11 +1,11 @@
-"""Tiny vision-language models with real architectures: real config classes, real processors, about 1 M parameters.
+"""Tiny vision-language models with the architecture and processor of real model families, about 1 M parameters.
 
     vlrl tiny --family qwen3_vl --out models/tiny              # build, cold-start, save
     vlrl tiny --family qwen2_5_vl --out /tmp/m --random        # random weights, for tests
 
-``AutoModelForImageTextToText`` and ``AutoProcessor`` load the folder like any model from the hub. The tokenizer is
-a byte-level BPE of some 700 tokens trained on text made here, with the family's special tokens and one token per digit.
-"""
+``AutoModelForImageTextToText`` and ``AutoProcessor`` load the folder like any model from the hub. The tokenizer is a
+byte-level BPE of some 700 tokens, trained on text made by `corpus`, with the family's special tokens and one token per
+digit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ THOUGHTS = (("closed ring", "round and empty", "oval, nothing inside"),
 
 
 def corpus() -> Iterator[str]:
-    """Training text of the tokenizer, like the project's own prompts and answers: no file is read."""
+    """Training text of the tokenizer, similar to the project's own prompts and answers; reads no file."""
     colours = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
     shapes = ("circle", "square", "triangle", "box", "button", "car", "person", "dog", "sign", "line", "object")
     for colour, shape in itertools.product(colours, shapes):
@@ -111,7 +111,7 @@ def build(family: str, out: Path, *, seed: int = 0, max_pixels: int | None = Non
 
 
 def save_bf16(folder: Path, out: Path) -> None:
-    """Copies the model and processor of ``folder`` to ``out``, the weights in bf16 safetensors."""
+    """Copies the model and processor of ``folder`` to ``out``, with the weights as bf16 safetensors."""
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
