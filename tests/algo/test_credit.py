@@ -113,7 +113,7 @@ def seen(s, scale: float = 1.0):
 
 
 @pytest.mark.parametrize("body, says", [
-    ("return s.rewards[:2]", "gave 2 values for 6 rollouts"), ("return s.reward", r"own.py:2: AttributeError"),
+    ("return s.rewards[:2]", "returned 2 values for 6 rollouts"), ("return s.reward", r"own.py:2: AttributeError"),
     ("return 1.0", "TypeError")])
 def test_an_own_function_that_fails_is_named(tmp_path, body, says):
     (tmp_path / "own.py").write_text(f"def seen(s):\n    {body}\n")

@@ -133,7 +133,7 @@ def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert build_engine.make_engine(settings, model, tmp_path / "g")[0] == "ServerEngine"  # type: ignore[index]
     (said,) = caplog.messages
-    assert "engine.top_p=0.9" in said and "those among these" in said
+    assert "engine.top_p=0.9" in said and "normalized over this subset" in said
 
 
 def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):

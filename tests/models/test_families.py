@@ -203,7 +203,7 @@ def test_images_and_videos_in_one_prompt(tiny_models, family):
     both = Sample(id="both", media=(*SAMPLES["image"].media, *SAMPLES["video"].media), row={"q": "Same?"})
     policy, encode = make(tiny_models[family])
     if policy.family.exclusive_media:
-        with pytest.raises(DataError, match=r"sample 'both'.*images or videos, not both|takes no videos"):
+        with pytest.raises(DataError, match=r"sample 'both'.*images or videos, not both|does not accept videos"):
             encode(Ask(), both)
     else:
         prompt = encode(Ask(), both)
@@ -214,7 +214,7 @@ def test_images_and_videos_in_one_prompt(tiny_models, family):
 def test_a_text_model_is_refused(tmp_path):
     from transformers import Qwen2Config
 
-    with pytest.raises(ConfigError, match="a model of type 'qwen2' takes no images"):
+    with pytest.raises(ConfigError, match="a model of type 'qwen2' does not accept images"):
         families.family_of(Qwen2Config())
 
 

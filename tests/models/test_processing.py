@@ -140,7 +140,7 @@ def test_media_keep_their_places_or_the_family_says_that_it_cannot(tiny_models, 
     media = tuple(Media(source=noise(n, 64, 64)) for n in range(2))
     asked = Sample(id="s", media=media, row={"q": "Is <image> like <image>?", "question": "Is <image> like <image>?"})
     if family == "llava_onevision":
-        with pytest.raises(DataError, match=r"'s': .* chat template of a llava_onevision puts those of a turn before"):
+        with pytest.raises(DataError, match=r"'s': .* template of a llava_onevision puts the media of a turn before"):
             encode(Ask(), asked)
         asked = dataclasses.replace(asked, row={"q": "Hm?", "question": "<image><image>Hm?"})
         assert encode(Ask(), asked).text.endswith("Hm?<|im_end|><|im_start|>assistant\n")
@@ -174,7 +174,7 @@ def test_media_and_places_must_match(parts):
     class Twice(Ask):
         def messages(self, sample):
             return [{"role": "user", "content": [{"type": "image"}, {"type": "image"}]}]
-    with pytest.raises(DataError, match="place 2 media, the sample has 1"):
+    with pytest.raises(DataError, match="place 2 media, but the sample has 1"):
         parts[1](Twice(), SAMPLES["image"])
 
 

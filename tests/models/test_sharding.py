@@ -28,8 +28,8 @@ def test_the_launcher_settles_what_is_automatic(environ, given, found):
 
 
 @pytest.mark.parametrize("environ, given, said", [
-    ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, {}, "--zero_stage 1: vlrl knows the stages 2 and 3"),
-    ({**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "z.json"}, {}, "--deepspeed_config_file z.json: such files are not"),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, {}, "--zero_stage 1: vlrl supports stages 2 and 3"),
+    ({**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "z.json"}, {}, "z.json: vlrl does not read such files"),
     ({**ZERO, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}, {}, "--offload_optimizer_device: "),
     (ZERO, {"train": {"sharding": "zero2"}}, "--zero_stage 3, but train.sharding=zero2"),
     (ZERO, {"train": {"cpu_offload": True}}, "train.sharding=zero3 does not go with train.cpu_offload=true"),
@@ -39,7 +39,7 @@ def test_the_launcher_settles_what_is_automatic(environ, given, found):
     (ZERO, {"algo": {"reference": "ema", "kl_coef": 0.1}}, "does not go with algo.reference=ema"),
     (ZERO, {"engine": {"name": "vllm_server"}}, "train.sharding=zero3 does not go with engine.name=vllm_server"),
     ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "--use_megatron_lm: .* train.sharding=fsdp2"),
-    ({**FSDP, "FSDP_VERSION": "1"}, {}, "--fsdp_version 1: vlrl shards by FSDP2 alone"),
+    ({**FSDP, "FSDP_VERSION": "1"}, {}, "--fsdp_version 1: vlrl only supports FSDP2"),
     (FSDP, {"train": {"sharding": "none"}}, "but train.sharding=none"),
     ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "model.gradient_checkpointing=false"),
     ({}, {"train": {"cpu_offload": True}}, "train.cpu_offload=true .* nothing is sharded"),

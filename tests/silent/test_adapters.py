@@ -27,7 +27,7 @@ def test_layers_by_name_are_those_of_peft(tiny_models, target):
 @pytest.mark.parametrize("target, says", [
     ("q_prj", r"model\.lora\.target='q_prj': no linear layer .* Did you mean 'q_proj'"),
     (["q_proj", "no_such"], r"target='no_such': no linear layer"), ("languages", "Did you mean 'language'"),
-    ("lm_head", "lm_head takes no adapter"), ("(", "no regular expression"), ("", "no linear layer"),
+    ("lm_head", "lm_head takes no adapter"), ("(", "nor a valid regular expression"), ("", "no linear layer"),
     ([], "no linear layer")])
 def test_names_of_no_layer(tiny_models, target, says):
     with pytest.raises(ConfigError, match=says):

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_run_is_refused(made, tmp_path):
     other = settings(tmp_path / "other", "seed=9")
     checkpoint.save(made.checkpoints, 4, lambda path: (path / "model.safetensors").write_bytes(b"o"), {}, 9,
                     config.fixed_settings(other))
-    with pytest.raises(RunError, match=r"step-000004 is of another run:\n  seed: 9 -> 0\n.*resume=never"):
+    with pytest.raises(RunError, match=r"step-000004 belongs to another run:\n  seed: 9 -> 0\n.*resume=never"):
         resume.find_checkpoint(made, settings(made.path))
 
 

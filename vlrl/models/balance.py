@@ -74,8 +74,8 @@ def _pickled(group: Group) -> bytes | None:
     try:
         return pickle.dumps(group, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # whatever a task's own objects raise
-        _log.warning("group %s of task %s stays on its rank: the task's objects in it cannot be pickled (%s: %s). "
-                     "train.balance=false leaves all groups where they are", group.id, group.task,
+        _log.warning("group %s of task %s stays on its rank: it contains objects that cannot be pickled (%s: %s). "
+                     "With train.balance=false all groups stay on their ranks", group.id, group.task,
                      type(error).__name__, error)
         return None
 

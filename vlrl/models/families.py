@@ -214,12 +214,12 @@ def family_of(config: Any) -> Family:
         return FAMILIES[kind]
     others = f"Known families: {', '.join(FAMILIES)}; other image-text models of transformers work with padded rows."
     if getattr(config, "vision_config", None) is None:
-        raise ConfigError(f"model.name: a model of type '{kind}' takes no images. {others}")
+        raise ConfigError(f"model.name: a model of type '{kind}' does not accept images. {others}")
     text = config.get_text_config()
     _check_depth(config, text)
     if getattr(config, "is_encoder_decoder", False) or getattr(text, "cross_attention_layers", None):
-        raise ConfigError(f"model.name: a model of type '{kind}' reads images by cross-attention; vlrl trains "
-                          f"models that take them as tokens of the prompt. {others}")
+        raise ConfigError(f"model.name: a model of type '{kind}' reads images by cross-attention; vlrl only "
+                          f"trains models that take images as tokens of the prompt. {others}")
     rope = getattr(text, "rope_parameters", None) or {}
     tokens = _vision_tokens(config)
     return Family(kind, coordinates="norm1000", mrope="mrope_section" in rope, shared=False,
@@ -235,7 +235,7 @@ def _check_depth(config: Any, text: Any) -> None:
         for name in ("num_hidden_layers", "num_layers", "depth"):
             count = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
             if isinstance(count, int) and count > _MOST_LAYERS:
-                raise ConfigError(f"model.name: its config.json says {where}{name}={count}, and no model has more than "
+                raise ConfigError(f"model.name: its config.json says {where}{name}={count}, but no model has more than "
                                   f"{_MOST_LAYERS:,} layers. Copy config.json again from the original model")
 
 
@@ -270,4 +270,4 @@ def unknown_family_notice(family: Family) -> str:
     if family.known:
         return ""
     return (f"model type '{family.model_type}' is unknown to vlrl: rows are padded (no prefix sharing) and boxes "
-            f"are requested as {family.coordinates} (task.coordinates); the loss is the same")
+            f"are requested as {family.coordinates} (task.coordinates); the loss is not affected")

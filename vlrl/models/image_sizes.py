@@ -39,8 +39,8 @@ def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Call
         try:
             _ask(unit(), size)
         except (ValueError, RuntimeError, ZeroDivisionError) as error:
-            return (f"the image processor of model.name={settings.name!r} takes no image of {size[0]}x{size[1]} pixels "
-                    f"({error})")
+            return (f"the image processor of model.name={settings.name!r} refuses an image of {size[0]}x{size[1]} "
+                    f"pixels ({error})")
         return ""
 
     return refusal

@@ -72,7 +72,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     with time_limit(_TEMPLATE_S):
         problem = ChatTemplate(processor, family.template).problem("user")
     if problem:
-        raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
+        raise ConfigError(f"model.name={name!r}: it has no usable chat template: {problem.rstrip('.')}. Copy "
                           "chat_template.jinja of the original instruction-tuned model into the folder.")
 
 
@@ -84,7 +84,7 @@ def _check_template_options(processor: Any, settings: ModelSettings) -> None:
     for option in settings.chat_template_kwargs:
         if option not in read:
             raise ConfigError(f"model.chat_template_kwargs.{option}: the chat template of {settings.name} does not "
-                              f"read it, so it would change nothing.{did_you_mean(option, read)} It reads: "
+                              f"read it, so it would have no effect.{did_you_mean(option, read)} It reads: "
                               f"{', '.join(sorted(read)) or 'no options'}")
 
 
@@ -116,8 +116,8 @@ def adapter_base(name: str) -> str | None:
         return None
     base = (read_json(Path(path)) or {}).get("base_model_name_or_path")
     if not base:
-        raise ConfigError(f"model.name={name!r} is an adapter, but {path} names no base model. Set its "
-                          "base_model_name_or_path.")
+        raise ConfigError(f"model.name={name!r} is an adapter, but {path} names no base model. Set "
+                          "base_model_name_or_path in that file.")
     return base
 
 
@@ -153,7 +153,7 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ConfigError(f"{what} lacks weights of its config: {', '.join(wrong[:3])}{more}. They would be "
-                          "random; give a folder that holds the whole model.")
+                          "random; give a folder that contains the whole model.")
     check_finite(model, what)
     drop_unused_sampling(model, name)
     forbid_repacking(model)

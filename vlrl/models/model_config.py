@@ -33,8 +33,8 @@ class FamilyConvention(coordinates.Convention):
         try:
             return family_convention(self._model)
         except ConfigError as error:
-            raise TaskError(f"task.coordinates=auto: {error}. Set it, e.g. task.coordinates=norm1000, or give the rows "
-                            "their own `coordinates`.") from None
+            raise TaskError(f"task.coordinates=auto: {error}. Set a convention, e.g. task.coordinates=norm1000, or "
+                            "add a field `coordinates` to the rows.") from None
 
 
 @cache
@@ -50,8 +50,8 @@ def family_convention(model: str) -> str:
             text = SimpleNamespace(**_fields(config.get("text_config")))
             return family_of(SimpleNamespace(**_fields(config), get_text_config=lambda text=text: text)).coordinates
         config = _model_config(str(config.get("base_model_name_or_path") or ""))
-    raise ConfigError(f"model.name={model!r} is neither a model folder nor in the local hub cache, so how it writes "
-                      "boxes is not known")
+    raise ConfigError(f"model.name={model!r} is neither a model folder nor in the local hub cache, so its box "
+                      "convention is not known")
 
 
 def embedded(name: str) -> Path:

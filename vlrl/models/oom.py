@@ -53,10 +53,10 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
         release(policy.device)
         if policy.idle is not None:
             raise TrainingError(f"out of memory in the update ({reason}). The processes hold shards of the weights and "
-                                "work through their micro-batches together, so one of them cannot begin again: lower "
+                                "run their micro-batches together, so one of them cannot restart its update: lower "
                                 "train.tokens_per_batch, or set model.gradient_checkpointing=true.")
         policy.most_tokens, cuts = halve(b), cuts + 1
-        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from here on", reason,
+        _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from now on", reason,
                      policy.most_tokens)
         if again:
             again()
@@ -87,7 +87,7 @@ def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
     units = piece.members
     middle = len(units) // 2
     if not middle:
-        raise TrainingError(f"out of memory in the update of one answer alone, of {piece.tokens} tokens with its "
+        raise TrainingError(f"out of memory in the update of a single answer, of {piece.tokens} tokens with its "
                             "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
                             "rollout.max_new_tokens.")
     return [[piece.take([*itertools.chain(*part)])] for part in (units[:middle], units[middle:])]

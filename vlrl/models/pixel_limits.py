@@ -33,12 +33,12 @@ def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) ->
                               "their area; leave the setting out.")
     if {settings.min_pixels, settings.max_pixels} != {None}:
         if limit_images is None:
-            raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {type(images).__name__} gets the "
-                              "image size. Leave the setting out and set the size in preprocessor_config.json of "
-                              "the model's folder.")
+            raise ConfigError(f"model.{_given(settings)}: vlrl cannot set the image size of "
+                              f"{type(images).__name__}. Leave the setting out and set the size in "
+                              "preprocessor_config.json of the model's folder.")
         limit_images(images, settings)
         if videos is not None and limit_frames is None and "longest_edge" in dict(videos.size):
-            _log.warning("model.%s limits images alone: clips of this model keep the size that %s gives them.",
+            _log.warning("model.%s only limits images: for videos of this model, %s keeps its default size.",
                          _given(settings), type(videos).__name__)
     if limit_frames:
         limit_frames(videos, settings)
@@ -133,7 +133,7 @@ def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
     allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
     _refuse(None if allowed else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
-            f"none of its tilings has such an area; they go from {areas[0]} to {areas[-1]} pixels")
+            f"none of its tilings has such an area; the areas are {areas[0]} to {areas[-1]} pixels")
     unit.image_grid_pinpoints = allowed
 
 
@@ -142,7 +142,7 @@ def _limit_tiles(unit: Any, settings: ModelSettings) -> None:
     tile = unit.size["height"] * unit.size["width"]
     if settings.max_pixels is not None:
         _refuse(settings.max_pixels if settings.max_pixels < tile else None, "max_pixels",
-                f"one of its tiles has {tile} pixels; allow at least that")
+                f"one of its tiles has {tile} pixels; allow at least {tile}")
         unit.max_patches = settings.max_pixels // tile
         unit.min_patches = min(unit.min_patches, unit.max_patches)
     if settings.min_pixels is not None:

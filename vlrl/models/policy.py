@@ -376,8 +376,8 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
 def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
     """The hidden states; raises ConfigError if they are logits, because the model's output layer is not known."""
     if head.layer is None:
-        raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer are unknown, and the "
-                          f"head that {' or '.join(HEADS)} learns reads them: leave it out (set "
+        raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer are unknown, but the "
+                          f"head that {' or '.join(HEADS)} trains needs them. Train no such head (set "
                           f"{', or '.join(WITHOUT_HEAD.values())})")
     return hidden
 

@@ -150,8 +150,8 @@ class Encoder:
         ids = batch["input_ids"]
         shown = self._shown(batch, ids, loaded)
         if shown != len(loaded):
-            raise DataError(f"sample '{name}': the chat template of {self.config.model.name} shows {shown} of its "
-                            f"{len(loaded)} images and clips, so the model would not see the others. Copy the "
+            raise DataError(f"sample '{name}': the chat template of {self.config.model.name} shows {shown} of the "
+                            f"sample's {len(loaded)} images and videos, so the model would not see all. Copy the "
                             "chat_template.jinja of the original model into its folder")
         tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
         beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}
@@ -179,19 +179,20 @@ class Encoder:
         contents = [m["content"] for m in messages]
         places = sum(isinstance(c, dict) and c.get("type") in ("image", "video") for parts in contents for c in parts)
         if places != len(loaded):
-            raise DataError(f"sample '{sample.id}': its messages place {places} media, the sample has {len(loaded)}")
+            raise DataError(f"sample '{sample.id}': its messages place {places} media, but the sample has "
+                            f"{len(loaded)}")
         if any(map(_mixed, contents)) and not self._reads_order:
-            raise DataError(f"sample '{sample.id}': it shows media inside or after a text, and the chat template of a "
-                            f"{self.family.model_type} puts those of a turn before its text. Move the marks there, or "
-                            "choose a model that keeps their places")
+            raise DataError(f"sample '{sample.id}': a message has media inside or after its text, but the chat "
+                            f"template of a {self.family.model_type} puts the media of a turn before its text. Move "
+                            "them before the text, or choose a model whose template keeps their positions")
         if tools and not self._reads_tools:
             raise DataError(f"sample '{sample.id}': it has tools, which the chat template of {self.config.model.name} "
                             "does not show. Leave them out, or choose a model whose template does")
         for role in dict.fromkeys(m["role"] for m in messages):
             if problem := self._chat.problem(role, self._plain(tools)):
-                raise DataError(f"sample '{sample.id}': the chat template of {self.config.model.name} shows no text of "
-                                f"a turn of {role!r} ({problem.rstrip('.')}). Leave such turns out, or copy a "
-                                "chat_template.jinja that has them into the model's folder")
+                raise DataError(f"sample '{sample.id}': the chat template of {self.config.model.name} does not show "
+                                f"the text of turns with role {role!r} ({problem.rstrip('.')}). Leave such turns out, "
+                                "or copy a chat_template.jinja that supports them into the model's folder")
         safe = [{**self._plain({k: v for k, v in m.items() if k != "content"}), "content": self._safe(m["content"])}
                 for m in messages]
         try:
@@ -275,12 +276,12 @@ class Encoder:
             kwargs["images"] = images
         if videos:
             if not self.family.videos or getattr(self.processor, "video_processor", None) is None:
-                raise ValueError("this model's processor takes no videos")
+                raise ValueError("this model's processor does not accept videos")
             frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
             kwargs |= {"videos": frames, "video_metadata": [*map(_MEDIA["clock"], videos)],
                        "do_sample_frames": False}
         if images and videos and self.family.exclusive_media:
-            raise ValueError("a prompt of this model holds images or videos, not both")
+            raise ValueError("a prompt of this model may contain images or videos, not both")
         if self.family.mrope:
             kwargs["return_mm_token_type_ids"] = True
         kwargs |= {name: [kwargs[name]] for name in self.family.nested if name in kwargs}

@@ -30,8 +30,8 @@ def drop_unused_sampling(model: Any, name: str) -> None:
     try:
         config.validate(strict=True)
     except ValueError:
-        _log.warning("generation_config.json of %s says %s without do_sample=true, so none of it has an effect, and it "
-                     "could not be saved: left out", name, ", ".join(f"{one}={getattr(config, one)}" for one in given))
+        _log.warning("generation_config.json of %s sets %s without do_sample=true. This has no effect and cannot be "
+                     "saved, so it is left out", name, ", ".join(f"{one}={getattr(config, one)}" for one in given))
         for one in given:
             setattr(config, one, None)
 
@@ -57,7 +57,7 @@ def _save_errors(what: str) -> Iterator[None]:
         if is_disk_error(error):
             raise
         lines = " ".join(str(error).split())[:600]
-        raise RunError(f"model.name: {what} cannot be saved: {type(error).__name__}: {lines}. Correct that file of the "
+        raise RunError(f"model.name: {what} cannot be saved: {type(error).__name__}: {lines}. Correct the file in the "
                        "model's folder, or copy it again from the original model") from error
 
 

@@ -42,8 +42,8 @@ class TokenTexts:
         if text not in self._ids:
             ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
             if torch.isin(ids, self.banned).any():
-                raise ConfigError(f"rollout.thinking_end={text!r} holds a vision token, which no answer may hold: "
-                                  "leave it out")
+                raise ConfigError(f"rollout.thinking_end={text!r} contains a vision token, which an answer must not "
+                                  "contain: remove it")
             self._ids[text] = ids
         return self._ids[text]
 

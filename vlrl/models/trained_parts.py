@@ -32,5 +32,5 @@ def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any)
     idle = [name for name, found in numbers if (int(found[1]) >= read if found else "post_layernorm" in name)]
     if read >= layers or not idle:
         return ""
-    return (f"{len(idle)} of {len(inside)} trained tensors of the vision tower lie behind layer {read} of {layers}, "
-            f"whose output this model takes (vision_feature_layer={chosen}): they count as trained and never change")
+    return (f"{len(idle)} of {len(inside)} trained tensors of the vision tower come after layer {read} of {layers}, "
+            f"whose output this model uses (vision_feature_layer={chosen}): they count as trained but never change")

@@ -203,7 +203,7 @@ def _reward_drop(columns: Columns, settings: AlertSettings) -> Breach | None:
     best, last = columns[BEST][0], fmean(columns["reward/mean"])
     spread = fmean(np.nan_to_num([*columns["reward/std"]]))
     limit = best - (settings.reward_drop or 0.0) * max(abs(best), spread)
-    message = f"the mean reward of the last {settings.window} steps is {last:.3g}, after {best:.3g} at best"
+    message = f"the mean reward of the last {settings.window} steps is {last:.3g}, and the best was {best:.3g}"
     return (last, limit, message) if last < limit else None
 
 
@@ -212,8 +212,9 @@ def _last(columns: Columns, name: str) -> float:
 
 
 def _above(metric: str, name: str, text: str) -> Rule:
-    """A rule that the last value of `metric` is above alerts.<name>; `text` is formatted with the value and the limit.
-    """
+    """A rule that the last value of `metric` is above alerts.<name> (below it if `name` ends in "_below").
+
+    `text` is formatted with the value and the limit."""
     def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
         value, limit = _last(columns, metric), getattr(settings, name)
         exceeded = isinstance(limit, (int, float)) and (value < limit if name.endswith("_below") else value > limit)
@@ -241,7 +242,7 @@ _LAST_VALUE = {
 def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     recent = columns["skipped"]
     value, limit = float(sum(v > 0 for v in recent)), float(settings.skipped_above or 0)
-    return (value, limit, f"an optimizer step was left out in {value:.0f} of the last {len(recent)} steps, for NaN, "
+    return (value, limit, f"an optimizer step was skipped in {value:.0f} of the last {len(recent)} steps, for NaN, "
             "infinity or an overflow") if value > limit else None
 
 

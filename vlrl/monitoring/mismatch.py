@@ -68,5 +68,5 @@ def check_mismatch(metrics: Mapping[str, float], config: Config, step: int) -> N
         raise TrainingError(
             f"step {step}: mismatch/kl is {value:.3g} per token, above limits.mismatch={limit:g}: engine.name="
             f"{config.engine.name} and the trainer do not compute the same log-probabilities "
-            "(docs/troubleshooting.md). The same command resumes from the last checkpoint; limits.mismatch=null lifts "
-            "the limit.")
+            "(docs/troubleshooting.md). The same command resumes from the last checkpoint; limits.mismatch=null "
+            "removes the limit.")

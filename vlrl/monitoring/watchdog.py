@@ -89,8 +89,8 @@ class Watchdog:
         waits = comm.describe_wait()
         waiting = f": {waits}" if waits else ""
         self._message = (f"nothing has happened for more than limits.stuck_s={self.seconds:g} seconds since the phase "
-                         f"'{phase}' began{waiting}. {where}; the same command resumes from the last checkpoint. Where "
-                         "a phase takes that long, raise limits.stuck_s.")
+                         f"'{phase}' began{waiting}. {where}; the same command resumes from the last checkpoint. If "
+                         "a phase needs more time than that, raise limits.stuck_s.")
         if self._main:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             while not self._ended.wait(GRACE_S):

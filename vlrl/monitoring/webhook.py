@@ -80,5 +80,5 @@ class Webhook:
     def _failed(self, reason: str) -> None:
         if not self._reported:
             self._reported = True
-            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} accepted no alert ({reason}); the "
-                      "run continues, and further failures are not reported")
+            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} did not accept an alert ({reason}); "
+                      "the run continues, and further failures are not reported")

@@ -188,8 +188,8 @@ def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: 
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
-        raise ConfigError(f"{section}.advantage={advantage.name!r} gives tokens of an answer different advantages, and "
-                          f"these have one each: choose another, such as {section}.advantage=grpo")
+        raise ConfigError(f"{section}.advantage={advantage.name!r} computes an advantage per token, but here every "
+                          f"answer needs a single advantage: choose another, such as {section}.advantage=grpo")
     trained = _applied(f"{section}.batch", batch, s).tolist()
     return replace(group, rollouts=tuple(_credited(r, a, None, t) for r, a, t in zip(
         group.rollouts, credited.tolist(), trained, strict=True)))
@@ -315,7 +315,7 @@ def _applied(setting: str, function: Bound, s: Scores) -> Any:
     except Exception as error:  # anyone's code
         raise ConfigError(f"{setting}={function.name!r}: {failure(error)}") from error
     if count != len(s.rewards):
-        raise ConfigError(f"{setting}={function.name!r} gave {count} values for {len(s.rewards)} rollouts")
+        raise ConfigError(f"{setting}={function.name!r} returned {count} values for {len(s.rewards)} rollouts")
     return values
 
 

@@ -106,7 +106,7 @@ def check_launcher(environ: Mapping[str, str]) -> None:
     size = environ.get("WORLD_SIZE", "1")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if size not in ("", "1") and missing:
-        raise ConfigError(f"WORLD_SIZE={size} in the environment says that there are several processes, and "
+        raise ConfigError(f"WORLD_SIZE={size} in the environment says that there are several processes, but "
                           f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: start them with "
                           "torchrun or accelerate launch, which set all of them, or unset WORLD_SIZE")
 
@@ -177,8 +177,8 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
     shards.check_installed(config)
     algorithm = algorithm or Algorithm(config)
     if algorithm.scores_pairs and make_source.generates:
-        raise ConfigError(f"algo.loss={config.algo.loss.name} learns from pairs of given answers: start it with vlrl "
-                          "sft, or a stage of kind sft")
+        raise ConfigError(f"algo.loss={config.algo.loss.name} trains on pairs of answers from the data: start the "
+                          "run with vlrl sft, or use a stage of kind sft")
     return algorithm
 
 

@@ -36,12 +36,12 @@ def check_engine(config: Config) -> None:
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
-                          "engine.name=vllm each of them has an engine of its own on its own GPU. Leave "
+                          "engine.name=vllm each process runs a vLLM engine on one GPU. Leave "
                           "engine.tensor_parallel at 1, or set engine.name=vllm_server, whose servers have GPUs of "
                           "their own")
     if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
-                          "NVIDIA GPU; on one without, requirements-vllm.txt of a checkout has its CPU build. Or set "
+                          "NVIDIA GPU; for its CPU build use requirements-vllm.txt of a checkout. Or set "
                           "engine.name=hf")
 
 
@@ -56,9 +56,10 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
         return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
     if settings.renormalises and comm.is_main():
-        _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a part of the tokens, and their "
-                     "log-probabilities are those among these. The trainer's are those among all tokens, so "
-                     "mismatch/kl is larger and algo.correction weighs the difference.", settings.top_p, settings.top_k)
+        _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a subset of the vocabulary, and "
+                     "the engine's log-probabilities are normalized over this subset. The trainer's are normalized "
+                     "over the whole vocabulary, so mismatch/kl is larger and algo.correction corrects for the "
+                     "difference.", settings.top_p, settings.top_k)
     shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
     folder.mkdir(parents=True)
     return _ENGINES[settings.name](model, config, folder, episodes)

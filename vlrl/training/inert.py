@@ -112,11 +112,11 @@ def reference(run: Run) -> Iterator[Inert]:
         named.name == "ema" and named.options.get("every", 10) == 1 and named.options.get("decay") == 0)
     flat = algo.kl.name != "k1" and ":" not in algo.kl.name and not uses_dropout(config)
     if algo.kl_coef and same and algo.kl_in == "loss" and config.rollout.one_update and flat:
-        yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, which has one "
-                    "optimizer step, and there the KL has no gradient; raise rollout.minibatches")
+        yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, and a step "
+                    "has a single optimizer step, in which the KL has no gradient; raise rollout.minibatches")
     if algo.kl_coef and same and algo.kl_in == "reward" and same_logprobs_without_dropout(config):
         yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, and "
-                    "algo.kl_in=reward compares it with the weights that sampled, which are the same; set "
+                    "algo.kl_in=reward compares the reference with the sampling weights, which are the same; set "
                     "algo.kl_in=loss, or algo.reference.every")
     moves = named.name == "ema" or (named.name == "reset" and not named.options.get("optimizer", True))
     if moves and run.task and "reference_logprobs" not in run.task.needs and not Algorithm(config).needs_reference:
@@ -129,13 +129,13 @@ def correction(run: Run) -> Iterator[Inert]:
     if named.name == "none" or ":" in named.name:
         return
     if samples_as_it_trains(run.config):
-        yield Inert("algo.correction", named.name, "engine.name=hf samples with the weights that train, in float32: "
-                    "the weights are 1")
+        yield Inert("algo.correction", named.name, "engine.name=hf samples with the weights being trained, in "
+                    "float32, so all weights of the correction are 1")
     low, high = named.options.get("low"), named.options.get("high")
     if low is not None and low <= 1 / ratio.MOST:
-        yield Inert("algo.correction.low", low, "no weight is below")
+        yield Inert("algo.correction.low", low, "no weight is below this bound")
     if high is not None and high >= ratio.MOST:
-        yield Inert("algo.correction.high", high, "no weight is above")
+        yield Inert("algo.correction.high", high, "no weight is above this bound")
 
 
 def replaced(run: Run) -> Iterator[Inert]:
@@ -163,7 +163,8 @@ def reward_parts(run: Run) -> Iterator[Inert]:
         for part, weight in one.weights.items():
             steps = (0,) if isinstance(weight, (int, float)) else [step for step, _ in weight]
             if part not in read and all(weight_at(weight, int(step)) == 0 for step in steps):
-                yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid", usual=True)
+                yield Inert(f"{place}.rewards.{part}", 0, "the part is only a metric and adds nothing to the reward",
+                            usual=True)
 
 
 def services(run: Run) -> Iterator[Inert]:

@@ -260,8 +260,8 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
     part.prepared = algorithm.objective.prepare(replace(x, old_stats=each([m.old_stats for m in part.batches])))
     for value in (v for values in part.prepared.values() for v in values.values()):
         if value.dim() and len(value) != len(ids):
-            raise ValueError(f"prepared values must be [{len(ids)}] of tokens or a number, not {list(value.shape)}; "
-                             "those of rollouts go through LossInputs.spread")
+            raise ValueError(f"prepared values must be a number or [{len(ids)}], one value per token, not "
+                             f"{list(value.shape)}; values per rollout go through LossInputs.spread")
     return cuts
 
 

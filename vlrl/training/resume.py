@@ -77,8 +77,8 @@ def refuse_other_run(path: Path, settings: Config) -> None:
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]
     if changed:
-        raise RunError(f"checkpoint {path} is of another run:\n  " + "\n  ".join(changed) + "\nPut the run's own "
-                       f"checkpoint there, or remove it to go on from the one before; else {_WAY}")
+        raise RunError(f"checkpoint {path} belongs to another run:\n  " + "\n  ".join(changed) + "\nPut the run's own "
+                       f"checkpoint there, or remove it to continue from the previous one; else {_WAY}")
 
 
 # --- what else is gone ------------------------------------------------------------------------------------------------

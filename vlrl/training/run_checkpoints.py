@@ -49,7 +49,7 @@ class RunCheckpoints:
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}
         comm.on_main(lambda: saving.try_writing(self.folder.checkpoints, lambda folder: self._write_but_weights(
-            folder, state)), "trying what a save writes")
+            folder, state)), "trying to save")
 
     def _write_but_weights(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.parts.policy.save(folder, weights={})
@@ -101,12 +101,12 @@ class RunCheckpoints:
             changed += [f"{part} {before.get(part, 0):g} -> {now.get(part, 0):g}" for part in sorted({*before, *now})
                         if not math.isclose(before.get(part, 0), now.get(part, 0), rel_tol=1e-6)]
         if changed:
-            self.say(f"warning: the task now weighs its parts differently: {', '.join(changed)}. To "
+            self.say(f"warning: the reward parts of the task now have other weights: {', '.join(changed)}. To "
                      "start over: resume=never, or another run.dir")
 
     def _warn_of_changed_files(self) -> None:
         """Warns, once per file, that a data file has changed since it was read."""
         for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
             self._changed_files.add(name)
-            self.say(f"warning: {name} was changed, moved or removed since the run began, which continues with the "
-                     "rows that it has read. Restore the file before the run is resumed, which refuses other rows.")
+            self.say(f"warning: {name} was changed, moved or removed since the run began. The run continues with "
+                     "the rows that it has read; restore the file before resuming, which refuses other rows.")

@@ -147,7 +147,7 @@ class Session:
         say(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, {trained:,} trained "
             f"parameters on {comm.world()} x {policy.device.type}")
         counts = trained_parts.parameters_by_part(learns, policy.family)
-        say(f"{'an adapter learns' if policy.lora else 'learns'}: {counts}")
+        say(f"trained parameters{' of an adapter' if policy.lora else ''}: {counts}")
         for notice in (families.unknown_family_notice(policy.family),
                        trained_parts.unused_layers(learns, policy.family, policy.base.config)):
             if notice:
@@ -292,8 +292,8 @@ class Session:
             if comm.is_main():
                 if names := changed_basis(record["measured"], split, self.folder.evals()):
                     record["changed"] = names
-                    self.progress.print(f"warning: {split} is not what was evaluated before ({', '.join(names)}): no "
-                                        "gain and no best checkpoint are taken from earlier evaluations.")
+                    self.progress.print(f"warning: the evaluation of {split} has changed ({', '.join(names)}): it is "
+                                        "not compared with earlier ones for gain and best checkpoint.")
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))
                 self._log.check_evaluations(done)

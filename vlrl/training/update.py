@@ -266,7 +266,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
     meter.skipped, meter.nonfinite = meter.skipped + 1, meter.nonfinite + 1
     in_a_row, limit = algorithm.nonfinite + 1, config.limits.nonfinite_steps
     if in_a_row > limit:
-        raise NonFinite(said if not limit else f"{said} It is the step number {in_a_row} in a row, more than "
+        raise NonFinite(said if not limit else f"{said} It is skipped step number {in_a_row} in a row, more than "
                         f"limits.nonfinite_steps={limit} allows.")
     if comm.is_main():
         _log.warning("%s This optimizer step is skipped (%d in a row; the run stops above "
@@ -275,7 +275,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
     """Why an optimizer step must not be taken; "" if it may, or if a lower loss scale may help."""
-    outcome, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
+    outcome, remedy = "the weights were not changed", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
     if not policy.scaler.is_enabled():

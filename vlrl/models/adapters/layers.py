@@ -26,8 +26,8 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
     else:
         chosen = set().union(*(_named(layers, word) for word in ([target] if isinstance(target, str) else target)))
     if not chosen:
-        raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer there. "
-                          "Name another target")
+        raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer in "
+                          "these parts. Choose others, or module names")
     return [n for n in layers if n in chosen]
 
 
@@ -38,7 +38,8 @@ def _named(layers: Sequence[str], word: str) -> set[str]:
     try:
         found = found or {n for n in layers if re.fullmatch(word, n)}
     except re.error as error:
-        raise ConfigError(f"model.lora.target={word!r} is no module name and no regular expression: {error}") from None
+        raise ConfigError(f"model.lora.target={word!r} is neither a module name nor a valid regular expression: "
+                          f"{error}") from None
     if not found:
         ends = sorted({n.rpartition(".")[2] for n in layers if not n.rpartition(".")[2].isdigit()})
         raise ConfigError(f"model.lora.target={word!r}: no linear layer of the model has that name."

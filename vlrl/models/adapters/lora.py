@@ -25,7 +25,7 @@ def refuse_second(settings: ModelSettings) -> None:
     if base:
         raise ConfigError(
             f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
-            "second one cannot be saved on top of it. Go on with the run that wrote it (its run.dir, resume=must), "
+            "second one cannot be saved on top of it. Continue the run that wrote it (its run.dir, resume=must), "
             f"start from its base model (model.name={base}), or merge first: the same command with model.lora.rank=0 "
             "steps=0 and another run.dir saves the whole model there.")
 

@@ -79,7 +79,7 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
     and not averaged, because each rank's loss is its share of the whole step's loss."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
-        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "
+        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, but {torch.__version__} is installed: upgrade, or "
                           "set train.sharding=none")
     models = [m for m in (policy.model, policy._reference) if m is not None]
     policy.shards = FSDPShards([_sharded(model, policy, settings) for model in models])

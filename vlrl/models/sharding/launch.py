@@ -28,8 +28,8 @@ def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
         return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
 
     if on("ACCELERATE_USE_MEGATRON_LM"):
-        raise ConfigError("accelerate launch --use_megatron_lm: vlrl has a loop of its own, which that engine would "
-                          "replace. Launch without it and set train.sharding=fsdp2, which shards weights, gradients "
+        raise ConfigError("accelerate launch --use_megatron_lm: vlrl uses its own training loop, which Megatron-LM "
+                          "would replace. Launch without it and set train.sharding=fsdp2, which shards weights, gradients "
                           "and optimizer state (docs/scaling.md)")
     train, launched_as, offload = config.train, "none", config.train.cpu_offload
     if on("ACCELERATE_USE_FSDP"):
@@ -60,13 +60,13 @@ def check(config: Config) -> None:
 def _check_fsdp(config: Config, version: str, on: Any) -> None:
     """Raises ConfigError if the launcher's FSDP options contradict the settings."""
     if version != "2":
-        raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl shards by FSDP2 alone. Launch "
+        raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl only supports FSDP2. Launch "
                           "with --fsdp_version 2, or without --use_fsdp and with train.sharding=fsdp2")
     if config.train.sharding == "none":
         raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: leave out one of them")
     if on("FSDP_ACTIVATION_CHECKPOINTING") and not config.model.gradient_checkpointing:
         raise ConfigError("accelerate launch --fsdp_activation_checkpointing true, but "
-                          "model.gradient_checkpointing=false: set that instead")
+                          "model.gradient_checkpointing=false: set model.gradient_checkpointing=true instead")
 
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
@@ -75,14 +75,14 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
     sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        raise ConfigError(f"accelerate launch --deepspeed_config_file {file}: such files are not read; {way_out}")
+        raise ConfigError(f"accelerate launch --deepspeed_config_file {file}: vlrl does not read such files; {way_out}")
     if sharding is None:
-        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage or '?'}: vlrl knows the stages 2 and "
+        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage or '?'}: vlrl supports stages 2 and "
                           f"3; {way_out}")
     for part in ("OPTIMIZER", "PARAM"):
         if environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") != "none":
-            raise ConfigError(f"accelerate launch --offload_{part.lower()}_device: under DeepSpeed nothing is kept in "
-                              "main memory; launch without it, or set train.sharding=fsdp2 and train.cpu_offload=true")
+            raise ConfigError(f"accelerate launch --offload_{part.lower()}_device: vlrl does not offload with "
+                              "DeepSpeed; launch without it, or set train.sharding=fsdp2 and train.cpu_offload=true")
     if own not in ("auto", sharding):
         raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: leave "
                           "out one of them")
@@ -93,8 +93,8 @@ def _check_zero(config: Config, kind: str) -> None:
     """Raises ConfigError for settings that do not work with DeepSpeed."""
     train, reference = config.train, config.algo.reference.name
     if head := head_of(config):
-        raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains the model's own "
-                          f"weights alone, and not a layer beside them. Set train.sharding=fsdp2, or leave {head} out "
+        raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains only the "
+                          f"model's own weights, not an additional head. Set train.sharding=fsdp2, or leave {head} out "
                           f"({WITHOUT_HEAD[head]})")
     for wrong, setting, way_out in (
             (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
@@ -117,7 +117,7 @@ def _check_model(config: Config, kind: str) -> None:
                           "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
     if config.model.feature_cache_mib:
         raise ConfigError(f"train.sharding={kind}: model.feature_cache_mib={config.model.feature_cache_mib} calls the "
-                          "vision tower apart from the model, when its weights are sharded. Set it to 0, or "
+                          "vision tower outside of the model's forward, where its weights are sharded. Set it to 0, or "
                           "train.sharding=none")
 
 
@@ -133,5 +133,5 @@ def check_installed(config: Config) -> None:
 
     version = importlib.metadata.version("deepspeed")
     if Version(version) < Version(_LEAST):
-        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {version}: install that, or "
+        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, but {version} is installed: upgrade, or "
                           "set train.sharding=fsdp2")

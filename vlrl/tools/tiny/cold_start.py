@@ -120,7 +120,7 @@ def example(stage: Stage, seed: int, index: int) -> Example:
         if slot < count:
             return make(stage, seed, index, rng)
         slot -= count
-    raise AssertionError("a slot of no kind")
+    raise AssertionError("no kind of example for this slot")
 
 
 def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
