@@ -29,8 +29,8 @@ def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
 
     if on("ACCELERATE_USE_MEGATRON_LM"):
         raise ConfigError("accelerate launch --use_megatron_lm: vlrl uses its own training loop, which Megatron-LM "
-                          "would replace. Launch without it and set train.sharding=fsdp2, which shards weights, gradients "
-                          "and optimizer state (docs/scaling.md)")
+                          "would replace. Launch without it and set train.sharding=fsdp2, which shards weights, "
+                          "gradients and optimizer state (docs/scaling.md)")
     train, launched_as, offload = config.train, "none", config.train.cpu_offload
     if on("ACCELERATE_USE_FSDP"):
         _check_fsdp(config, environ.get("FSDP_VERSION", "1"), on)
