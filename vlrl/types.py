@@ -221,7 +221,7 @@ class Completion:
     """JSON data of one method, under that method's name; other methods do not read it. A list `turns` in it, {start,
     end, info} each, is stored as the turns of a completion without turns."""
     policy_step: int | None = None
-    """Step count of the weights that sampled it, if it was kept from an earlier visit; None = the current weights."""
+    """If kept from an earlier visit: completed steps of the weights that sampled it; None = the current weights."""
 
     @property
     def truncated(self) -> bool:
@@ -280,7 +280,7 @@ class Rollout:
     """Index in the group, 0..G-1."""
     completion: Completion
     policy_step: int
-    """Number of completed steps of the weights that sampled it."""
+    """Number of completed training steps of the weights that sampled it."""
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
     """None = cannot be scored: excluded from the group's statistics, advantage 0."""

@@ -57,7 +57,7 @@ class RowRuns:
 
     each: Lengths
     levels: tuple[Level, ...]
-    """One per depth, starting with the prompts."""
+    """One Level per depth of the tree, starting with the prompts."""
 
     @staticmethod
     def of(layout: Layout, device: torch.device) -> RowRuns:

@@ -55,7 +55,7 @@ class Family:
     exclusive_media: bool = False
     """Whether images and videos use the same tensor, so that a prompt may not contain both."""
     template: Mapping[str, Any] = field(default_factory=dict)
-    """Keywords of the processor's apply_chat_template."""
+    """Keyword arguments for the processor's apply_chat_template."""
     forms: str = ""
     """Function of media_forms that prepares media which the model's forward cannot take together; "" = none is needed.
     """
@@ -114,7 +114,7 @@ class Family:
         return closing.get(longest, tokenizer.eos_token_id)
 
     def encode(self, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs converted to keywords that the model's forward accepts."""
+        """The inputs as keyword arguments that the model's forward accepts."""
         return _FORMS[self.forms](model, inputs) if self.forms else inputs
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,

@@ -8,9 +8,9 @@ import torch
 
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Forward keywords for a model whose forward takes only videos of equal length.
+    """Keyword arguments for a model whose forward takes only videos of equal length.
 
-    Videos of different lengths (a tuple of tensors), and images beside them, are replaced by their features."""
+    Videos of different lengths (a tuple of tensors), and images in the same batch, are replaced by their features."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs
@@ -24,10 +24,10 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Forward keywords for a model that uses one token for images and videos, and whose forward takes only one of them.
+    """Keyword arguments for a model that uses one token for images and videos, and whose forward takes only one kind.
 
-    If there are both, they are replaced by their features in the order of the text. The token types tell images (1)
-    from videos (2)."""
+    If a batch has both kinds, they are replaced by their features in the order of the text. The token types distinguish
+    images (1) and videos (2)."""
     types = inputs.get("mm_token_type_ids")
     if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
         return inputs
@@ -45,10 +45,10 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Forward keywords in which clips that come with a count of their frames, and images beside them, are replaced by
-    their features.
+    """Keyword arguments in which videos that come with their number of frames, and images in the same batch, are
+    replaced by their features.
 
-    The forward of such a family loses the counts in transformers 5.19."""
+    In transformers 5.19 the forward of such a family loses the numbers of frames."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model
@@ -63,8 +63,9 @@ def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, 
 
 
 def of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Forward keywords for a model of unknown family (families.family_of), with media replaced by features if needed.
-    """
+    """Keyword arguments for the forward of a model of unknown family (families.family_of).
+
+    Media are replaced by their features if the forward cannot take them."""
     return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
 
 

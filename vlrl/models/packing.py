@@ -101,11 +101,12 @@ class Batch:
     """The model inputs of one micro-batch, and where to read its N completion tokens."""
 
     inputs: dict[str, Any]
-    """Keywords of the model's forward."""
+    """Keyword arguments for the model's forward."""
     columns: torch.Tensor
     """[C] columns of the rows whose hidden states are read."""
     select: torch.Tensor | None
-    """[N] indices of the completion tokens in the flattened [B * C] positions; None if these are the N tokens."""
+    """[N] indices of the completion tokens in the flattened [B * C] positions; None if these positions are the N
+    tokens."""
     targets: torch.Tensor
     """[N] ids of the completion tokens."""
     rollout_id: torch.Tensor
@@ -334,7 +335,7 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def join_prompts(first: Prompt, more: Prompt) -> Prompt:
-    """One prompt made of two: the positions of `more` start from 0 and are shifted to follow `first`."""
+    """Joins two prompts: the positions of `more`, which start from 0, are shifted to follow `first`."""
     names = dict.fromkeys([*first.aligned, *more.aligned])
     beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
                                     for p in (first, more)]) for name in names}
@@ -348,7 +349,7 @@ def join_prompts(first: Prompt, more: Prompt) -> Prompt:
 
 
 def continuation(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
-    """The part of `whole` after `prompt`, with which it starts, and with the media of the observations in that part."""
+    """The part of `whole` that follows `prompt`, its beginning; with the media of the observations in that part."""
     p = len(prompt)
     media = functools.reduce(join_prompts, observations) if observations else replace(
         prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())

@@ -137,10 +137,10 @@ class Policy:
         return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Keywords of the model's forward for packed inputs; `base` is the model, without PEFT's wrapper, if not the
-        policy's.
+        """Keyword arguments for the model's forward, from packed inputs.
 
-        `visuals` are replaced by their features. A reference uses the policy's frozen vision tower for them."""
+        `base` is the model if it is not the policy's, without PEFT's wrapper. `visuals` are replaced by their features;
+        a reference model uses the policy's frozen vision tower for them."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None

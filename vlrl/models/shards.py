@@ -118,12 +118,12 @@ def check_installed(config: Config) -> None:
 
 
 def state(policy: Any, tree: Any) -> Any:
-    """As Shards.state; without shards `tree` is returned unchanged."""
+    """The result of Shards.state if the policy is sharded, else `tree` unchanged."""
     return policy.shards.state(tree) if policy.shards else tree
 
 
 def weights(policy: Any) -> dict[str, torch.Tensor] | None:
-    """As Shards.weights; None without shards."""
+    """The result of Shards.weights if the policy is sharded, else None."""
     return policy.shards.weights(policy) if policy.shards else None
 
 

@@ -1,4 +1,4 @@
-"""A policy's tokenizer, and the text of single tokens."""
+"""A policy's tokenizer, with cached properties of its tokens such as their texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TokenTexts:
         return self._ending[stops]
 
     def ids(self, text: str) -> torch.Tensor:
-        """Token ids of rollout.thinking_end. Raises ConfigError if they cannot be sampled."""
+        """Token ids of `text` (rollout.thinking_end). Raises ConfigError if they cannot be sampled."""
         if text not in self._ids:
             ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
             if torch.isin(ids, self.banned).any():

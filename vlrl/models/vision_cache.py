@@ -87,7 +87,7 @@ class FeatureCache:
         return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}
 
     def empty_copy(self) -> FeatureCache:
-        """An empty cache of the same size."""
+        """An empty cache with the same size limit."""
         return FeatureCache(self.limit)
 
     def __len__(self) -> int:

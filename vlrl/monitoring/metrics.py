@@ -96,7 +96,7 @@ class Clock:
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """`time/<phase>_s` and `time/total_s` since the last call; restarts the clock."""
+        """The metrics `time/<phase>_s` and `time/total_s` since the last call; restarts the clock."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}

@@ -1,6 +1,7 @@
 """Shows a run in a notebook cell: a progress bar, the last metrics and the reward curve, redrawn in place. No torch.
 
-cell = Cell() cell.show(page(done=12, total=80, line="reward 0.41", points=[(1, 0.3), (2, 0.41)]))"""
+    cell = Cell()
+    cell.show(page(done=12, total=80, line="reward 0.41", points=[(1, 0.3), (2, 0.41)]))"""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
 
 def loss_inputs(part: Minibatch, micro: MicroBatch, stats: TokenStats, config: Config, algorithm: Algorithm,
                 step: int) -> LossInputs:
-    """The objective's inputs of one micro-batch."""
+    """The inputs of the objective (LossInputs) for one micro-batch."""
     ids = micro.batch.rollout_id.to(stats.logprobs.device)
     x = _inputs(part, micro.order, ids, stats, micro.old, micro.reference, config, algorithm, step)
     return replace(x, prepared=part.prepared_of(micro), old_stats=micro.old_stats)

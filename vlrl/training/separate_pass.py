@@ -14,10 +14,10 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs a pass with separate gradients, then adds them to the previous ones; each are summed over ranks.
+    """Runs a pass and adds its gradients to those accumulated before; sums each of the two over ranks first.
 
-    `one.end` is called with the norms of the new and the previous gradients. Returns how many micro-batches were halved
-    for lack of memory. Called on every rank."""
+    `one.end` is called with the norms of the pass's gradients and of those accumulated before. Returns how many
+    micro-batches were halved for lack of memory. Called on every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]
 

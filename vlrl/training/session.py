@@ -69,7 +69,7 @@ class Session:
         self._saver = Saver(self.folder.checkpoints, settings.save, config.fixed_settings(settings))
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
         self._emergency: EmergencyCheckpoint | None = None
-        """None before the first step."""
+        """Saves the completed steps when an error ends the run; None before `resume`."""
         self._ending = False
         self._lock: Lock = NoLock()
         self._state, self._step_s = "running", 0.0

@@ -32,7 +32,7 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
 
 
 def _named(layers: Sequence[str], word: str) -> set[str]:
-    """The layers whose name equals or ends in `word`; if there are none, those whose name matches `word` as a regular
+    """The layers whose name is `word` or ends in it as a path; else those whose name matches `word` as a regular
     expression."""
     found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
     try:
