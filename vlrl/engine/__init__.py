@@ -1,16 +1,17 @@
 """Engines that generate completions: with the training model (hf), with vLLM in this process, and on vLLM servers.
 
-- A request is (prompt, n, sampling); a greedy baseline is one more request. The interface is in base.py.
-- An engine with weights of its own gets them only by `sync`: before every step and evaluation, and before the first
-  completion of a resumed run. Its creator closes it, also after an error; its files lie in a folder of the process
-  (training.build_engine.engine_folder) that is removed with it.
-- The hf engine can be watched: `watch` is called after every token with the texts so far. It never changes a
-  completion, and an exception in it ends the generation. A setting of another engine is refused, and another engine
-  name drops it: `engine=vllm` is the whole change.
-- An engine reports requests that are complete while others are being decoded (`done`); results never depend on it. The
-  automatic batch size follows the device's total memory, never the free memory: the last bits of logits depend on the
-  batch.
-- While generating, the rows of a group share one copy of their prompt's keys and values (cache.SharedRows); a model
-  without that attention, or with layers of special kinds, copies the cache per row (CopiedRows).
-- vllm_server uses routes of vlrl's own, protected by a key (vllm/server.py explains why).
-"""
+- A request is (prompt, n, sampling); a greedy baseline is an additional request. The interface is in base.py.
+- An engine that holds a copy of the weights updates the copy only in `sync`, which is called before every step and
+  evaluation, and before the first completion of a resumed run. Whoever creates an engine must close it, also after an
+  error. The engine's files are in a folder of the process (training.build_engine.engine_folder) that is removed with
+it.
+- The hf engine accepts an observer: `watch` is called after every token with the texts decoded so far. It never changes
+  a completion, and an exception in it ends the generation.
+- A setting that the chosen engine does not have is an error. `engine=vllm` on the command line also drops the settings
+  that only the previous engine has, so this one override switches engines.
+- An engine reports finished requests by `done` while it decodes the remaining ones; results never depend on that. The
+  automatic batch size is computed from the device's total memory, never from the free memory, because the last bits of
+  the logits depend on the batch shape.
+- During generation, the rows of a group share one copy of their prompt's keys and values (cache.SharedRows). A model
+  that does not support this, or has layers with special caches, copies the cache per row (CopiedRows).
+- vllm_server uses HTTP routes that vlrl adds to vLLM, protected by a key (vllm/server.py explains why)."""

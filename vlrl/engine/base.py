@@ -1,4 +1,4 @@
-"""The interface of engines, and the requests they take."""
+"""The interface of engines, and the requests that engines process."""
 
 from __future__ import annotations
 
@@ -14,68 +14,73 @@ from vlrl.types import Completion, Prompt, Sample, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample completions. Example: `Sampling(max_new_tokens=512)`, greedy: `Sampling(..., temperature=0)`."""
+    """The sampling parameters of a completion. Example: `Sampling(max_new_tokens=512)`; greedy: `Sampling(...,
+    temperature=0)`."""
 
     max_new_tokens: int
     temperature: float = 1.0
-    """0 = greedy; log-probabilities of a greedy completion are those at temperature 1."""
+    """0 = greedy decoding, whose log-probabilities are computed at temperature 1."""
     top_p: float | None = None
-    """Nucleus sampling: only the most probable tokens that hold this probability; 1 = all, None = the engine's default.
-    """
+    """Nucleus sampling: sample from the smallest set of most probable tokens whose total probability reaches top_p. 1 =
+    all tokens, None = the engine's default."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings; its finish_reason is then "stop"."""
     thinking_budget: int | None = None
-    """If the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` are forced after them, and
-    the model continues. A prompt may already open `<think>`; a Request whose prompt has closed it has no budget."""
+    """If the first `thinking_budget` tokens contain no `</think>`, the tokens of `thinking_end` are forced after them,
+    and the model continues. The prompt may already contain an open `<think>`. If the prompt has already closed it,
+    the budget of the Request is ignored."""
     thinking_end: str = "\n</think>\n"
-    """Its tokens are part of the completion and count towards `max_new_tokens`; their loss_mask is False."""
+    """The text that ends thinking when the budget is used up. Its tokens are part of the completion and count towards
+    `max_new_tokens`; their loss_mask is False."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswerPrefix:
-    """The beginning of a completion that is to be continued, in its own random stream."""
+    """The first tokens of a completion that the engine continues; the continuation has a separate random stream."""
 
     index: int
-    """Its index in the group, which names its random stream."""
+    """The completion's index in its group, which selects the random stream."""
     written: Completion
-    """All of it so far, without an end token or a stop string."""
+    """The prefix: all tokens generated so far, without an end token or a stop string."""
 
 
 @dataclass(eq=False)
 class CacheSlot:
-    """Where an engine may keep the KV cache of a completion, for a later request whose prompt extends prompt +
-    completion."""
+    """A slot in which an engine may keep the KV cache of a completion, for a later request whose prompt starts with the
+    prompt and the completion of this request."""
 
     cache: Any = None
-    """In the engine's own format."""
+    """The KV cache, in the format of the engine."""
     observed: Prompt | None = None
-    """The last part of the next prompt, with the media that it adds."""
+    """The end of the next prompt, i.e. the observation after the completion, with its media."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """`n` completions of one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
+    """A request for `n` completions of one prompt. The group size may differ per prompt; a greedy baseline is an
+    additional request."""
 
     prompt: Prompt
     n: int
     sampling: Sampling
-    """Its limits count over whole completions, prefixes included."""
+    """Its token limits apply to whole completions, including their prefixes."""
     key: tuple[int, ...] = (0,)
-    """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
+    """Selects the random stream: rollout i is sampled with (seed, *key, i), in whatever batch or process it is
+    generated."""
     begun: tuple[AnswerPrefix, ...] = ()
-    """[n] prefixes to continue, instead of n new completions. With unchanged weights the result is that of an
-    uninterrupted generation. The returned completions include their prefix, and have one turn more."""
+    """[n] prefixes to continue; () = n new completions. With unchanged weights the result is the same as without an
+    interruption. The returned completions include their prefix and have one additional turn."""
     way_out: str = ""
-    """For errors: the setting without which no completion would continue another's text."""
+    """For error messages: the setting to change so that no completion continues a text of another policy or model."""
     sample: Sample | None = None
-    """Its environment answers, if it was reset (`Sample.opening`)."""
+    """The sample of an episode; its environment responds to the actions if the sample was reset (`Sample.opening`)."""
     max_turns: int | None = None
-    """Most actions of its episodes; None = episode.max_turns."""
+    """Maximum number of actions of an episode; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
-    """[n] cache slots of the completions, if later requests will extend them; an engine may ignore them."""
+    """[n] cache slots of the completions, if later requests will extend them; an engine may ignore the slots."""
     turns: tuple[Turn, ...] = ()
-    """Turns of the episode that the prompt ends with; token positions count from the end of the episode's first prompt.
-    """
+    """The turns of the episode so far, which are the end of the prompt. Their token positions are counted from the end
+    of the episode's first prompt."""
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
@@ -83,26 +88,27 @@ class Request:
 
 
 Done = Callable[[int, list[Completion]], None]
-"""Takes the index of a request and all of its completions."""
+"""Called with the index of a finished request and all of its completions."""
 PartialTexts = Callable[[], dict[tuple[int, int], str]]
-"""Gives the texts of a batch so far, by (index of the request, index of the completion)."""
+"""Returns the texts of a batch decoded so far, by (index of the request, index of the completion)."""
 Watch = Callable[[PartialTexts], None]
-"""Called after every token of a batch; texts are decoded only on demand. An exception in it ends the generation."""
+"""Called after every token of a batch with a function that decodes the texts on demand. An exception in it ends the
+generation."""
 
 
 class Engine(Protocol):
     """Samples completions from the policy."""
 
     def sync(self, policy: Any, step: int) -> None:
-        """Takes over the policy's weights; completions sampled from now on carry `step` as their policy_step."""
+        """Loads the policy's weights. Completions sampled afterwards have `step` as their policy_step."""
         ...
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """The `request.n` completions of each request, in order.
+        """Returns the `request.n` completions of each request, in the order of the requests.
 
-        `done(i, completions)` is called in the caller's thread as soon as request `i` is complete while others are
-        still being decoded, at most once each; not for the requests that finish last. It should return at once.
-        """
+        `done(i, completions)` is called in the caller's thread as soon as request `i` is complete, at most once per
+        request and only while other requests are still being decoded. It is not called for the requests that finish
+        last. It should return at once."""
         ...
 
     def close(self) -> None:
@@ -112,39 +118,43 @@ class Engine(Protocol):
 
 @runtime_checkable
 class EpisodePlayer(Engine, Protocol):
-    """An engine that plays episodes: the environments of samples answer the model (vlrl/environments/episodes.py)."""
+    """An engine that plays multi-turn episodes: the environment of each sample responds to the model's actions
+    (vlrl/environments/episodes.py)."""
 
     restarts: int
-    """How often an environment process was restarted."""
+    """Number of times that an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """The same player over another engine. It shares the environments of this one, which closes them."""
+        """Returns the same player with another engine below it. The environments are shared, and closed by the original
+        player."""
         ...
 
     def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """See the function of this name."""
+        """Returns the sample with the first observation of its environment; see the function `opened` below."""
         ...
 
     def reopened(self, sample: Sample) -> Sample:
-        """See the function of this name."""
+        """Returns the sample with a new first observation, after its media were changed; see the function `reopened`
+        below."""
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """The recorded completions. Episodes, of which only the actions are needed, are played again in their
-        environments; one that goes differently gets an error."""
+        """Returns recorded completions. The actions of a recorded episode are replayed in its environment; the episode
+        gets an error if the environment responds differently."""
         ...
 
 
 ACTION = 7
-"""First element of the key of every action of an episode after the first; the last element is the action's index."""
+"""First element of the key of every action of an episode except the first action; the last element is the action's
+index."""
 
 
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],
                     decode: Callable[[Any], str], turns: tuple[Turn, ...] = (), stopped: bool = False) -> Completion:
-    """The completion of [T] token ids and log-probabilities; `sampled` is False where a token was forced.
+    """Builds a Completion from [T] token ids and log-probabilities.
 
-    stop: the stop strings. turns: those of its prefix. stopped: the engine saw an end.
-    """
+    sampled: [T] bool, False for tokens that were forced. stop: the stop strings. turns: the turns of the completion's
+    prefix. stopped: whether the engine reported an end token or a stop string."""
     ended = len(tokens) > 0 and int(tokens[-1]) in eos
     text = decode(tokens[:-1] if ended else tokens)
     stopped = stopped or ended or any(string in text for string in stop)
@@ -154,22 +164,25 @@ def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop
 
 
 def given_completion(tokens: np.ndarray, text: str = "") -> Completion:
-    """A completion that was given, not sampled: [T] token ids with log-probabilities 0."""
+    """A Completion of a text that no model sampled, such as a reference answer: [T] token ids with log-probabilities 0.
+    """
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
                       text=text, finish_reason="stop", turns=(Turn(start=0, end=len(tokens)),))
 
 
 def turn_of(request: Request) -> int:
-    """The index of the requested action in its episode; 0 outside of episodes."""
+    """The index, in its episode, of the action that the request asks for; 0 for a request that belongs to no episode.
+    """
     return request.key[-1] if request.key[0] == ACTION else 0
 
 
 def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
-    """The sample with the first observation of its environment, reset with a seed derived from `key`, or with the error
-    of the reset; unchanged if its task has no environment."""
+    """Resets the sample's environment with a seed derived from `key`, and returns the sample with the first
+    observation, or with the error of the reset. A sample whose task has no environment is returned unchanged."""
     return engine.opened(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
 
 
 def reopened(engine: Engine, sample: Sample) -> Sample:
-    """A reset sample whose media were changed, with the observation of its environment at the same seed."""
+    """Resets the environment again, with the same seed, after the sample's media were changed; returns the sample with
+    the new first observation."""
     return engine.reopened(sample) if isinstance(engine, EpisodePlayer) else sample

@@ -1,9 +1,8 @@
-"""KV caches of the rows being decoded.
+"""KV caches of the rows (completions) being decoded.
 
-transformers' dynamic cache copies everything it holds for every new token. Here a token is written into space that is
-allocated ahead, and where the attention allows it the rows of a group share one copy of their prompt (`SharedRows`);
-with images the prompt is most of the cache.
-"""
+transformers' dynamic cache copies all keys and values whenever a token is added. These caches write the token into
+space allocated in advance. If the model's attention supports it, the rows of a group also share one copy of their
+prompt's cache (`SharedRows`); with images the prompt is most of the cache."""
 
 from __future__ import annotations
 
@@ -20,19 +19,20 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from vlrl.models.attention import PromptCache
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of a layer."""
+"""Keys and values of one layer."""
 ROOM = 64
-"""Tokens of free space that a layer allocates when it grows."""
+"""Number of additional tokens for which a layer allocates space when its buffers grow."""
 
 
 class RoomyLayer(DynamicLayer):
-    """One layer; `keys` and `values` [rows, heads, tokens, d] are views of larger buffers."""
+    """A cache layer with preallocated space; `keys` and `values` [rows, heads, tokens, d] are views of larger buffers.
+    """
 
     _buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends tokens and returns all keys and values."""
+        """Appends the keys and values of new tokens, and returns those of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         used = self.get_seq_length()
@@ -54,12 +54,12 @@ class RoomyLayer(DynamicLayer):
         return buffer
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Takes over keys and values, without free space."""
+        """Replaces the contents of the layer by these keys and values, without copying and without free space."""
         self.keys, self.values = keys, values
         self._buffers = (keys, values)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps (or repeats) rows, with their free space."""
+        """Selects rows by index, in place; an index may occur several times. The free space is kept."""
         if self._buffers is not None:
             length = self.get_seq_length()
             self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
@@ -67,21 +67,23 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache(config: Any) -> DynamicCache:
-    """An empty cache for a text config; layers of special kinds (sliding windows) stay transformers' own."""
+    """Creates an empty cache for a text config. Layers with special caches (such as sliding windows) keep the layer
+    types of transformers."""
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def join_caches(caches: Sequence[DynamicCache]) -> DynamicCache:
-    """One cache of all prompts, in order, shorter ones padded on the left. Consumes the given caches."""
+    """Concatenates the caches of several prompts in order, padding shorter prompts on the left. Empties the caches that
+    are passed in."""
     for layers in zip(*(cache.layers for cache in caches), strict=True):
         _join(layers)
     return caches[0]
 
 
 def _join(layers: Sequence[Any]) -> None:
-    """Moves the prompts of all layers into the first one; the others are emptied."""
+    """Concatenates the layers of several caches into the first one, and empties the other layers."""
     first: Any = layers[0]
     if isinstance(first, LinearAttentionCacheLayerMixin):
         for states in ("conv_states", "recurrent_states"):
@@ -100,7 +102,8 @@ def _join(layers: Sequence[Any]) -> None:
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[P, heads, tokens, d] of all tensors, shorter ones padded with zeros on the left."""
+    """Concatenates tensors along the first dimension to [P, heads, tokens, d]; shorter ones are padded with zeros on
+    the left."""
     width = max(t.shape[-2] for t in tensors)
     out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
     for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
@@ -110,22 +113,24 @@ def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @functools.cache
 def cache_argument(model: type) -> str:
-    """The name of the cache argument in a model's forward; transformers is renaming it to `cache`."""
+    """The name of the cache argument of a model's forward; transformers is renaming it from `past_key_values` to
+    `cache`."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class CopiedRows:
-    """Rows that each hold a copy of their prompt's cache.
+    """The cache of rows that each have their own copy of their prompt's cache.
 
-    cache: of P prompts. mask: their attention mask [P, L]. owner: [R] the prompt index of each row.
-    """
+    cache: the cache of P prompts. mask: the attention mask [P, L] of the prompts. owner: [R] the index of each row's
+    prompt."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor):
         self._cache, self._mask = cache, mask
         self.select(owner)
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Forward keywords for one more token of every row; call once per token. argument: from `cache_argument`."""
+        """Keyword arguments of the forward pass that adds one token to every row; call it once per token. argument: the
+        name from `cache_argument`."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         return {argument: self._cache, "attention_mask": self._mask}
 
@@ -135,7 +140,8 @@ class CopiedRows:
 
 
 class SharedRows:
-    """Rows that share one copy of their prompt's cache, for models with vlrl's attention. `owner` is ascending."""
+    """The cache of rows that share one copy of their prompt's cache, for models with vlrl's attention implementation.
+    `owner`, the prompt index of each row, must be ascending."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
         cached: list[Any] = cache.layers
@@ -152,11 +158,13 @@ class SharedRows:
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Forward keywords for one more token of every row. argument: from `cache_argument`."""
+        """Keyword arguments of the forward pass that adds one token to every row. argument: the name from
+        `cache_argument`."""
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, place: int, own: int) -> list[Pair]:
-        """Keys and values [1, H_kv, n, d] of each layer of one row: its prompt and the first `own` tokens after it."""
+        """Returns the keys and values [1, H_kv, n, d] of each layer for the row at index `place`: its prompt and the
+        first `own` tokens after the prompt."""
         prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
         at = prompts.owner[place:place + 1]
         visible = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
@@ -168,21 +176,23 @@ class SharedRows:
                 for (keys, values), (more, others) in zip(before, after, strict=True)]
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keeps rows (ascending)."""
+        """Keeps only these rows, given by ascending indices."""
         self._prompts.select(rows)
         _select(self._answers, rows)
 
 
 def answer_rows(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
                 shared: bool) -> CopiedRows | SharedRows:
-    """The rows to decode over the cache of their prompts; shared: whether the model has vlrl's attention."""
+    """Creates the rows to be decoded on top of the cache of their prompts. shared: whether the model has vlrl's
+    attention implementation, so that rows can share the prompt's cache."""
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)
 
 
 def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
-    """One cache of the kept caches of several rows, shorter ones padded on the left. Consumes the given caches."""
+    """Stacks the stored caches of several rows into one cache, padding shorter rows on the left. Empties the caches
+    that are passed in."""
     cache = roomy_cache(config)
     for i, layer in enumerate(cache.layers):
         assert isinstance(layer, RoomyLayer)
@@ -196,7 +206,7 @@ def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
 
 
 def _select(cache: DynamicCache, indices: torch.Tensor) -> None:
-    """Keeps (or repeats) rows of every layer, in place."""
+    """Selects rows by index in every layer of a cache, in place; an index may occur several times."""
     for layer in cache.layers:
         known: Any = layer  # a state instead of keys, or beside them, knows only the other name
         linear = isinstance(layer, LinearAttentionCacheLayerMixin)

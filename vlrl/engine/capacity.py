@@ -1,10 +1,10 @@
-"""How many completions are decoded in one batch.
+"""Computes how many completions are decoded in one batch.
 
-With `engine.batch_rollouts=auto` a batch takes a share of the device memory that weights and optimizer state leave. It
-is estimated from the device's total memory and the requests, not from the free memory: the last bits of the logits
-depend on the shape of the batch, and the same config and seed must give the same weights, also across a kill and
-resume. On another machine a batch may be split elsewhere, unless MOST_ROWS or a number set by the user limits it first.
-"""
+With `engine.batch_rollouts=auto` a batch may use a share of the device memory that remains after weights and optimizer
+state. The size is estimated from the device's total memory and the requests, not from the free memory: the last bits of
+the logits depend on the batch shape, and the same config and seed must give the same weights, even if the run is killed
+and resumed. On a machine with a different amount of memory the batches may be split differently, unless MOST_ROWS or a
+number set by the user is the tighter limit."""
 
 from __future__ import annotations
 
@@ -28,42 +28,44 @@ Job = tuple[int, list[int]]
 """(index of a request, indices of its rollouts in a batch)"""
 GIB = 2**30
 MOST_ROWS = 256
-"""Most completions in a batch: with small models batches are the same on every machine."""
+"""Maximum number of completions per batch. For small models this limit applies first, so batches are the same on every
+machine."""
 LOGIT_COPIES = 3
-"""float32 copies of the logits [rows, vocabulary] that exist at once in decoding.sample_tokens."""
+"""Number of float32 copies of the logits [rows, vocabulary] that exist simultaneously in decoding.sample_tokens."""
 _SHARE = {"cuda": 0.7}
-"""Share of the remaining memory for a batch; the rest is for prefill and the allocator's fragmentation."""
+"""Share of the remaining memory that a batch may use; the rest is for prefill and fragmentation."""
 _OTHER_SHARE = 0.5
-"""The same where data, Python and other programs use the same memory."""
+"""The same share for other devices, where data, Python and other programs use the same memory."""
 _TRAINING = 4
-"""Memory of training as a multiple of the trained weights: AdamW's two averages, a reference policy, casts."""
+"""Memory needed by training, as a multiple of the size of the trained weights: both AdamW moments, a reference policy,
+dtype casts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """The limits of one batch; sizes in bytes."""
+    """The limits of one batch; memory sizes are in bytes."""
 
     rows: int
-    """Most completions."""
+    """Maximum number of completions."""
     total: float = math.inf
-    """Limit of everything below together."""
+    """Maximum memory of the KV caches and logits of a batch."""
     token: int = 0
-    """KV cache of one token."""
+    """Size of the KV cache of one token."""
     logits: int = 0
-    """The logits of one completion's next token, with their copies."""
+    """Size of the logits of one completion's next token, including temporary copies."""
     shared: bool = True
     """Whether the completions of a group share one copy of their prompt's cache."""
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int, beside: int = 1) -> bool:
-        """Whether `rows` completions of up to `longest` tokens to `prompts` prompts of up to `widest` tokens fit into 1
-        / `beside` of the memory."""
+        """Whether a batch fits into 1 / `beside` of the memory. The batch has `prompts` prompts of up to `widest`
+        tokens, and `rows` completions of up to `longest` tokens."""
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
         return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / beside
 
 
 def automatic(policy: Policy) -> Capacity:
-    """The capacity for a policy on its device, from the device's total memory."""
+    """Computes the capacity for a policy from the total memory of the policy's device."""
     text = policy.base.config.get_text_config(decoder=True)
     size, device = policy.dtype.itemsize, policy.device
     weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
@@ -75,38 +77,39 @@ def automatic(policy: Policy) -> Capacity:
 
 
 def token_bytes(text: Any, size: int, adapter: bool) -> int:
-    """Bytes of one token's KV cache in all layers. text: the config of the language model.
+    """Size in bytes of one token's KV cache in all layers.
 
-    size: bytes per value of the compute type. adapter: under LoRA; in full fine-tuning keys are float32, as the rotary
-    embedding leaves them.
-    """
+    text: the config of the language model. size: bytes per value of the compute dtype. adapter: whether the policy uses
+    LoRA; in full fine-tuning the keys are float32, because the rotary embedding returns float32."""
     kv_heads = largest(text, "num_key_value_heads") or text.num_attention_heads
     return head_width(text) * text.num_hidden_layers * kv_heads * ((size if adapter else 4) + size)
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Bytes of the logits of one completion's next token, in the compute type and in float32."""
+    """Size in bytes of the logits of one completion's next token: one copy in the compute dtype and LOGIT_COPIES in
+    float32."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
 def head_width(text: Any) -> int:
-    """Size of one attention head, of the widest one where layers differ."""
+    """Dimension of an attention head; the largest one if layers differ."""
     return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
 def largest(text: Any, name: str) -> int | None:
-    """A number of a text config, the largest one where layers differ (Gemma 4); None if the config lacks it."""
+    """The value of the field `name` of a text config; the maximum if layers differ (Gemma 4), None if the config has no
+    such field."""
     if name not in (getattr(text, "per_layer_attributes", None) or ()):
         return getattr(text, name, None)
     return max(getattr(text.per_layer_config[i], name, None) or 0 for i in range(text.num_hidden_layers))
 
 
 def device_bytes(device: torch.device) -> int:
-    """Total memory of a device for this process in bytes, in whole GiB; the same at every call.
+    """Total memory of a device that this process may use, in bytes, rounded down to whole GiB. The result is the same
+    at every call.
 
-    Main memory is that of the machine or the limit of its container (Linux cgroup v2), divided by the number of
-    processes that torchrun started on it.
-    """
+    For a CPU this is the memory of the machine or the limit of its container (Linux cgroup v2), divided by the number
+    of processes that torchrun started on the machine."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:
@@ -125,11 +128,11 @@ def _container_bytes(file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
 
 
 def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bool]) -> Iterator[list[Job]]:
-    """Splits requests into batches of rollouts, in order; a large group is spread over several.
+    """Splits requests into batches of rollouts, in order; a large group may be split over several batches.
 
-    A batch grows while `fits(prompts, tokens of the widest prompt, rollouts, tokens of the longest completion)` holds,
-    and has at least one rollout. A prefix counts as a prompt, together with its tokens; equal prefixes count as one.
-    """
+    A batch grows while `fits(prompts, tokens of the longest prompt, rollouts, tokens of the longest completion)` is
+    true, and contains at least one rollout. Prompt plus prefix counts as one prompt; equal prefixes of a request are
+    counted once."""
     batch: list[Job] = []
     size = prompts, widest, rows, longest = (0, 0, 0, 0)
     for i, request in enumerate(requests):
@@ -151,7 +154,7 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
 
 
 def begin_alike(request: Request, a: int, b: int) -> bool:
-    """Whether two rollouts of a request continue the same prefix; without prefixes all do."""
+    """Whether rollouts `a` and `b` of a request continue the same prefix; True if the request has no prefixes."""
     if not request.begun:
         return True
     one, other = request.begun[a].written.tokens, request.begun[b].written.tokens
@@ -159,7 +162,7 @@ def begin_alike(request: Request, a: int, b: int) -> bool:
 
 
 def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
-    """The first rollouts of a batch, and the others."""
+    """Splits a batch into its first `first` rollouts and the remaining rollouts."""
     head: list[Job] = []
     tail: list[Job] = []
     for i, rollouts in jobs:
@@ -171,7 +174,8 @@ def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Splits prompts, in order, into chunks of at most `most` tokens including padding; at least one prompt each."""
+    """Splits prompts, in order, into chunks of at most `most` tokens each, including padding. Every chunk has at least
+    one prompt."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

@@ -1,4 +1,4 @@
-"""Generation with a copy of the training model, so that completions are sampled during the update (async.*)."""
+"""Generation with a copy of the training model, so that completions can be sampled during the update (async.*)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ GIVEN_UP = "the run ends, so what is being generated is given up"
 
 
 class Abandoned(VlrlError, RuntimeError):
-    """A generation was abandoned because the run ends."""
+    """Raised in a thread that is generating when the run ends."""
 
 
 class CopiedEngine(HFEngine):
-    """HFEngine over its own copy of the model, processor and feature cache; `sync` copies the trainable parameters.
+    """An HFEngine with a copy of the model, processor and feature cache; `sync` copies the trainable parameters.
 
-    Its completions equal those of an HFEngine up to the last bits of the logits, and are reproducible bit for bit. One
-    thread may generate while another trains the policy, but none during `sync`.
-    """
+    Its completions equal those of an HFEngine up to the last bits of the logits, and are bitwise reproducible. One
+    thread may generate while another one trains the policy, but not during `sync`."""
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
                  prefill_tokens: int = 16384):
@@ -36,7 +35,7 @@ class CopiedEngine(HFEngine):
         self._abandoned = threading.Event()
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Copies the trainable parameters; a collective call."""
+        """Copies the policy's trainable parameters into the engine's model; a collective call."""
         self.step = step
         self.turn_caches.clear()
         own = dict(self.policy.model.named_parameters())
@@ -46,7 +45,8 @@ class CopiedEngine(HFEngine):
 
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """As HFEngine.generate. Raises Abandoned after `abandon`."""
+        """Returns the completions of each request, like HFEngine.generate. Raises Abandoned after a call of `abandon`.
+        """
         def watching(so_far: PartialTexts) -> None:
             if self._abandoned.is_set():
                 raise Abandoned(GIVEN_UP)
@@ -56,12 +56,12 @@ class CopiedEngine(HFEngine):
         return super().generate(requests, done, watching)
 
     def abandon(self) -> None:
-        """Makes a generation in another thread stop after its next token."""
+        """Stops a generation in another thread after its next token, by raising Abandoned there."""
         self._abandoned.set()
 
 
 def copy_policy(policy: Policy) -> Policy:
-    """A frozen copy of a policy with its own weights, processor and feature cache."""
+    """A frozen copy of a policy, including its weights, processor and feature cache."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
     other.features = policy.features and policy.features.empty_copy()
@@ -69,7 +69,8 @@ def copy_policy(policy: Policy) -> Policy:
 
 
 def with_own_processor(policy: Policy) -> Policy:
-    """The policy with its own processor, for use in another thread: a tokenizer is not thread-safe."""
+    """A shallow copy of the policy with a copied processor, for use in another thread: a tokenizer is not thread-safe.
+    """
     other: Any = copy.copy(policy)
     other.processor = copy.deepcopy(policy.processor)
     return other

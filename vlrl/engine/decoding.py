@@ -1,4 +1,4 @@
-"""The token loop of a batch: sampling tokens, and ending completions."""
+"""Samples the tokens of a batch one step at a time, and determines which completions have ended."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from vlrl.types import Completion
 
 @dataclass(frozen=True, eq=False)
 class DecodedBatch:
-    """The tokens of R rows; N = the longest."""
+    """The tokens of R completions, padded to the length N of the longest one."""
 
     tokens: np.ndarray
-    """[R, N]"""
+    """[R, N] token ids."""
     logprobs: np.ndarray
-    """[R, N] float32"""
+    """[R, N] float32 log-probabilities."""
     sampled: np.ndarray
     """[R, N] bool; False where a token was forced."""
     lengths: np.ndarray
-    """[R]"""
+    """[R] number of tokens of each completion."""
 
 
 class DecodingBatch:
-    """R completions that each get one more token per step. draws [R, N]: uniform in [0, 1), one for each token.
+    """The state of R completions that each get one token per decoding step.
 
-    `begun` [R]: the prefix that a row continues, or None.
-    """
+    draws: [R, N] uniform random numbers in [0, 1), one per token. begun: [R] the prefix that each completion continues,
+    or None."""
 
     def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: TokenTexts,
                  begun: Sequence[Completion | None]):
@@ -52,7 +52,7 @@ class DecodingBatch:
         self._length = torch.tensor([0 if b is None else len(b.tokens) for b in begun], device=device)
         self._last = draws.shape[1] - 1
         self.steps = int((self._limit - self._length).max())
-        """Most steps until every row has reached its limit."""
+        """Maximum number of steps until every completion has reached its length limit."""
         self._rules = None
         if any(s.stop or s.thinking_budget is not None for s in sampling):
             from vlrl.engine.stop_rules import StopRules  # most batches have none
@@ -60,8 +60,8 @@ class DecodingBatch:
             self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples the next token of each row from logits [rows, V]; only `live` rows are recorded. Returns the tokens,
-        and which rows are still live."""
+        """Samples the next token of each row from the logits [rows, V], and stores the tokens of `live` rows. Returns
+        the sampled tokens [rows], and a mask [rows] of the rows that have not ended."""
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
@@ -73,11 +73,11 @@ class DecodingBatch:
         return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
 
     def tokens_of(self, row: int) -> np.ndarray:
-        """The [T] tokens of a row so far."""
+        """The [T] tokens of a row generated so far."""
         return self._tokens[row, :int(self._length[row])].cpu().numpy()
 
     def written(self) -> DecodedBatch:
-        """All rows so far, in main memory."""
+        """All rows generated so far, copied to main memory."""
         width = int(self._length.max())
         tokens, rules = self._tokens[:, :width].cpu().numpy(), self._rules
         sampled = (rules.forced[:, :width] < 0).cpu().numpy() if rules else np.ones(tokens.shape, dtype=bool)
@@ -88,14 +88,14 @@ class DecodingBatch:
 def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
                   banned: torch.Tensor, forced: torch.Tensor | None = None,
                   top_p: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the cumulative
-    distribution.
+    """Samples the next tokens [n] from logits [n, V], and returns them with their log-probabilities [n].
 
-    temperature [n]: 0 = greedy (its log-probability is that at temperature 1); draw [n]: uniform in [0, 1). A banned id
-    is never sampled. forced [n]: ids to use instead where they are not -1. top_p [n] in (0, 1]: only the smallest set
-    of most probable tokens that holds so much probability is kept (nucleus sampling, arXiv 1904.09751), and
-    probabilities are renormalized over it.
-    """
+    Sampling inverts the cumulative distribution at `draw`, [n] uniform random numbers in [0, 1).
+
+    temperature: [n]; 0 = greedy, with log-probabilities at temperature 1. banned: token ids that are never sampled.
+    forced: [n] ids used instead of sampled ones, -1 where none is forced. top_p: [n] in (0, 1]; only the smallest set
+    of most probable tokens whose total probability reaches top_p can be sampled (nucleus sampling, arXiv 1904.09751),
+    and probabilities are renormalized over this set."""
     greedy = temperature == 0
     scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
     scores.index_fill_(1, banned, -torch.inf)
@@ -119,7 +119,8 @@ def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.T
 
 
 def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Scores [n, V] with -inf for tokens outside the smallest set that holds top_p [n]; at least one token stays."""
+    """Sets scores [n, V] to -inf for tokens outside the smallest set whose total probability reaches top_p [n]; at
+    least one token per row remains."""
     ordered, places = scores.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
     outside = (before >= top_p[:, None]) & (top_p[:, None] < 1)

@@ -1,10 +1,9 @@
-"""Generation with the training model itself: no second copy, no sync.
+"""Generation with the training model: no second copy of the weights, so nothing has to be transferred.
 
-Each prompt (and its images) is prefilled once, and its cache is kept once for the whole group where the attention
-allows it. Finished rows leave the batch. Every rollout has its own random stream, named by (seed, request key, index):
-its tokens do not depend on its batch or process, beyond the last bits of the logits. The cache of an episode is kept
-until its next turn, which prefills only the observation (turn_cache.py).
-"""
+Each prompt (and its images) is prefilled once, and if the attention supports it, the group shares one copy of the
+prompt's cache. Finished rows are removed from the batch. Every rollout has its own random stream, selected by (seed,
+request key, index): its tokens do not depend on the batch or the process, except for the last bits of the logits. The
+cache of an episode is kept until the next turn, so that only the new observation is prefilled (turn_cache.py)."""
 
 from __future__ import annotations
 
@@ -43,17 +42,16 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
 _COMPACT = 0.75
-"""Finished rows leave when at most this share of the batch is still live."""
+"""Finished rows are removed from the batch once at most this share of its rows is still live."""
 _log = logging.getLogger(__name__)
 
 
 class HFEngine:
-    """Engine over the policy's own transformers model.
+    """An engine that generates with the policy's own transformers model.
 
-    batch_rollouts: completions per batch, or auto: as many as fit (capacity.py). prefill_tokens: most prompt tokens,
-    padding included, that are prefilled at once. When memory runs out nevertheless, this batch and all later ones are
-    halved.
-    """
+    batch_rollouts: completions per batch; auto = as many as fit into memory (capacity.py). prefill_tokens: maximum
+    number of prompt tokens, including padding, that are prefilled at once. If memory runs out, the current batch is
+    split in halves, and the limit for later batches is halved."""
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
                  prefill_tokens: int = 16384):
@@ -61,25 +59,25 @@ class HFEngine:
         room = automatic(policy)
         self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
         self.turn_caches = TurnCaches(room.total / 2 // room.token)
-        """Of episodes; the batch has the other half."""
+        """The KV caches of running episodes. They may use one half of the memory, the batch uses the other."""
         self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Shares the weights; if they are sharded, each process gathers all of them."""
+        """Uses the policy's weights without a copy; with sharded weights (FSDP), each process gathers all of them."""
         self.policy = policy
         self.turn_caches.clear()
         policy.gather()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: the engine holds no resources of its own."""
 
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """The `request.n` completions of each request. The model is in evaluation mode meanwhile.
+        """Returns the `request.n` completions of each request, with the model in evaluation mode.
 
-        `watch` observes the completions while they are decoded, and changes none of them.
-        """
+        `done` is called as in Engine.generate. `watch` is called after every token to observe the completions; it does
+        not change them."""
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
             beside = 2 if any(r.continues for r in requests) else 1
@@ -96,7 +94,8 @@ class HFEngine:
 
     def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
              watch: Watch | None = None) -> list[tuple[int, Completion]]:
-        """The completions of a batch with the indices of their requests, in order; in halves if memory runs out."""
+        """Generates the completions of a batch; returns (index of the request, completion) pairs in order. If memory
+        runs out, the batch is generated in two halves."""
         try:
             names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
             on_token = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
@@ -126,7 +125,8 @@ class HFEngine:
                                request.sampling.stop, self.policy.eos, self._texts.decode, turns)
 
     def _so_far(self, writing: DecodingBatch, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """The texts of a batch so far, without end tokens and incomplete characters."""
+        """The texts of a batch decoded so far by their name (request, rollout), without end tokens and incomplete
+        characters."""
         written = writing.written()
         rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
         ended = [row[:-1] if row and row[-1] in self.policy.eos else row for row in rows]
@@ -134,7 +134,7 @@ class HFEngine:
 
     def _decode(self, work: Sequence[tuple[Request, list[int]]],
                 on_token: Callable[[DecodingBatch], None] | None = None) -> DecodedBatch:
-        """All rollouts of a batch, decoded one token at a time; `on_token` is called after each."""
+        """Decodes all rollouts of a batch token by token; `on_token` is called after each token."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
@@ -164,7 +164,7 @@ class HFEngine:
     def _keep(self, work: Sequence[tuple[Request, list[int]]], writing: DecodingBatch,
               cache_rows: CopiedRows | SharedRows,
               rows: torch.Tensor, live: torch.Tensor) -> None:
-        """Keeps the caches of finished rows [R] whose requests will be continued."""
+        """Stores the KV caches of finished rows [R] if a later request will continue them."""
         if not isinstance(cache_rows, SharedRows) or not any(request.continues for request, _ in work):
             return
         requests = [(request, i) for request, numbers in work for i in numbers]
@@ -177,7 +177,8 @@ class HFEngine:
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
-        """Prefills a batch: logits [R, V] of each row's first token, the rows' cache, and their position [R]."""
+        """Prefills a batch. Returns the logits [R, V] of each row's first token, the cache of the rows, and the
+        position [R] of each row's first token."""
         prompts: list[tuple[Prompt, RowCache | None]] = []
         owner: list[int] = []
         for request, rows in work:
@@ -196,18 +197,19 @@ class HFEngine:
         return logits[of], answer_rows(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
-        """Logits [R, V] after one more token [R] of every row: the whole model call of a decoding step.
+        """Appends one token [R] to every row, and returns the logits [R, V] of the next token. This is the only model
+        call of a decoding step.
 
-        A compiled or captured forward belongs here; shapes change with `cache_rows.select` and as the cache grows.
-        """
+        A compiled forward or a CUDA graph would be used here; shapes change after `cache_rows.select` and as the cache
+        grows."""
         at = position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
         return self.policy.model(input_ids=token[:, None], position_ids=at, use_cache=True, logits_to_keep=1,
                                  **cache_rows.inputs(self._cache_argument)).logits[:, -1]
 
     def _prefill_all(self, prompts: Sequence[tuple[Prompt, RowCache | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself); prompts with a kept cache
-        separately."""
+        """Prefills prompts in chunks of at most `prefill_tokens` tokens (a longer prompt is a chunk of its own), and
+        returns what `_prefill` returns for all of them. Prompts with a cached beginning are prefilled separately."""
         parts = []
         for _, run in itertools.groupby(prompts, key=lambda pair: pair[1] is not None):
             pending = deque(run)
@@ -222,8 +224,8 @@ class HFEngine:
 
     def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """The last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts, each
-        appended to its kept cache if there is one."""
+        """Prefills left-padded prompts; each is appended to its cached beginning if there is one. Returns the last
+        logits [P, V], the cache, the attention mask [P, L] and the next position [P]."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)
@@ -255,7 +257,7 @@ class HFEngine:
         return self.policy.base.config.get_text_config(decoder=True)
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
-        """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""
+        """The first `count` uniform random numbers of a rollout's random stream."""
         place = request.begun[index].index if request.begun else index
         stream = np.random.SeedSequence([self.seed, *request.key, place])
         return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)

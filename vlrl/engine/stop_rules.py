@@ -1,7 +1,7 @@
-"""How a completion ends besides end tokens and the length limit: stop strings and the thinking budget.
+"""The rules that end a completion besides end tokens and the length limit: stop strings and the thinking budget.
 
-Both are rules about text, evaluated on tokens during decoding. Without them nothing here runs.
-"""
+Both rules refer to text, and are evaluated on the tokens during decoding. This module is not used if no request of a
+batch sets either rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CLOSING = "</think>"
 
 
 class StopRules:
-    """The rules of one batch of R rows; `tokens` [R, N] hold the first `begun` [R] tokens of each row."""
+    """Stop strings and thinking budgets of a batch of R rows. `tokens` [R, N] contains the prefix of each row, of
+    `begun` [R] tokens."""
 
     def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: TokenTexts):
         self._sampling, self._texts = sampling, texts
@@ -28,16 +29,16 @@ class StopRules:
         self._budget = torch.tensor([never if s.thinking_budget is None else s.thinking_budget for s in sampling],
                                     device=texts.device)
         self.forced = torch.full(tokens.shape, -1, device=texts.device)
-        """[R, N] ids that are not sampled; -1 elsewhere."""
+        """[R, N] forced token ids; -1 where the token is sampled."""
         self._end = torch.zeros_like(self._budget)
-        """[R] position after the last forced id; 0 if none is forced."""
+        """[R] position after the last forced token; 0 if none is forced."""
         for row in (self._budget < begun).nonzero()[:, 0].tolist():
             self._close(row, tokens)
 
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
-        """[rows] ids forced as the t-th tokens [rows], -1 where the row samples; None if all rows sample. tokens: [R,
-        N]."""
+        """Returns the ids [rows] that are forced at positions `t` [rows], -1 for rows that sample; None if all rows
+        sample. `tokens` [R, N]: all tokens so far."""
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():
@@ -45,7 +46,7 @@ class StopRules:
         return self.forced[rows, t] if bool((t < self._end[rows]).any()) else None
 
     def _close(self, row: int, tokens: torch.Tensor) -> None:
-        """Forces the end of thinking on a row that has reached its budget without it."""
+        """Forces the end of thinking on a row that has reached its thinking budget without `</think>`."""
         t = int(self._budget[row])
         if CLOSING not in self._texts.decode(tokens[row, :t].tolist()):
             room = self.forced[row, t:]
@@ -54,7 +55,7 @@ class StopRules:
             self._end[row] = t + len(ids)
 
     def stopped(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[rows] bool: whether the t-th token of the row completed a stop string."""
+        """Returns [rows] bool: whether the token at position `t` of each row completed a stop string."""
         out = torch.zeros_like(live)
         if self._may_end is not None:
             maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]

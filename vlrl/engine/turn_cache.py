@@ -1,10 +1,9 @@
 """KV caches that are kept between the turns of an episode.
 
-A finished row leaves its KV cache in the `CacheSlot` of its request, and a later request whose prompt extends it
-prefills only the new tokens. How much is kept is bounded by the device's total memory and decided in the order of the
-rows, never by the memory that happens to be free: which prompts are prefilled again affects the last bits of the
-logits.
-"""
+The KV cache of a finished row is stored in the `CacheSlot` of its request. A later request whose prompt extends the
+cached tokens prefills only the new tokens. The amount kept is limited by the device's total memory, and rows are kept
+in order; it never depends on the memory that happens to be free, because prefilling a prompt again changes the last
+bits of the logits."""
 
 from __future__ import annotations
 
@@ -24,17 +23,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class RowCache:
-    """The KV cache of one row; n tokens."""
+    """The KV cache of the n tokens of one row."""
 
     layers: list[Pair]
     """Keys and values [1, H_kv, n, d] of each layer."""
     ids: np.ndarray
-    """[n]"""
+    """[n] token ids."""
     media: tuple[str, ...]
-    """Hashes of the media among them."""
+    """Hashes of the media among the tokens."""
 
     def rest(self, prompt: Prompt, observed: Prompt | None) -> Prompt | None:
-        """The part of a prompt after these tokens; None if the prompt does not extend them by `observed`."""
+        """The part of a prompt after the cached tokens. None unless the prompt consists of the cached tokens and media,
+        followed by new tokens with the media of `observed`."""
         n, hashes = len(self.ids), _hashes(prompt)
         if not (n < len(prompt) and np.array_equal(prompt.ids[:n], self.ids)
                 and hashes == self.media + (_hashes(observed) if observed else ())):
@@ -46,7 +46,7 @@ class RowCache:
 
 
 class TurnCaches:
-    """The caches that are kept, of at most `most` tokens together."""
+    """All stored caches, of at most `most` tokens in total."""
 
     def __init__(self, most: float):
         self.most = most
@@ -54,14 +54,14 @@ class TurnCaches:
         self._reported = False
 
     def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
-        """The part of a prompt that is still to be prefilled, and the cache before it, which leaves its slot; None if
-        the whole prompt must be prefilled."""
+        """Removes the cache from its slot, and returns the part of the prompt that must still be prefilled, with that
+        cache. None if the whole prompt must be prefilled."""
         cached, continued.cache = continued.cache, None
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None
 
     def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
-        """Keeps the cache of a prompt and the first tokens written after it, if there is room."""
+        """Stores the cache of a prompt and of the tokens `written` after it in the slot, if there is room."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:
@@ -73,7 +73,7 @@ class TurnCaches:
                       "prompt in every turn", self.most)
 
     def clear(self) -> None:
-        """Drops all caches: they belong to old weights."""
+        """Drops all caches, because they were computed with old weights."""
         for continued in self._living:
             continued.cache = None
 

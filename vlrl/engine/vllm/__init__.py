@@ -1,1 +1,2 @@
-"""vLLM as the sampler: in the training process (engine), or as servers beside it (server, launch, replicas)."""
+"""vLLM as the sampler: inside the training process (engine.py), or as separate servers (server.py, launch.py,
+replicas.py)."""

@@ -1,4 +1,5 @@
-"""HTTP to servers: those that `vlrl serve` starts, and how their errors are classified (try elsewhere, or stop)."""
+"""HTTP requests to the servers that `vlrl serve` starts, with errors classified by whether another server or a retry
+may help."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ import httpx
 from vlrl.errors import ConfigError, TrainingError
 
 CONNECT_S = 10.0
-"""Seconds to wait for a connection, and for the response to a health check."""
+"""Time limit in seconds for connecting, and for the response to a health check."""
 IDLE_S = 2.0
-"""Seconds for which an idle connection is reused. vLLM closes it after 5, and a request at that moment would be lost.
-"""
+"""Number of seconds for which an idle connection is reused. vLLM closes idle connections after 5 seconds, and a request
+sent at that moment would be lost."""
 
 
 class Unavailable(Exception):
-    """A server failed at a request that another one may serve. `status` is 0 if there was no response."""
+    """A request to a server failed, but another server or a later attempt may succeed. `status` is the HTTP status, 0
+    if there was no response."""
 
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
@@ -25,18 +27,20 @@ class Unavailable(Exception):
 
 
 class ServerClient:
-    """HTTP to servers that share a key. timeout_s: of one response. key_file: the setting that names the key's file."""
+    """An HTTP client for servers that share a key. timeout_s: time limit of one response. key_file: name of the setting
+    for the key's file, used in error messages."""
 
     def __init__(self, key: str, timeout_s: float, key_file: str = "engine.key_file"):
         self._key_file, self._http = key_file, http_client(key, timeout_s, 64, IDLE_S)
 
     def get(self, address: str, path: str) -> Any:
-        """The JSON of a page that responds soon. Raises as `post`."""
+        """Returns the JSON response to a GET request that a server answers quickly. Raises the same errors as `post`.
+        """
         return self._ask("GET", address, path, timeout=CONNECT_S)
 
     def post(self, address: str, path: str, body: bytes) -> Any:
-        """The JSON response of a server. Raises Unavailable if another server or a later attempt may succeed,
-        ConfigError for a wrong key, and TrainingError for a request that no server will accept."""
+        """Returns the JSON response to a POST request. Raises Unavailable if another server or a later attempt may
+        succeed, ConfigError for a wrong key, and TrainingError for a request that no server will accept."""
         return self._ask("POST", address, path, content=body)
 
     def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:
@@ -67,8 +71,8 @@ class ServerClient:
 
 
 def http_client(key: str, timeout_s: float, connections: int, idle_s: float = 5.0) -> httpx.Client:
-    """A client that sends a bearer token, and uses no proxy and follows no redirect. connections: kept open, for at
-    most `idle_s` seconds."""
+    """Creates an HTTP client that sends a bearer token, uses no proxy and follows no redirect. connections: number of
+    idle connections that are kept open, each for at most `idle_s` seconds."""
     return httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, trust_env=False,
                         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
                         limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections,

@@ -2,12 +2,12 @@
 # vLLM is not installed where the rest is checked
 """Generation by vLLM inside the training process, on the same device.
 
-Each prompt and its media are sent once per group and computed once (prefix caching). vLLM expands them itself, to the
-same ids that the trainer has, which is checked. Tokens come back with the log-probabilities they were sampled with, at
-the temperature and without the banned ids. Rollout i of a group draws from its own seed, named by (seed, request key,
-i), whatever runs beside it. A completion that is continued (after its thinking budget, or from an earlier step) is a
-new request with its own text as prefix and its own stream.
-"""
+Each prompt and its media are sent once per group and computed once (prefix caching). vLLM expands the image
+placeholders itself; the engine checks that the resulting ids equal the trainer's. Tokens are returned with the
+log-probabilities of the distribution they were sampled from, i.e. after temperature and banned ids. Rollout i of a
+group is sampled with its own seed, derived from (seed, request key, i), whatever else is in the batch. If a completion
+is continued (after its thinking budget, or from an earlier training step), a new request is made with the existing
+tokens as prefix and with a separate random stream."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ _loaders = itertools.count()
 
 
 class VLLMEngine:
-    """Engine over an in-process vLLM.
+    """An engine that generates with vLLM in the training process.
 
-    policy: the policy to sample from, after `sync`. folder: of this process; model config and processor are written
-    there for vLLM to read. episodes: whether prompts grow by turns. Raises ConfigError if vLLM cannot be started with
-    the settings.
-    """
+    policy: the policy to sample from, once `sync` has transferred its weights. folder: a folder of this process, where
+    model config and processor are written for vLLM. episodes: whether prompts grow over the turns of episodes. Raises
+    ConfigError if vLLM cannot be started with the settings."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step = policy, config, config.seed, 0
@@ -62,7 +61,7 @@ class VLLMEngine:
         self._numbers = itertools.count()
         self._distributed = torch.distributed.is_initialized()
         self.abandoned = threading.Event()
-        """Set when the running generation is to stop."""
+        """Set to stop the running generation."""
         self._sleeps = settings.sleep and policy.device.type == "cuda" and not overlaps
         self._asleep: set[str] = set()
         self._synced = False
@@ -76,10 +75,9 @@ class VLLMEngine:
         self.weights: Any = WeightSync(self.llm, policy, folder)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Loads the policy's weights into vLLM and empties every cache of the old ones.
+        """Loads the policy's weights into vLLM, and empties all caches computed with the old weights.
 
-        Raises TrainingError if vLLM then assigns other log-probabilities to a fixed answer than the trainer.
-        """
+        Raises TrainingError if vLLM and the trainer then assign different log-probabilities to a fixed answer."""
         with _explained(self.config, "take over the weights"), _bystander():
             self._wake("weights")
             self.weights.push(policy)
@@ -88,8 +86,8 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """The `request.n` completions of each request; `done` is called as requests complete. Raises Abandoned after
-        `abandon`."""
+        """Returns the `request.n` completions of each request; `done` is called when a request is complete. Raises
+        Abandoned after a call of `abandon`."""
         if not self._synced:
             self.sync(self.policy, self.step)
         check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
@@ -102,7 +100,7 @@ class VLLMEngine:
         return out
 
     def abandon(self) -> None:
-        """Makes a generation in another thread stop after its next token."""
+        """Stops a generation in another thread after its next token, by raising Abandoned there."""
         self.abandoned.set()
 
     def close(self) -> None:
@@ -120,7 +118,7 @@ class VLLMEngine:
             client.shutdown()
 
     def _wake(self, *parts: str) -> None:
-        """Restores the memory of those parts that sleep."""
+        """Restores the GPU memory of these parts of vLLM ("weights", "kv_cache"), if they are asleep."""
         sleeping = [part for part in parts if part in self._asleep]
         if sleeping:
             self.llm.wake_up(sleeping)
@@ -128,18 +126,19 @@ class VLLMEngine:
 
 
 class Generation:
-    """The requests of one `generate` call in vLLM."""
+    """Runs the requests of one `generate` call in vLLM."""
 
     def __init__(self, engine: VLLMEngine, requests: Sequence[Request]):
         self.engine, self.requests, self.vllm = engine, requests, engine.llm.llm_engine
         self._steps = [completion_steps(request, engine.rules, engine.seed) for request in requests]
         self._calls: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        """vLLM's name of each running call -> (index of the request, index in its round, sampling options)."""
+        """vLLM's request id of each running call -> (index of the request, index of the call in its round, sampling
+        options)."""
         self._responses: list[Any] = [None] * len(requests)
         self._out: list[list[Completion]] = [[] for _ in requests]
 
     def run(self, done: Done | None) -> list[list[Completion]]:
-        """The completions of all requests, in order."""
+        """Returns the completions of all requests, in order."""
         try:
             left, whole = len(self.requests), [i for i in range(len(self.requests)) if self._advance(i)]
             while left := left - len(whole):
@@ -153,7 +152,7 @@ class Generation:
         return self._out
 
     def _step(self) -> list[int]:
-        """Decodes one more token; returns the requests that are now complete."""
+        """Decodes one more token; returns the indices of the requests that are complete now."""
         if self.engine.abandoned.is_set():
             raise Abandoned(GIVEN_UP)
         whole = []
@@ -166,7 +165,8 @@ class Generation:
         return whole
 
     def _advance(self, i: int) -> bool:
-        """Sends the next calls of a request to vLLM; whether it is complete instead."""
+        """Sends the next calls of request `i` to vLLM. Returns True if there are none because the request is complete.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -189,8 +189,8 @@ class Generation:
 
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
-    """A vLLM over the config and processor that are written to `folder`; with workers of its own it waits for its
-    weights."""
+    """Starts vLLM with the config and processor, which are written to `folder`. With tensor parallelism the weights are
+    written to `folder` too; otherwise vLLM reads them from the policy in memory."""
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)
@@ -220,7 +220,7 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
 
 
 def options(policy: Policy, config: Config, folder: Path, max_model_len: int) -> dict[str, Any]:
-    """Keywords of vllm.LLM for the settings `engine.*`, without those of a GPU on a CPU."""
+    """Keyword arguments of vllm.LLM for the settings `engine.*`; on a CPU without those that need a GPU."""
     settings, on_gpu = config.engine, policy.device.type == "cuda"
     out: dict[str, Any] = {
         "model": str(folder), "dtype": settings.dtype or str(policy.dtype).rpartition(".")[2], "seed": config.seed,
@@ -239,11 +239,10 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """Restores what vLLM sets for the whole process: random states, the setter of torch's threads.
+    """Restores what vLLM changes for the whole process: the random states, and the function torch.set_num_threads.
 
-    Not in a thread that runs during the update (async.*), which draws from these states meanwhile: generation leaves
-    them unchanged (cpu_patches.py).
-    """
+    Does nothing in a thread that generates during the update (async.*): the training thread uses the random states at
+    the same time, and generation leaves them unchanged (cpu_patches.py)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -260,7 +259,8 @@ def _bystander() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(config: Config, what: str) -> Iterator[None]:
-    """Turns an exception of vLLM into a one-line error that names the setting to change."""
+    """Turns an exception of vLLM into a one-line error that names the setting to change. what: what vLLM was asked to
+    do."""
     try:
         yield
     except VlrlError:
@@ -272,7 +272,7 @@ def _explained(config: Config, what: str) -> Iterator[None]:
 
 
 def _blamed(config: Config, error: Exception) -> str:
-    """The setting to change, and how, for an exception of vLLM."""
+    """The setting to change for an exception of vLLM, with its value and the remedy."""
     settings, text = config.engine, str(error).lower()
     if "max_model_len" in text or "max seq len" in text:
         return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "

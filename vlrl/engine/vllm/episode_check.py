@@ -1,11 +1,10 @@
-"""Checks that engine and trainer agree on every turn of an episode; positions in turns by name.
+"""Checks that engine and trainer agree on every turn of an episode, and describes token positions by turn and media.
 
     difference = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or the first difference
 
-What the trainer gets of an episode (Completion.tokens, loss_mask, shown) is compared, turn by turn, with the episode's
-turns: each observation is encoded again from its text and media. Then the trainer's log-probabilities of every action
-are compared with those that the engine sampled with.
-"""
+First, what the trainer reads of an episode (Completion.tokens, loss_mask, shown) is compared with the episode's turns:
+each observation is encoded again from its text and media. Then the trainer's log-probabilities of every action are
+compared with those reported by the engine."""
 
 from __future__ import annotations
 
@@ -23,23 +22,23 @@ from vlrl.types import Completion, Observation, Prompt, Turn
 
 @dataclass(frozen=True)
 class EpisodeMismatch:
-    """Where engine and trainer, or the trainer and an episode's own turns, first differ."""
+    """The first difference between engine and trainer, or between the trainer's inputs and the turns of the episode."""
 
     turn: int
-    """Its index in Completion.turns."""
+    """Index of the turn in Completion.turns."""
     token: int
-    """Its index in Completion.tokens."""
+    """Index of the token in Completion.tokens."""
     where: str
     what: str
     gap: float = float("inf")
-    """Difference of the log-probabilities, if these differ."""
+    """Absolute difference of the log-probabilities; infinite if something else differs."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
 
 
 def describe_position(turns: Sequence[Turn], token: int) -> str:
-    """The turn of a token, with its media or the last ones shown before it."""
+    """Describes the position of a token: its turn, and the media of the turn or else the last media shown before."""
     number = turn_of(turns, token)
     turn = turns[number]
     media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())
@@ -49,12 +48,14 @@ def describe_position(turns: Sequence[Turn], token: int) -> str:
 
 
 def turn_of(turns: Sequence[Turn], token: int) -> int:
-    """The index of a token's turn; a forced end token belongs to its action."""
+    """The index of the turn that contains a token. An end token that was forced after an action belongs to the action.
+    """
     return max((i for i, turn in enumerate(turns) if turn.start <= token), default=0)
 
 
 def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
-    """[T] |trainer - engine| of the log-probabilities of an episode; 0 where nothing was sampled."""
+    """[T] absolute differences between the log-probabilities of trainer and engine, for all tokens of an episode; 0 for
+    tokens that were not sampled."""
     if completion.windows:  # each action under what it was sampled under
         ours = np.zeros(len(completion.tokens))
         for turn, window in zip(completion.actions, completion.windows, strict=True):
@@ -66,7 +67,7 @@ def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperatur
 
 
 def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | None, temperature: float) -> np.ndarray:
-    """[T] log-probabilities under the trainer."""
+    """[T] log-probabilities of the tokens, computed by the trainer."""
     (batch,) = pack(pieces_of([prompt], [tokens], 10**9, [shown]), 10**9, policy.layout("shared"))
     with torch.no_grad(), policy.evaluating():
         return policy.logprobs(batch.to(policy.device), temperature).logprobs.double().cpu().numpy()
@@ -74,12 +75,12 @@ def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | No
 
 def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion: Completion, allowed: float,
                      temperature: float = 1.0) -> EpisodeMismatch | None:
-    """The first turn and token of an episode on which engine and trainer disagree, with its media; None if
+    """Returns the first position of an episode at which engine and trainer disagree; None if they agree and all
     log-probabilities differ by at most `allowed`.
 
-    The pixels of clips are not compared. Of an observation with the results of several tool calls only the images are
-    compared, and of an episode with windows (episode.history) ids, loss mask and log-probabilities.
-    """
+    Some things are not compared: the pixels of videos; for observations with the results of several tool calls
+    everything except images; for episodes with windows (episode.history) everything except ids, loss mask and
+    log-probabilities."""
     for token, what in _structure(encode, prompt, completion):
         return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
                                what)
@@ -93,7 +94,8 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
-    """Yields (token, what differs) for ids, loss mask, positions and media of one turn after the other."""
+    """Compares ids, loss mask, positions and media turn by turn, and yields (token index, description) of each
+    difference."""
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
     loaded = {m.sha256: m for m in completion.observed_media}
     shown_media = iter(shown.media if shown else ())
@@ -137,7 +139,8 @@ def _differing(actual: np.ndarray, expected: np.ndarray, start: int, what: str) 
 
 
 def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[str]:
-    """Yields names of tensors with other values than an observation's own; `rows` counts the rows consumed."""
+    """Yields the names of media tensors whose values differ from those of the re-encoded observation `piece`. `rows`
+    counts the rows of each tensor that earlier observations used."""
     for name, tensor in piece.mm.items():
         stored, start = shown.mm.get(name), rows.get(name, 0)
         if not isinstance(tensor, torch.Tensor) or isinstance(stored, tuple):  # clips that differ in length

@@ -1,8 +1,8 @@
-"""Conversion between vlrl and vLLM: prompts, sampling parameters and completions. Imports no vLLM.
+"""Conversion between vlrl and vLLM: prompts, sampling parameters and completions. Does not import vLLM.
 
-A completion is generated in parts: up to its thinking budget, after it, and after a prefix. Stop strings and forced
-tokens follow stop_rules.py and are found from the tokens, so that both engines treat a setting alike.
-"""
+A completion with a prefix or a thinking budget is generated in several calls: up to the budget, and after it. Stop
+strings and forced tokens follow stop_rules.py and are determined from the tokens, so that all engines interpret the
+settings in the same way."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from vlrl.models.token_text import TokenTexts
 from vlrl.types import Completion, LoadedMedia, Prompt, Turn
 
 HOTTEST = 2.0
-"""The highest temperature that vLLM samples at."""
+"""The highest sampling temperature that vLLM accepts."""
 ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
-"""Sampling options of a call that only asks for log-probabilities."""
+"""Sampling options of a call that only requests log-probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
 class SamplingRules:
-    """What holds for all completions of a policy: banned ids, end tokens, and the truncation of the distribution."""
+    """What applies to all completions of a policy: banned ids, end tokens, and the truncation of the distribution by
+    top_p and top_k."""
 
     banned: tuple[int, ...]
     eos: frozenset[int]
@@ -41,19 +42,19 @@ class SamplingRules:
 
     @classmethod
     def of(cls, policy: Policy, top_p: float = 1.0, top_k: int = -1) -> SamplingRules:
-        """The rules of a policy."""
+        """Creates the rules from a policy's banned ids and end tokens."""
         return cls(tuple(policy.banned.tolist()), frozenset(policy.eos), TokenTexts(policy), top_p, top_k)
 
     def ending(self, stops: tuple[str, ...]) -> np.ndarray:
-        """[V] bool: tokens that may complete a stop string."""
+        """[V] bool: which tokens may complete one of the stop strings."""
         if stops not in self._ending:
             self._ending[stops] = self.texts.ending(stops).cpu().numpy()
         return self._ending[stops]
 
 
 def prompt_input(prompt: Prompt, written: Sequence[int] | np.ndarray = ()) -> dict[str, Any]:
-    """A prompt, followed by the tokens `written` after it, as vLLM takes them: unexpanded ids beside raw media. A video
-    is its frames with their times; no frame is dropped."""
+    """Converts a prompt and the tokens `written` after it to vLLM's input: ids with unexpanded image placeholders, and
+    the raw media. A video is passed as its frames with their timestamps; vLLM must not drop frames."""
     out: dict[str, Any] = {"prompt_token_ids": [*prompt.raw_ids.tolist(), *map(int, written)]}
     media = {kind: [_medium(m) for m in prompt.media if m.kind == kind] for kind in ("image", "video")}
     if prompt.media:
@@ -71,8 +72,8 @@ def _medium(loaded: LoadedMedia) -> Any:
 
 
 def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Sequence[Turn] = ()) -> None:
-    """Raises TrainingError if the engine read other ids than Prompt.ids before the last `written` ones. The message
-    names the first of the `turns` (Request.turns) that differs."""
+    """Checks that the engine's prompt `ids`, without the last `written` ones, equal Prompt.ids. Raises TrainingError
+    otherwise; in an episode the message names the first of the `turns` (Request.turns) that differs."""
     theirs = np.asarray(ids)[:len(ids) - written]
     if np.array_equal(theirs, prompt.ids):
         return
@@ -88,11 +89,10 @@ def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Se
 
 def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules, room: int | None = None) -> dict[str,
                                                                                                                    Any]:
-    """Keywords of vllm.SamplingParams, all of them also fields of a server's requests.
+    """Keyword arguments of vllm.SamplingParams, which are also the options in a server request.
 
-    The completions are drawn with `seed`, `seed + 1`, ... and have at most `room` tokens, by default max_new_tokens.
-    Raises ConfigError for a temperature that vLLM refuses.
-    """
+    The n completions are sampled with `seed`, `seed + 1`, ... and have at most `room` tokens (None = max_new_tokens).
+    Raises ConfigError for a temperature that vLLM does not accept."""
     if sampling.temperature > HOTTEST:
         raise ConfigError(f"the sampling temperature is {sampling.temperature:g}, and vLLM's maximum is {HOTTEST:g}: "
                           "lower rollout.temperature, or set engine.name=hf")
@@ -105,18 +105,18 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules
 
 
 def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> dict[str, Any]:
-    """Keywords of vllm.SamplingParams that request the log-probability of a forced token: one token is sampled in its
-    place and dropped. Probabilities are over all tokens, since top_p or top_k may exclude a forced one."""
+    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of a forced token: vLLM
+    samples one token in its place, which is dropped. The distribution is not truncated, because top_p or top_k may
+    exclude a forced token."""
     whole = replace(rules, top_p=1.0, top_k=-1)
     options = sampling_options(replace(sampling, top_p=None), 1, 0, whole, 1)
     return options | {"logprob_token_ids": [token], "logprobs": None, "stop": [], "detokenize": False}
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """The seed of the random stream of a group, or of its rollout `place` from token `start` on.
+    """Derives the seed for a group; with `place`, the seed for the rollout of this index from token `start` on.
 
-    A continuation has its own stream: it must not reuse the numbers that its first tokens were drawn with.
-    """
+    A continuation gets a different seed, so that it does not reuse the random numbers of the first tokens."""
     rest = (0, 0) if place is None else (place + 1, start + 1)
     state = np.random.SeedSequence([seed, *key, *rest]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(2))  # n is added to it, and it must stay a signed 64-bit number
@@ -132,23 +132,24 @@ class Draft:
         self.logprobs: list[float] = begun.logprobs.tolist() if begun else []
         self.ended = len(self.tokens) >= sampling.max_new_tokens
         self.stopped = False
-        """Whether an end token or a stop string ended it."""
+        """Whether the completion ended by an end token or a stop string."""
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
 
     @classmethod
     def all_of(cls, request: Request, rules: SamplingRules) -> list[Draft]:
-        """The drafts of a request: of its prefixes, else new ones."""
+        """Creates the drafts of a request: one per prefix, or `request.n` empty ones."""
         begun = [(b.index, b.written) for b in request.begun] or [(i, None) for i in range(request.n)]
         return [cls(request.sampling, rules, place, written) for place, written in begun]
 
     def room(self) -> int:
-        """How many tokens to sample next: up to the thinking budget, else up to the limit."""
+        """Number of tokens to sample in the next call: up to the thinking budget, or else up to the length limit."""
         budget, n = self.sampling.thinking_budget, len(self.tokens)
         limit = self.sampling.max_new_tokens
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], stopped: bool = False) -> None:
-        """Appends sampled tokens up to the one that ends the completion; `stopped`: whether the engine saw an end."""
+        """Appends sampled tokens, up to the one that ends the completion. stopped: whether the engine reported an end.
+        """
         for token, logprob in zip(tokens, logprobs, strict=True):
             if self._put(int(token), float(logprob)):
                 return
@@ -156,8 +157,8 @@ class Draft:
             self.ended = self.stopped = True
 
     def force(self) -> list[int]:
-        """Appends the end of thinking if the budget is used up without one; returns the positions of its tokens. Their
-        log-probabilities are NaN until they are measured."""
+        """If the thinking budget is used up without `</think>`, appends the tokens that end thinking. Returns the
+        positions of these tokens, whose log-probabilities are NaN until they are measured."""
         start = len(self.tokens)
         for token in [] if self.ended else self._closing()[start - (self.sampling.thinking_budget or 0):]:
             if self._put(token, float("nan")):
@@ -165,7 +166,7 @@ class Draft:
         return [*range(start, len(self.tokens))]
 
     def completion(self) -> Completion:
-        """The finished completion."""
+        """Builds the finished completion."""
         sampled = np.ones(len(self.tokens), dtype=bool)
         if (budget := self.sampling.thinking_budget) is not None:
             sampled[budget:budget + len(self._closing())] = False
@@ -173,7 +174,7 @@ class Draft:
                                self.rules.eos, self.rules.texts.decode, self._before, self.stopped)
 
     def _closing(self) -> list[int]:
-        """The tokens forced at the budget; none before it is reached, or if thinking ended in time."""
+        """The tokens forced at the thinking budget; [] if the budget is not reached, or thinking ended before."""
         budget = self.sampling.thinking_budget
         if budget is None or len(self.tokens) < budget:
             return []
@@ -198,13 +199,13 @@ class Draft:
 
 
 Part = tuple[tuple[int, ...], dict[str, Any]]
-"""One call of vLLM: the tokens already written after the prompt, and sampling options."""
+"""One call of vLLM: the tokens already generated after the prompt, and the sampling options."""
 
 
 def completion_steps(request: Request, rules: SamplingRules,
                      seed: int) -> Generator[list[Part], list[dict[str, Any]], list[Completion]]:
-    """Generates one request in rounds: yields the calls of a round, is sent their responses (wire.response_of) in
-    order, and returns the completions."""
+    """A generator that processes one request in rounds. It yields the calls of a round, is sent the responses
+    (wire.response_of) in the same order, and finally returns the completions."""
     drafts, prompt, sampling = Draft.all_of(request, rules), request.prompt, request.sampling
     if drafts and not request.begun:
         options = sampling_options(sampling, len(drafts), seed_of(seed, request.key), rules, drafts[0].room())
@@ -237,7 +238,8 @@ def completion_steps(request: Request, rules: SamplingRules,
 
 
 def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
-    """The completions of a request. Raises TrainingError for a log-probability that is not finite, and a banned id."""
+    """Builds the completions of a request. Raises TrainingError if a log-probability is not finite or a banned id was
+    sampled."""
     out = [draft.completion() for draft in drafts]
     for draft, completion in zip(drafts, out, strict=True):
         if not np.isfinite(completion.logprobs).all():
@@ -251,8 +253,8 @@ def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Complet
 
 
 def model_length(config: Config, model_config: Any, episodes: bool = False) -> int:
-    """The most tokens of a prompt and its completion, or of a whole episode: engine.max_model_len, or the sum of the
-    run's limits, capped by the model's positions."""
+    """Maximum number of tokens of a prompt with its completion, or of a whole episode: engine.max_model_len, or else
+    the sum of the run's limits, capped by the model's max_position_embeddings."""
     answer = config.episode.max_tokens if episodes else config.rollout.max_new_tokens
     wanted = config.limits.prompt_tokens + answer
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted
@@ -260,10 +262,9 @@ def model_length(config: Config, model_config: Any, episodes: bool = False) -> i
 
 
 def check_lengths(requests: Sequence[Request], tokens: int, given: bool) -> None:
-    """Raises ConfigError if a prompt and its completion may exceed the engine's `tokens`.
+    """Raises ConfigError if a prompt with its completion may exceed `tokens`, the engine's maximum length.
 
-    given: whether engine.max_model_len is set.
-    """
+    given: whether this length was set by engine.max_model_len."""
     for request in requests:
         prompt, most = request.prompt, request.sampling.max_new_tokens
         if len(prompt) + most > tokens:

@@ -1,8 +1,7 @@
 """Starts vLLM servers for a config and keeps them running: `vlrl serve`.
 
-A server starts with weights of zeros and without a version; the trainer transfers the real ones, also those below an
-adapter. So only config and processor are downloaded or copied here.
-"""
+A server starts with weights of zeros and without a weights version; the trainer transfers the real weights later,
+including the base model's if an adapter is trained. So only config and processor are downloaded or copied here."""
 
 from __future__ import annotations
 
@@ -42,34 +41,34 @@ PROGRAM = "vlrl.engine.vllm.process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
 _GRACE_S = 30.0
-"""Seconds that servers have to shut down by themselves."""
+"""Number of seconds that servers have to shut down before they are killed."""
 _MOST_DEATHS = 5
-"""A server that dies this often without having responded once is not restarted."""
+"""A server that has died this many times without a response in between is not restarted."""
 _SILENT_S = 600.0
-"""Least seconds without a response, of a server or its engine, after which one that did respond is restarted;
-engine.timeout_s if that is more."""
+"""A server that has responded before is restarted if it, or its engine, does not respond for this number of seconds, or
+for engine.timeout_s if that is longer."""
 _LAST_LINES = 15
 _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
            "--enforce-eager": "engine.eager", "--seed": "seed", "--host": "--host", "--port": "--port"}
-"""What sets the value of an argument that vlrl passes to vLLM."""
+"""Arguments that vlrl passes to vLLM -> the setting or option that determines their values."""
 
 
 @dataclass(eq=False)
 class ServerProcess:
-    """One server process."""
+    """The process of one server."""
 
     address: str
-    """For the trainers."""
+    """The URL for trainers, also on other hosts."""
     local: str
-    """The same on this host."""
+    """The URL on this host."""
     command: list[str]
     environment: dict[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
     healthy: bool = False
     deaths: int = 0
-    """Consecutive ones, without a response between them."""
+    """Number of times that the process has died since the server's last response."""
     start_at: float = 0.0
     checked: float = 0.0
     heard: float = 0.0
@@ -77,27 +76,27 @@ class ServerProcess:
 
 @dataclass(eq=False)
 class ServerGroup:
-    """The servers of a config. `say` prints what happens to them."""
+    """The servers of a config. `say` prints messages about restarts."""
 
     servers: list[ServerProcess]
     say: Callable[[str], None]
     key_file: Path | None = None
-    """Holds their key; None if it is in no file."""
+    """The file with the servers' key; None if the key is not in a file."""
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """Printed about one that responds again."""
+    """Message that is printed when a server responds again."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf
-    """Seconds until a server must respond, also after a restart."""
+    """Number of seconds within which a server must respond after a start or restart."""
 
     @property
     def addresses(self) -> list[str]:
         return [s.address for s in self.servers]
 
     def start(self, timeout_s: float) -> bool:
-        """Starts all servers and waits for them; False if `stop` was called meanwhile. TrainingError if one dies or
-        does not respond in time."""
+        """Starts all servers and waits until they respond. Returns False if `stop` was called meanwhile. Raises
+        TrainingError if a server dies or does not respond in time."""
         for server in self.servers:
             _launch(server)
         self._start_s, deadline = timeout_s, time.monotonic() + timeout_s
@@ -115,7 +114,7 @@ class ServerGroup:
         return False
 
     def watch(self) -> None:
-        """Keeps the servers running until `stop`. TrainingError if one dies repeatedly."""
+        """Restarts servers that fail, until `stop` is called. Raises TrainingError if a server dies repeatedly."""
         while not self._stopped:
             for server in self.servers:
                 self._look_after(server)
@@ -142,7 +141,7 @@ class ServerGroup:
                 self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
 
     def _bury(self, server: ServerProcess, what: str) -> None:
-        """Ends what is left of a server, and schedules its restart."""
+        """Kills what is left of a failed server, and schedules the restart. what: description of the failure."""
         _kill(server, signal.SIGKILL)
         if server.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,11 +156,12 @@ class ServerGroup:
         self.say(f"{server.address} {what}; it is started again" + (f" in {pause:g} s" if pause else ""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ends `start` and `watch`; `close` then forwards the signal. May be called by a signal handler."""
+        """Makes `start` and `watch` return; `close` then forwards the signal `number` to the servers. May be called by
+        a signal handler."""
         self._signal, self._stopped = number, True
 
     def close(self) -> None:
-        """Forwards the signal, waits, and kills the remaining processes."""
+        """Forwards the signal to all servers, waits for them, and kills the processes that remain."""
         for server in self.servers:
             _kill(server, self._signal)
         deadline = time.monotonic() + _GRACE_S
@@ -175,11 +175,11 @@ class ServerGroup:
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
             weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print,
             episodes: bool = False) -> ServerGroup:
-    """The servers of a config, not started; their files go to `folder`.
+    """Creates the servers of a config, without starting them. Their files are written to `folder`.
 
-    further: arguments of vLLM, NAME=VALUE or NAME. episodes: whether prompts grow by turns. Raises ConfigError for an
-    argument that vlrl sets itself, a port in use, too few GPUs, or too little memory for the servers of a CPU.
-    """
+    further: additional vLLM arguments, NAME=VALUE or NAME. episodes: whether prompts grow over the turns of episodes.
+    Raises ConfigError for an argument that vlrl sets, a port in use, too few GPUs, or too little memory for servers on
+    a CPU."""
     for i in range(replicas):
         check_free(host, port + i)
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
 
 
 def _blueprint(config: Config) -> Any:
-    """The parts of a Policy that determine the servers; no weights are read."""
+    """An object with the attributes of Policy that determine the servers' arguments; no weights are read."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     on_gpu = torch.cuda.device_count() > 0
@@ -213,7 +213,7 @@ def _blueprint(config: Config) -> Any:
 
 
 def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> list[str]:
-    """The command line of a server, without its address."""
+    """The command-line arguments of a server, except host and port."""
     from vlrl import _torchcodec
 
     _torchcodec.hide_broken()
@@ -240,8 +240,8 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
-    """Parses NAME=VALUE or NAME into {"--name": "value"}. ConfigError for a name in `taken`, which vlrl sets itself, or
-    in `set_by`, which a setting sets."""
+    """Parses NAME=VALUE or NAME into {"--name": "value"}. Raises ConfigError for an argument that vlrl already sets:
+    one in `taken`, or one in `set_by`, which maps it to the setting that determines it."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
@@ -255,7 +255,8 @@ def further_arguments(given: Sequence[str], taken: Sequence[str],
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
-    """The environment that assigns each server its GPUs, or its threads on a CPU. Ray assigns GPUs by itself."""
+    """The environment variables of each server, which assign its GPUs, or its threads on a CPU. With Ray they are
+    empty, because Ray assigns the GPUs."""
     if added.get("--distributed-executor-backend") == "ray":
         return [{}] * replicas
     each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
@@ -278,10 +279,10 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 
 def write_key(path: Path, given: str = "") -> Path:
-    """The file of the servers' key: the given one, or `path`, created with a random key if it does not exist.
+    """Returns the path of the file with the servers' key: `given`, or else `path`. The file is created with a random
+    key if it does not exist.
 
-    An existing key stays, so that a run continues with restarted servers. Only the owner can read the file.
-    """
+    An existing key is kept, so that a run can continue with restarted servers. Only the owner can read the file."""
     target = Path(given or path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     if not given and target.exists() and target.stat().st_mode & 0o077:
@@ -307,8 +308,8 @@ def _key_of(file: Path) -> str:
 
 @contextlib.contextmanager
 def serve_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder of the servers. ConfigError while another `vlrl serve` holds it, whose key and logs are there.
-    """
+    """Locks the folder of the servers. Raises ConfigError if another `vlrl serve` has locked it, since the folder
+    contains the key and the logs of its servers."""
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
         try:
@@ -325,13 +326,13 @@ def serve_lock(folder: Path) -> Iterator[None]:
 
 
 def describe(servers: ServerGroup, path: Path) -> None:
-    """Writes where the servers are, as JSON: servers, key_file, pid."""
+    """Writes a JSON file with the servers' addresses, the key file and the process id."""
     files.write_text(path, json.dumps({"servers": servers.addresses, "key_file": str(servers.key_file),
                                        "pid": os.getpid()}, indent=1) + "\n")
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The host name by which others, or this host, reach a server that listens on `host`."""
+    """The host name in the URL of a server that listens on `host`: for other hosts, or with `here` for this host."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -359,7 +360,7 @@ def _dead(server: ServerProcess) -> bool:
 
 
 def _kill(server: ServerProcess, number: int) -> None:
-    """Sends a signal to a server and its child processes."""
+    """Sends signal `number` to a server and its child processes."""
     if server.process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(server.process.pid, number)
@@ -370,7 +371,7 @@ def _ending(code: int) -> str:
 
 
 def _health(address: str) -> int:
-    """The status of its health page; 0 without a response."""
+    """The HTTP status of the server's health page; 0 without a response."""
     try:
         return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
     except (httpx.HTTPError, OSError):
@@ -378,7 +379,7 @@ def _health(address: str) -> int:
 
 
 def _silence(server: ServerProcess) -> float:
-    """Seconds for which its engine has not responded; 0 if unknown."""
+    """For how many seconds the server's engine has not responded; 0 if unknown."""
     key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
     try:
         answer = httpx.get(f"{server.local}{ALIVE}", headers=key, timeout=_HEALTH_S, trust_env=False)

@@ -1,8 +1,8 @@
-"""A policy's weights in the form other programs read: under the names of save_pretrained, with adapters merged.
+"""Exports a policy's weights in the formats of other programs: under the names that save_pretrained uses, with adapters
+merged.
 
-Nothing here changes a tensor of the policy. Under FSDP every process iterates in the same order, and each tensor is
-gathered when its turn comes.
-"""
+The policy's tensors are never modified. Under FSDP all processes iterate in the same order, and each tensor is gathered
+when it is reached."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from vlrl.models.policy import Policy
 
 SHARD = 4 * 2**30
-"""Largest weights file in bytes."""
+"""Maximum size of a weights file in bytes."""
 _LAYER = re.compile(r"(.*?\.\d+\.)?")
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
 def adapted_layers(policy: Policy) -> dict[str, Any]:
-    """The layers with an adapter, by their names in the transformers model; {} without one."""
+    """The layers that have a LoRA adapter, by their names in the transformers model; {} without adapters."""
     if not policy.lora:
         return {}
     from peft.tuners.lora import LoraLayer
@@ -35,12 +35,10 @@ def adapted_layers(policy: Policy) -> dict[str, Any]:
 
 
 def saved_tensors(policy: Policy, merge: bool = True) -> Named:
-    """Yields (name, tensor) of every weight, without gradient; with `merge` adapters are added to the weights they
-    adapt.
+    """Yields (name, tensor) of every weight, without gradient. With `merge`, adapters are merged into the weights.
 
-    Tensors that need no change are the policy's own: never write to them. Tied weights come once, and 4-bit weights are
-    dequantized. The tensors of a layer come together, which keeps memory low.
-    """
+    Unchanged tensors are the policy's own memory: never write to them. Tied weights are yielded once, and 4-bit weights
+    are dequantized. Tensors of the same layer are yielded consecutively, which keeps memory low."""
     from transformers.core_model_loading import revert_weight_conversion
 
     for _, part in itertools.groupby(_tensors(policy, merge), key=lambda pair: _LAYER.findall(pair[0])[0]):
@@ -49,7 +47,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
 
 @torch.no_grad()
 def _tensors(policy: Policy, merge: bool) -> Named:
-    """As saved_tensors, under the names of the model in memory."""
+    """Like saved_tensors, but under the names that the model in memory uses."""
     base, layers = policy.base, adapted_layers(policy)
     for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
         prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
@@ -64,7 +62,8 @@ def _tensors(policy: Policy, merge: bool) -> Named:
 
 @torch.no_grad()
 def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """A new tensor: the weight of a layer plus its active adapters, in float32, to be rounded by the caller."""
+    """Returns a new float32 tensor: the layer's weight plus its active adapters. The caller converts it to the final
+    dtype."""
     total = weight.float()
     if layer.merged or layer.disable_adapters:
         return total
@@ -81,16 +80,16 @@ def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """The full tensor of one that FSDP may have sharded, without gradient; a collective call."""
+    """Returns the full tensor, without gradient; gathers it if FSDP has sharded it, which is a collective call."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
-    """Writes config, processor and weights into a folder that vLLM (or from_pretrained) reads.
+    """Writes config, processor and weights to a folder that vLLM or from_pretrained can load.
 
-    Files of an earlier call are replaced. With merge=False the weights are those below the adapter.
-    """
+    Files of an earlier call are replaced. With merge=False, the weights are those of the base model, without the
+    adapter."""
     write_config(policy, folder)
     if policy.base.can_generate():
         policy.base.generation_config.save_pretrained(folder)
@@ -98,7 +97,7 @@ def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
 
 
 def write_config(policy: Policy, folder: Path) -> None:
-    """Writes the config of the model, and the processor with the settings of the run; no weights."""
+    """Writes the model's config, and the processor with the run's settings, to a folder; no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(policy.base.config)
     config.architectures = config.architectures or [type(policy.base).__name__.removeprefix("FSDP")]
@@ -109,10 +108,10 @@ def write_config(policy: Policy, folder: Path) -> None:
 
 
 def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
-    """Writes safetensors of at most SHARD bytes each and their index; returns the files.
+    """Writes the weights as safetensors files of at most SHARD bytes with an index; returns the paths of the files.
 
-    dtype: of floating-point weights; None = float32 for trainable ones, else the policy's.
-    """
+    dtype: dtype of floating-point weights; None = keep float32 for trainable weights, and the policy's dtype for the
+    rest."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
@@ -145,7 +144,7 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:
-    """Writes the adapter in PEFT's format, also under FSDP."""
+    """Writes the adapter to a folder in PEFT's format; also works under FSDP."""
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +164,7 @@ def _plain(tensor: Any, policy: Policy) -> torch.Tensor:
 
 
 def _persistent_buffers(base: Any) -> Named:
-    """Buffers that are saved with a model."""
+    """Yields (name, buffer) of the buffers that are saved with a model."""
     for path, module in base.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:

@@ -1,10 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """`python -m vlrl.engine.vllm.process ...` runs vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
 
-Importing vlrl first makes transformers and vLLM importable beside a CPU-only torch, in this process and in those that
-vLLM starts from it. On Linux the server ends with the process that started it, and its workers with the server, so that
-no GPU stays occupied.
-"""
+Importing vlrl first makes it possible to import transformers and vLLM with a CPU-only torch, in this process and in the
+processes that vLLM starts. On Linux the server ends with the process that started it, and the workers end with the
+server, so that no GPU stays occupied."""
 
 from __future__ import annotations
 
@@ -23,14 +22,15 @@ from vlrl import _torchcodec
 from vlrl.engine.vllm.cpu_patches import wait_asleep
 
 PARENT = "VLRL_PARENT"
-"""Environment variable: the id of the process that started the server."""
+"""Environment variable with the id of the process that started the server."""
 _PR_SET_PDEATHSIG = 1
 
 _torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Has this process sent a signal when its `parent` ends; Linux only."""
+    """Makes the kernel send signal `number` to this process when its parent process ends. parent: the parent's process
+    id; if the parent has already ended, this process exits. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it ended before this was set
@@ -38,10 +38,11 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 
 def kill_children_at_exit() -> None:
-    """Has processes that are forked from here on killed when this one ends: vLLM's engine would wait for it forever.
+    """Makes sure that processes forked from now on are killed when this process ends; vLLM's engine would otherwise
+    wait for it forever.
 
-    Not those forked in a thread, whose end would kill them too.
-    """
+    Processes forked in a thread other than the main one are excluded, because they would already be killed when that
+    thread ends."""
     lasting = [True]
     os.register_at_fork(
         before=lambda: lasting.__setitem__(0, threading.current_thread() is threading.main_thread()),
@@ -49,7 +50,8 @@ def kill_children_at_exit() -> None:
 
 
 def register_model_class(arguments: Sequence[str]) -> None:
-    """Loads the model's class here; otherwise vLLM starts a process, without vlrl, to inspect it."""
+    """Imports the model's class in this process; otherwise vLLM starts a process that inspects the class, without vlrl.
+    """
     from vllm import ModelRegistry
 
     file = Path(dict(itertools.pairwise(arguments)).get("--model", "")) / "config.json"
@@ -61,7 +63,7 @@ def register_model_class(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Runs vLLM's server as this process."""
+    """Runs vLLM's server in this process."""
     if parent := os.environ.pop(PARENT, ""):
         end_with_parent(int(parent))
     kill_children_at_exit()

@@ -1,12 +1,11 @@
-"""A pool of servers that serve the same requests: which one gets a request, and what happens when one dies.
+"""A pool of equivalent servers: chooses a server for each request, and retries requests when a server fails.
 
-A request goes to the server with the fewest outstanding completions. A request that fails, by a broken connection, a
-timeout or a server error, is retried, on another server if there is one, after a pause that doubles. The failed server
-is dropped until `admit` accepts it again: a restarted one must load the current weights first.
+A request is sent to the server with the fewest outstanding completions. A request that fails, by a broken connection, a
+timeout or a server error, is retried after a pause that doubles each time, if possible on another server. The failed
+server gets no requests until `admit` accepts it again: a restarted server must load the current weights first.
 
-All decisions are made in the caller's thread. Other threads only wait for servers and report; a report on an abandoned
-attempt is ignored, so every request gets exactly one result.
-"""
+All decisions are made in the caller's thread. Other threads only wait for servers and report the outcome. A report on
+an attempt that was given up is ignored, so every request gets exactly one result."""
 
 from __future__ import annotations
 
@@ -25,14 +24,15 @@ from vlrl.errors import TrainingError, VlrlError
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PAUSES = (0.25, 10.0)
-"""Seconds before the first retry, and the longest pause."""
+"""Number of seconds before the first retry, and the longest pause between retries."""
 _LOOK_S = 1.0
-"""Seconds between two checks whether the run was abandoned."""
+"""Number of seconds between checks of whether the run was abandoned."""
 
 
 @dataclass(eq=False)
 class ServerCall:
-    """One HTTP request. body: builds its content, in another thread. weight: its number of completions."""
+    """One HTTP request. body: builds the request's content, and is called in another thread. weight: number of
+    completions that are requested."""
 
     path: str
     body: Callable[[], bytes]
@@ -40,11 +40,12 @@ class ServerCall:
     failures: int = 0
     not_before: float = 0.0
     avoid: Replica | None = None
-    """The server that failed at it last."""
+    """The server on which this request failed last."""
 
 
 CallSteps = Generator[list[ServerCall], list[Any], T]
-"""Work in rounds: yields the calls of a round, is sent their results in order, and returns its result."""
+"""A generator that works in rounds: it yields the calls of a round, is sent their results in the same order, and
+finally returns its result."""
 
 
 @dataclass(eq=False)
@@ -54,19 +55,21 @@ class Replica:
     address: str
     ready: bool = False
     awaited: bool = True
-    """Whether `admit_all` waits for it: it was ready before, or has not been asked yet."""
+    """Whether `admit_all` waits for this server: True if it was ready before, or was never checked."""
     problem: str = "not asked yet"
-    """Why it is not ready."""
+    """Why the server is not ready."""
     checking: bool = False
-    """Whether `admit` runs or its report is pending; a call of the pool may leave that to the next one."""
+    """Whether a check by `admit` is running, or its report was not processed yet. A check may outlast the pool's call
+    that began it; the next call then processes the report."""
     report: tuple[int, BaseException | None] | None = None
-    """Result of `admit`: the number of doubts when it began, and its error."""
+    """The outcome of `admit`: the pool's number of doubts (calls of `doubt`) when the check began, and the error or
+    None."""
     requests: int = 0
-    """Number of requests it got so far."""
+    """Number of requests sent to this server so far."""
     retry_at: float = 0.0
     pause: float = _PAUSES[0]
     heard: float = 0.0
-    """When it last responded; time.monotonic."""
+    """The time of the last response (time.monotonic)."""
 
 
 @dataclass(eq=False)
@@ -78,13 +81,13 @@ class _Task(Generic[T]):
 
 
 class ReplicaPool:
-    """The pool. `admit(address)` runs in other threads and raises Unavailable for a server that cannot be used yet; any
-    other error ends the run.
+    """A pool of servers. `admit(address)` prepares and checks a server; it runs in other threads, and raises
+    Unavailable if the server cannot be used yet. Any other error ends the run.
 
-    most: outstanding completions per server. retries: of a request. wait_s: longest time without any server; an `admit`
-    that has begun by then may finish. patience_s: a busy server that fails health checks for so long is given up.
-    setting: the one that names the addresses, for messages.
-    """
+    most: maximum number of outstanding completions per server. retries: maximum number of retries per request. wait_s:
+    longest time without any ready server; a check that has begun by then may finish. patience_s: a busy server that
+    does not respond to health checks for so long is dropped. setting: the setting that lists the addresses, for
+    messages."""
 
     def __init__(self, addresses: Sequence[str], client: ServerClient, admit: Callable[[str], None], *, most: int = 512,
                  retries: int = 3, wait_s: float = 600.0, patience_s: float = 60.0, setting: str = "engine.servers"):
@@ -98,30 +101,32 @@ class ReplicaPool:
         self._wake: Callable[[], None] = lambda: None
 
     def abandon(self, error: VlrlError) -> None:
-        """Makes a `run` in another thread, within a second, and every later one raise `error`."""
+        """Makes a `run` in another thread raise `error` within a second; every later `run` raises it too."""
         self._abandoned = error
 
     def doubt(self) -> None:
-        """Sends nothing more to any server before it has been admitted again."""
+        """Marks all servers as not ready, e.g. because the weights have changed: each must be admitted again before it
+        gets requests."""
         self._doubts += 1
         for replica in self.replicas:
             replica.awaited = replica.ready
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
 
     def admit_all(self) -> list[Replica]:
-        """Asks every server once more, and returns those that are ready. Waits for all that were ready before, and
-        until there is one, at most `wait_s` seconds."""
+        """Checks every server that is not ready, and returns the servers that are ready afterwards. Waits for all
+        servers that were ready before, and until at least one is ready. Raises TrainingError if no server becomes
+        ready within `wait_s` seconds."""
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
-        """The results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
+        """Returns the results of all tasks, in order. `done(number, result)` is called for each task except the last
+        one to finish.
 
-        Raises TrainingError if a request failed too often, or no server was available for too long.
-        """
+        Raises TrainingError if a request failed too often, or no server was available for too long."""
         return _Run(self, tasks, done).all()
 
     def _examine(self, replica: Replica) -> None:
-        """Runs `admit`, in a thread of its own."""
+        """Checks one server by `admit`, in a separate thread, and stores the report."""
         doubts, error = self._doubts, None
         try:
             self._admit(replica.address)
@@ -133,7 +138,7 @@ class ReplicaPool:
 
 
 class _Run(Generic[T]):
-    """The state of one call of `ReplicaPool.run`."""
+    """The state of one call of `ReplicaPool.run` or `admit_all`."""
 
     def __init__(self, pool: ReplicaPool, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None):
         self._pool, self._done = pool, done
@@ -149,7 +154,7 @@ class _Run(Generic[T]):
         self._results: dict[int, T] = {}
 
     def all(self) -> list[T]:
-        """Runs until every task has its result."""
+        """Runs until every task has a result; returns the results in order."""
         for task in self._tasks:
             self._advance(task, None)
         while len(self._results) < len(self._tasks):
@@ -177,7 +182,7 @@ class _Run(Generic[T]):
     # --- tasks and their calls ---------------------------------------------------------------------------------------
 
     def _advance(self, task: _Task[T], results: list[Any] | None) -> None:
-        """Sends a task the results of its calls, and queues its next ones."""
+        """Sends the results of a round to its task, and queues the calls of the task's next round."""
         try:
             calls = task.steps.send(results)  # pyright: ignore[reportArgumentType] - None starts a generator
             while not calls:
@@ -191,7 +196,7 @@ class _Run(Generic[T]):
         self._waiting += [(task, place, call) for place, call in enumerate(calls)]
 
     def _dispatch(self) -> None:
-        """Sends calls to servers with room, in order."""
+        """Sends waiting calls, in order, to servers with free capacity."""
         now, later = time.monotonic(), []
         for entry in self._waiting:
             replica = self._choose(entry[2]) if entry[2].not_before <= now else None
@@ -264,7 +269,8 @@ class _Run(Generic[T]):
                 self._none_since = time.monotonic()
 
     def _revive(self) -> None:
-        """Checks servers that are not ready, each in its own thread, one check at a time per server."""
+        """Starts a check of each server that is not ready, in a separate thread; at most one check per server at a
+        time."""
         self._hear()
         for replica in self._pool.replicas:
             with self._pool._lock:
@@ -275,7 +281,7 @@ class _Run(Generic[T]):
                 threading.Thread(target=self._pool._examine, args=(replica,), daemon=True, name="vlrl-replica").start()
 
     def _hear(self) -> None:
-        """Processes the reports on servers that were checked, by this run or an earlier one."""
+        """Processes the reports of finished checks, begun by this call of the pool or an earlier one."""
         for replica in self._pool.replicas:
             with self._pool._lock:
                 report, replica.report = replica.report, None
@@ -300,7 +306,8 @@ class _Run(Generic[T]):
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
-        """Health checks of busy servers, dropped ones included: a host that is gone breaks no connection."""
+        """Sends health checks to servers that have outstanding requests, including dropped servers: if a host
+        disappears, the connection to it is not closed."""
         now = time.monotonic()
         for replica in self._pool.replicas:
             quiet = now - replica.heard
@@ -326,7 +333,7 @@ class _Run(Generic[T]):
         return report
 
     def _check_alive(self) -> None:
-        """Raises TrainingError if no server has been ready for too long, and none is being brought up to date."""
+        """Raises TrainingError if no server has been ready for too long and no check of a server is running."""
         if self._ready():
             self._none_since = time.monotonic()
         elif self._is_late() and not any(r.checking for r in self._pool.replicas):
@@ -336,14 +343,14 @@ class _Run(Generic[T]):
                                 f"{self._pool.section}.timeout_s sets the limit.")
 
     def _is_late(self) -> bool:
-        """Whether the allowed time without any server is over."""
+        """Whether no server has been ready for longer than allowed."""
         return not self._ready() and time.monotonic() - self._none_since > self._pool._wait_s
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
     def _thread(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs `work` in its own thread; the function it returns, or the error it raises, is executed in the caller's
-        thread."""
+        """Runs `work` in a separate thread. The function that it returns is then called in the caller's thread; an
+        error that it raises is raised there."""
         def run() -> None:
             try:
                 event = work()
@@ -353,7 +360,7 @@ class _Run(Generic[T]):
         threading.Thread(target=run, daemon=True, name="vlrl-replica").start()
 
     def _next_event(self) -> None:
-        """Waits for the next report, or until a pause ends."""
+        """Waits for the next report and processes it; returns earlier if a pause ends."""
         now, ends = time.monotonic(), [time.monotonic() + _LOOK_S]
         ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
         ends += [r.retry_at for r in self._pool.replicas if not r.ready and not r.checking]

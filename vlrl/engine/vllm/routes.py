@@ -1,18 +1,17 @@
 # pyright: reportMissingImports=false
 """The HTTP routes that vlrl adds to a vLLM server: `--middleware vlrl.engine.vllm.routes.Routes`.
 
-    GET  /vlrl/state      what is served, and the version of its weights
-    GET  /vlrl/alive      for how long the engine has not responded
-    POST /vlrl/generate   n completions of one prompt, sampled with the weights of the version that the request names
-                          (with `prompt_logprobs` also the log-probabilities of the prompt's own tokens)
-    POST /vlrl/load       loads weights or an adapter from a folder, and empties all caches of older ones
-    POST /vlrl/compare    names of weights that differ from those of a folder
+    GET  /vlrl/state      the server's settings, and the version of the loaded weights
+    GET  /vlrl/alive      for how many seconds the engine has not responded
+    POST /vlrl/generate   samples n completions of one prompt, with the weights of the version named in the request
+                          (with `prompt_logprobs` also returns the log-probabilities of the prompt's tokens)
+    POST /vlrl/load       loads weights or an adapter from a folder, and empties all caches of older weights
+    POST /vlrl/compare    lists the weights that differ from those in a folder
 
-Every path but /health requires the key in VLLM_API_KEY; vLLM itself protects only some. Weights are read only from
-folders under VLRL_WEIGHTS, as safetensors. A newly started server has no version, so it generates nothing before its
-first sync. Runs that share a server take turns: nothing is loaded for one while completions are generated for another.
-No development mode of vLLM is needed.
-"""
+Every path except /health requires the key in VLLM_API_KEY; vLLM itself protects only some paths. Weights are read only
+from folders listed in VLRL_WEIGHTS, and only as safetensors. A newly started server has no version, so it generates
+nothing before its first sync. Runs that share a server take turns: no weights are loaded for one run while completions
+are generated for another. vLLM's development mode is not needed."""
 
 from __future__ import annotations
 
@@ -31,23 +30,23 @@ from typing import Any
 from vlrl.engine.vllm import wire as vllm_wire
 
 _LOOK_S = 2.0
-"""Seconds between two health checks of the engine while it loads weights."""
+"""Number of seconds between health checks of the engine while it loads weights."""
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
-"""Environment variables of a server: its key, and the folders (joined by os.pathsep) from which weights may be loaded.
+"""Environment variables of a server: the key, and the folders (joined by os.pathsep) from which weights may be loaded.
 """
 ADAPTER = "adapter_model.safetensors"
-"""Required in an adapter's folder: without it vLLM would read a pickle."""
+"""This file must exist in an adapter's folder; without it vLLM would load a pickle file."""
 ALIVE = "/vlrl/alive"
 MOST_BYTES = 2**30
-"""Largest request: a thousand large frames."""
+"""Maximum size of a request in bytes, enough for a thousand large video frames."""
 Choices = tuple[float, tuple[int, ...]]
-"""Temperature and banned ids."""
+"""The temperature and the banned ids of all log-probabilities."""
 _ALL: Choices = (1.0, ())
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
 class RequestError(Exception):
-    """Why a request fails, with the HTTP status of the response."""
+    """A request was rejected; `status` is the HTTP status of the response."""
 
     def __init__(self, status: HTTPStatus, reason: str):
         super().__init__(reason)
@@ -55,7 +54,7 @@ class RequestError(Exception):
 
 
 class Routes:
-    """An ASGI middleware around vLLM's own application."""
+    """An ASGI middleware around vLLM's server application."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self.app = app
@@ -71,9 +70,10 @@ class Routes:
         self._loads = 0
         self._loading = asyncio.Lock()
         self._running: dict[asyncio.Task[Any], str] = {}
-        """Running generations and the version that each was requested of."""
+        """The running generations, with the weights version that each one requested."""
         self._owed: asyncio.Future[Any] | None = None
-        """The pending check whether the engine responds (one at a time), and when it began."""
+        """The pending check of whether the engine responds; there is at most one. `_owed_since` is the time when it
+        began."""
         self._owed_since = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -100,7 +100,8 @@ class Routes:
 
     async def _answer(self, handler: Callable[..., Awaitable[Any]], state: Any, body: bytes, receive: Any,
                       send: Any) -> None:
-        """Runs a handler; cancels it when the client disconnects or newer weights arrive."""
+        """Runs a handler and sends the response. Cancels the handler if the client disconnects or newer weights arrive.
+        """
         work = asyncio.ensure_future(handler(state, body))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -125,7 +126,7 @@ class Routes:
     # --- what is served ----------------------------------------------------------------------------------------------
 
     async def _state(self, state: Any, body: bytes) -> dict[str, Any]:
-        """What a trainer checks before it sends anything."""
+        """The settings of the server that a trainer checks before it sends requests."""
         await state.engine_client.check_health()
         config = state.vllm_config
         model, lora = config.model_config, config.lora_config
@@ -137,8 +138,10 @@ class Routes:
                 "roots": [str(root) for root in self._roots]}
 
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
-        """{"silent_s"}: vLLM's own health page reports whether the engine process exists, not whether it makes
-        progress. The engine responds between two steps, so a long step is a short silence."""
+        """Returns {"silent_s": seconds for which the engine has not responded}.
+
+        vLLM's own health page reports whether the engine process exists, not whether it makes progress. The engine
+        responds between two decoding steps, so a long step appears as a short silence."""
         owed = self._owed
         if owed is None or owed.done():
             owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
@@ -153,7 +156,7 @@ class Routes:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Completions for {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
+        """Generates completions for {"version": ..., "input": a prompt for vLLM, "options": of SamplingParams}."""
         sent = _object(await asyncio.to_thread(vllm_wire.parse, body))
         self._check(sent["version"])
         request = await asyncio.to_thread(vllm_wire.restore_arrays, sent)
@@ -187,9 +190,11 @@ class Routes:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Loads {"version", "base": [version, folder], "adapter": folder or None}: full weights, if the server holds
-        others, and an adapter on them. With "choices", (temperature, banned ids), all log-probabilities of this version
-        are at that temperature and over the other ids. Loading the same version again has no effect."""
+        """Loads the weights of {"version": ..., "base": [version, folder], "adapter": folder or None}.
+
+        The full weights in "base" are loaded if the server holds another version of them; then the adapter is loaded on
+        top. With "choices" (temperature, banned ids), log-probabilities of this version are computed at this
+        temperature and without these ids. If the version is already loaded, nothing happens."""
         request = _object(json.loads(body))
         version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
@@ -207,8 +212,9 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """How many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with the loaded
-        ones, and which of them differ, worst first: name, difference, largest number."""
+        """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}. Returns the
+        number of compared tensors, and a list of those that differ, worst first: name, largest difference, largest
+        absolute value."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:
@@ -252,7 +258,8 @@ class Routes:
         self.version = version
 
     def _own(self, given: str, needed: str = "*.safetensors") -> Path:
-        """The folder of weights at a path. Raises RequestError if it, or a file in it, lies outside of all roots."""
+        """Returns the path of a folder with weights. Raises RequestError if the folder, or a file in it, is outside of
+        the allowed folders."""
         path = Path(_text(given)).resolve()
         self._check_inside(path)
         if not path.is_dir():
@@ -287,8 +294,8 @@ def _text(value: Any) -> str:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awaitable[None]]) -> None:
-    """Awaits work that must not be interrupted; a cancellation meanwhile takes effect afterwards. Raises what `healthy`
-    raises: a dead engine answers no call, and its server would wait forever."""
+    """Awaits work that must not be interrupted; a cancellation takes effect after the work. Meanwhile calls `healthy`
+    regularly, and raises its error: a dead engine never responds, and the server would wait forever."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -310,7 +317,7 @@ async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awa
 
 
 def _status(error: Exception) -> HTTPStatus:
-    """400 for a request that vLLM refuses, 503 for a dead engine, else 500."""
+    """The HTTP status for an exception: 400 if vLLM rejects the request, 503 if the engine is dead, else 500."""
     if type(error).__name__ == "EngineDeadError":
         return HTTPStatus.SERVICE_UNAVAILABLE
     malformed = (ValueError, TypeError, KeyError, RecursionError)
@@ -318,7 +325,8 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes | None:
-    """The body of a request; None if the client has disconnected. Raises RequestError above MOST_BYTES."""
+    """Reads the body of a request; None if the client has disconnected. Raises RequestError if it exceeds MOST_BYTES.
+    """
     length = dict(headers).get(b"content-length", b"")
     parts, left = [], MOST_BYTES
     while left >= 0 and (not length.isdigit() or int(length[:20]) <= MOST_BYTES):  # int refuses thousands of digits

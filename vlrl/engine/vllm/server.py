@@ -1,18 +1,19 @@
-"""Generation by vLLM servers on this or other hosts, which `vlrl serve` starts.
+"""Generation by vLLM servers, which `vlrl serve` starts on this host or on others.
 
-A group is one request: its prompt as unexpanded ids beside raw pixels (lossless PNGs); the response has n completions
-with token ids and log-probabilities. replicas.py decides which server gets it, and what happens when one dies.
+A group is one request: the prompt as ids with unexpanded image placeholders, and the raw pixels as lossless PNGs. The
+response contains n completions with token ids and log-probabilities. replicas.py chooses the server for a request, and
+retries when a server fails.
 
-None of vLLM's own endpoints would do. Chat completions render and tokenize the prompt again, and take videos as files
-or JPEGs, with their own frame times; /inference/v1/generate takes ids, but its media lose processor settings and video
-times in the same way, or must come as tensors of vLLM's own processor; both leave the development endpoints, which swap
-weights, open to anyone. So the servers have a small middleware of vlrl's (routes.py), which passes vLLM the very prompt
-and parameters that the in-process engine uses.
+vLLM's own endpoints cannot be used. The chat endpoint renders and tokenizes the prompt again, and accepts videos only
+as files or JPEGs, with different frame times. /inference/v1/generate accepts ids, but media either lose processor
+settings and video times in the same way, or must be tensors of vLLM's own processor. With both, the development
+endpoints, which replace weights, are open to anyone. So the servers have a small middleware (routes.py), which passes
+the same prompt and parameters to vLLM as the in-process engine does.
 
-Weights go through a folder that trainer and servers see (engine.scratch, else the run folder). Each sync has a version,
-which every request names: a server that was restarted, or missed a sync, generates nothing until it has loaded the
-current weights and reproduces the trainer's log-probabilities of the probe.
-"""
+Weights are transferred through a folder that both trainer and servers can access (engine.scratch, or else the run
+folder). Each sync creates a new version of the weights, which every request names. A server that was restarted, or
+missed a sync, generates nothing until it has loaded the current weights and reproduces the trainer's log-probabilities
+of a probe (a fixed prompt and answer)."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
 KEY = "VLRL_ENGINE_KEY"
-"""Environment variable with the servers' key, used when engine.key_file is empty."""
+"""Environment variable with the servers' key, used if engine.key_file is empty."""
 DEFAULT = ("http://127.0.0.1:8000",)
 EXTENSION = "vlrl.engine.vllm.worker.Extension"
 _FAILED = 500
@@ -75,28 +76,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """The weights that servers must have, and the trainer's log-probabilities of the probe with them."""
+    """The weights that the servers must load, and the trainer's log-probabilities of the probe with these weights."""
 
     version: str
     base: tuple[str, str]
-    """Version and folder of the full weights."""
+    """Version and folder of the full weights (with an adapter: of the base model)."""
     adapter: str | None
-    """Folder of the adapter on them."""
+    """Folder of the adapter that is loaded on top; None if there is none."""
     probe: tuple[float, ...]
     """[T] log-probabilities of the probe's answer."""
     allowed: float
 
 
 class PolicyMismatch(TrainingError):
-    """A server holds other weights than the policy's, or computes differently with them."""
+    """A server's weights differ from the policy's, or the server computes different log-probabilities with the same
+    weights."""
 
 
 class ServerEngine:
-    """Engine over servers.
+    """An engine that generates on vLLM servers.
 
-    folder: of this process, for weights on their way to the servers. episodes: whether prompts grow by turns. Waits
-    until a server is reachable, and raises ConfigError for one that was started with other settings.
-    """
+    folder: a folder of this process, from which the servers load weights. episodes: whether prompts grow over the turns
+    of episodes. Waits until a server responds, and raises ConfigError if a server was started with other settings."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
@@ -113,7 +114,7 @@ class ServerEngine:
         self._syncs = 0
         self._refusals: dict[str, int] = {}
         self._checks: dict[str, int] = {}
-        """How often the weights of each server were checked since it was started."""
+        """How often the weights of each server were checked since the server was started."""
         self._client = ServerClient(read_key(settings.key_file), settings.timeout_s)
         addresses = settings.servers or DEFAULT
         turn = comm.rank() % len(addresses)  # each process starts with another server
@@ -122,11 +123,11 @@ class ServerEngine:
         self.way = "full"
         self._slots = min(comm.gather(comm.together(
             lambda: min(self._state(replica.address)["lora_rank"] for replica in self.pool.admit_all()))))
-        """The largest LoRA rank that all reachable servers have room for."""
+        """The largest LoRA rank that all responding servers support."""
         self.way = self._way()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """The `request.n` completions of each request; `done` is called as requests complete."""
+        """Returns the `request.n` completions of each request; `done` is called when a request is complete."""
         if self._target is None:
             self.sync(self.policy, self.step)
         check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
@@ -134,18 +135,18 @@ class ServerEngine:
             return self.pool.run([self._steps(request) for request in requests], done)
 
     def abandon(self) -> None:
-        """Makes a generation in another thread stop."""
+        """Stops a generation in another thread, by raising Abandoned there."""
         self.pool.abandon(Abandoned(GIVEN_UP))
 
     def close(self) -> None:
-        """Disconnects from the servers, which keep running."""
+        """Closes the connections to the servers, which keep running, and removes the engine's files."""
         self._client.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _steps(self, request: Request) -> CallSteps[list[Completion]]:
-        """One request as calls of servers."""
+        """Converts the rounds of calls of one request to HTTP requests, and returns the completions."""
         steps, responses = completion_steps(request, self.rules, self.seed), None
         while True:
             try:
@@ -165,11 +166,11 @@ class ServerEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Loads the policy's weights into the servers, which must then reproduce the trainer's log-probabilities of the
-        probe; a collective call, while no process generates.
+        """Makes the servers load the policy's weights, and checks that they reproduce the trainer's log-probabilities
+        of the probe. A collective call, while no process generates.
 
-        The main process writes and pushes. An unreachable server is left out until it responds.
-        """
+        The main process writes the weights and notifies the servers. A server that does not respond gets no requests
+        until it responds and has loaded the weights."""
         self.policy, self.step = policy, step
         comm.barrier()  # no process still generates with the old weights
         old, new = self._target, comm.broadcast(comm.together(lambda: self._write(policy)))
@@ -183,10 +184,10 @@ class ServerEngine:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, policy: Policy) -> TargetWeights:
-        """Writes the weights (on the main process; under FSDP the others take part) and evaluates the probe.
+        """Writes the weights on the main process (under FSDP the other processes take part in gathering), and computes
+        the log-probabilities of the probe.
 
-        At the first syncs the files are read back: TrainingError if they differ from the policy.
-        """
+        In the first syncs the files are read back. Raises TrainingError if they differ from the policy."""
         self._syncs += 1
         version = f"{self._run}-{self._syncs}"
         base, adapter = (version, str(self.folder / f"weights-{version}")), None
@@ -211,7 +212,8 @@ class ServerEngine:
         return target
 
     def _written(self, policy: Policy, target: TargetWeights) -> Pairs:
-        """Yields (name, the policy's tensor, the tensor in its file or NaN); only the main process has pairs."""
+        """Yields (name, the policy's tensor, the tensor in the file), with NaN if the file lacks the tensor. Yields
+        nothing on processes other than the main one."""
         files = dict(read_weights(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:
@@ -224,8 +226,8 @@ class ServerEngine:
                 yield name, tensor, files.get(name, torch.full(tensor.shape, torch.nan))
 
     def _admit_all(self, policy: Policy) -> None:
-        """Brings all servers to the current weights; the error for one that differs says whether the files differ too.
-        """
+        """Makes all servers load the current weights. If a server computes other log-probabilities, the error also says
+        whether the weight files differ from the policy."""
         try:
             self.pool.admit_all()
         except PolicyMismatch as error:
@@ -236,8 +238,11 @@ class ServerEngine:
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
-        """Brings a server to the current weights and checks it; Unavailable while that fails. Runs in a thread of its
-        own. A server that was dropped computes the probe again, since its pages respond even while its engine hangs."""
+        """Makes a server load the current weights, and checks it; called in a separate thread. Raises Unavailable if
+        that fails.
+
+        A server that was dropped before must also compute the probe again, since its HTTP routes respond even while its
+        engine hangs."""
         target, state = self._target, self._state(address)
         if target is None:
             return
@@ -257,8 +262,8 @@ class ServerEngine:
         self._checks[address] = self._checks.get(address, 0) + 1
 
     def _prove(self, address: str, target: TargetWeights, whole: bool) -> None:
-        """Raises PolicyMismatch if a server assigns other log-probabilities to the probe than the trainer, or, with
-        `whole`, if a weight that it computes with differs from its file."""
+        """Raises PolicyMismatch if the log-probabilities of the probe differ between server and trainer. With `whole`,
+        all weights that the server has loaded are also compared with their files."""
         gap = self._gap(address, target)
         alike = gap <= target.allowed
         if alike and not whole:
@@ -275,9 +280,10 @@ class ServerEngine:
                              f"allowed. {cause}")
 
     def _gap(self, address: str, target: TargetWeights) -> float:
-        """The largest difference of a log-probability of the probe's answer. It is requested token by token, as
-        completions are: vLLM's log-probabilities of prompts are wrong, or crash its engine, beside other requests when
-        adapters are used."""
+        """The largest difference between a log-probability of the probe's answer on the server and in the trainer.
+
+        The log-probabilities are requested token by token, like completions: with adapters, vLLM's log-probabilities of
+        prompt tokens can be wrong or crash the engine when other requests run at the same time."""
         prompt, answer, measured = self._proof.prompt, tuple(map(int, self._proof.answer)), []
         for i, token in enumerate(answer):
             options = {**ONE_TOKEN, "logprob_token_ids": [token]}
@@ -291,7 +297,7 @@ class ServerEngine:
     # --- what the servers are ----------------------------------------------------------------------------------------
 
     def _way(self) -> str:
-        """How weights are transferred: full, adapter or merged (see sync.py)."""
+        """How the weights are transferred: full, adapter or merged (see sync.py)."""
         if not self.policy.lora:
             return "full"
         from vlrl.engine.vllm.sync import why_merged
@@ -307,7 +313,7 @@ class ServerEngine:
         return self.policy.model.peft_config[self.policy.model.active_adapter].r
 
     def _state(self, address: str) -> dict[str, Any]:
-        """The state of a server. Raises ConfigError if it was started with other settings."""
+        """The state that a server reports. Raises ConfigError if the server was started with other settings."""
         state, wrong = state_and_mismatches(self._client, address, "engine.servers", self.folder.resolve(), {
             "dtype": self._dtype, "vocabulary": self.policy.base.config.get_text_config().vocab_size})
         if state.get("max_model_len", 0) < self.max_model_len:
@@ -321,16 +327,16 @@ class ServerEngine:
 
 
 def _sharded(policy: Policy) -> bool:
-    """Whether every process takes part in reading the policy's weights (FSDP)."""
+    """Whether the policy's weights are sharded (FSDP), so that every process must take part in reading them."""
     return any(hasattr(p, "full_tensor") for p in policy.model.parameters())
 
 
 def state_and_mismatches(client: ServerClient, address: str, setting: str, folder: Path,
                          expected: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The state of a server, and how it differs from what is `expected`; it must accept weights from `folder`.
+    """Returns the state that a server reports, and a list of its differences from the `expected` values. It is also a
+    difference if the server does not accept weights from `folder`.
 
-    Raises ConfigError for a server that `vlrl serve` did not start.
-    """
+    Raises ConfigError for a server that was not started by `vlrl serve`."""
     try:
         state = client.get(address, "/vlrl/state")
     except TrainingError:
@@ -348,8 +354,8 @@ def state_and_mismatches(client: ServerClient, address: str, setting: str, folde
 
 
 def read_key(file: str, setting: str = "engine.key_file") -> str:
-    """The servers' key: from the file that `setting` names, else from VLRL_ENGINE_KEY; "" if neither is set.
-    ConfigError for an unreadable file."""
+    """Reads the servers' key from `file`, which is the value of the setting named `setting`; without a file, from the
+    environment variable VLRL_ENGINE_KEY ("" if it is not set). Raises ConfigError for an unreadable file."""
     if not file:
         return os.environ.get(KEY, "")
     try:

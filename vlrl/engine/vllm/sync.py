@@ -1,18 +1,18 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """Transfers the trainer's weights to an in-process `vllm.LLM` after every update.
 
-What is transferred depends on what is trained (`way`):
+The method of transfer (`way`) depends on what is trained:
 
-- **full**: every weight, under its saved name, by vLLM's own in-place reload;
-- **adapter**: only the LoRA matrices, as an adapter with a new id that replaces the previous one. The engine is created
-  with the keywords of `lora_options`, over the weights below the adapter;
-- **merged**: every weight with the adapter added, if vLLM cannot load the adapter as it is.
+- **full**: every weight, under the name in saved checkpoints, by vLLM's own in-place reload;
+- **adapter**: only the LoRA matrices, as an adapter with a new id that replaces the previous adapter. vLLM is started
+  with the arguments of `lora_options`, and with the weights of the base model;
+- **merged**: every weight with the adapter merged, if vLLM cannot load the adapter itself.
 
-Weights reach the engine by an iterator if it runs in this process, by CUDA IPC if it was created with the keywords of
-`transfer_options` (its workers are other processes; not tested here, it needs GPUs), else by files in shared memory.
-Then every cache is emptied, since keys, values and image features of old weights must not be used; with images that the
-engine has seen, it would even crash. On CPUs the output layer has a packed copy that is rebuilt.
-"""
+If vLLM's worker is this process, it reads the weights from an iterator. If vLLM was started with the arguments of
+`transfer_options`, whose workers are other processes, CUDA IPC is used (not tested here, because it needs GPUs).
+Otherwise the weights are written to files in shared memory. Afterwards all caches are emptied, because keys, values and
+image features of old weights must not be used; vLLM would even crash on images that it has cached. On CPUs the packed
+copy of the output layer's weight is rebuilt."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ from vlrl.types import Prompt
 
 Way = Literal["full", "adapter", "merged"]
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""LoRA ranks for which vLLM can reserve memory."""
+"""The LoRA ranks for which vLLM can reserve memory."""
 _SHARED = Path("/dev/shm")
 _PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters", "use_qalora",
           "layer_replication", "alora_invocation_tokens", "rank_pattern", "alpha_pattern")
-"""Fields of a LoraConfig that vLLM does not support."""
+"""Fields of a LoraConfig that vLLM does not support if they are set."""
 
 
 def why_merged(policy: Policy, taken: bool | None = None) -> str:
-    """Why vLLM cannot load the policy's adapter as it is; "" if it can.
+    """The reason why vLLM cannot load the policy's adapter, so that it must be merged; "" if vLLM can load it.
 
-    taken: whether vLLM supports adapters for the model; None = ask the installed vLLM.
-    """
+    taken: whether vLLM supports adapters for this model; None = ask the installed vLLM."""
     config = policy.model.peft_config[policy.model.active_adapter]
     used = [name for name in _PLAIN if getattr(config, name, None)]
     if used:
@@ -63,14 +62,14 @@ def why_merged(policy: Policy, taken: bool | None = None) -> str:
 
 
 def way(policy: Policy) -> Way:
-    """How the weights of a policy are transferred."""
+    """How the weights of a policy are transferred: full, adapter or merged."""
     if not policy.lora:
         return "full"
     return "merged" if why_merged(policy) else "adapter"
 
 
 def lora_options(policy: Policy) -> dict[str, Any]:
-    """Keywords of vllm.LLM for a policy whose adapter is swapped; {} for others."""
+    """Keyword arguments of vllm.LLM for a policy whose adapter is transferred by itself; {} for other policies."""
     if way(policy) != "adapter":
         return {}
     rank = policy.model.peft_config[policy.model.active_adapter].r
@@ -78,20 +77,19 @@ def lora_options(policy: Policy) -> dict[str, Any]:
 
 
 def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
-    """Keywords of vllm.LLM for weights by CUDA IPC: of an engine on the trainer's GPUs with its own worker processes.
+    """Keyword arguments of vllm.LLM for a transfer by CUDA IPC; {} if the transfer does not use CUDA IPC, e.g. because
+    vLLM's worker is this process (`inside`).
 
-    Such an engine also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1.
-    """
+    CUDA IPC also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1."""
     if inside or policy.device.type != "cuda" or way(policy) == "adapter":
         return {}
     return {"weight_transfer_config": {"backend": "ipc"}}
 
 
 class WeightSync:
-    """Transfers the policy's weights to an engine.
+    """Transfers the policy's weights to an in-process vLLM.
 
-    folder: a scratch folder of this process. `seconds`: duration of the last push.
-    """
+    folder: a scratch folder of this process. seconds: duration of the last push."""
 
     def __init__(self, llm: Any, policy: Policy, folder: Path):
         self.llm, self.folder, self.pushes, self.seconds = llm, folder, 0, 0.0
@@ -104,21 +102,20 @@ class WeightSync:
 
     @property
     def lora_request(self) -> Any:
-        """Argument for `llm.generate`; None without an adapter, and before the first push."""
+        """The `lora_request` argument of `llm.generate`; None without an adapter, and before the first push."""
         return self._request
 
     @property
     def inside(self) -> bool:
-        """Whether the engine's only worker is this process."""
+        """Whether vLLM's only worker is this process."""
         engine = self.llm.llm_engine
         return hasattr(engine, "model_executor") and engine.vllm_config.parallel_config.world_size == 1
 
     @torch.no_grad()
     def push(self, policy: Policy) -> None:
-        """Transfers the weights and empties every cache; a collective call under FSDP, while nothing is generated.
+        """Transfers the weights and empties all caches; a collective call under FSDP, while nothing is generated.
 
-        Raises TrainingError if vLLM refuses them.
-        """
+        Raises TrainingError if vLLM cannot load the weights."""
         begun = time.perf_counter()
         try:
             with _quiet("vllm.model_executor.model_loader.reload.layerwise"):  # layers without weights of their own
@@ -136,7 +133,7 @@ class WeightSync:
         self.seconds = time.perf_counter() - begun
 
     def close(self) -> None:
-        """Removes the files of the last push."""
+        """Removes the adapter files of the last push."""
         shutil.rmtree(self.folder / "adapters", ignore_errors=True)
 
     def _reload(self, policy: Policy) -> None:
@@ -174,11 +171,11 @@ class WeightSync:
             shutil.rmtree(before.lora_path, ignore_errors=True)
 
     def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
-        """[T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned.
+        """[T] log-probabilities of an answer's tokens, computed by vLLM at temperature 1 and with no token banned.
 
-        Requested token by token, as completions are: vLLM's log-probabilities of prompts are wrong, or crash its
-        engine, when adapters are used beside other requests, or with more tokens than engine.max_seqs.
-        """
+        They are requested token by token, like completions: with adapters, vLLM's log-probabilities of prompt tokens
+        can be wrong or crash the engine, if other requests run at the same time or there are more tokens than
+        engine.max_seqs."""
         from vllm import SamplingParams
 
         from vlrl.engine.vllm.inputs import ONE_TOKEN, prompt_input
@@ -191,11 +188,10 @@ class WeightSync:
                         dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
-        """Yields (name, the policy's tensor, the engine's tensor) of all weights that are found in the engine.
+        """Yields (name, the policy's tensor, vLLM's tensor) for all weights that can be found in vLLM.
 
-        The engine's are those it computes with: slices of fused layers, and what packed copies stand for. With several
-        workers nothing is compared and nothing yielded.
-        """
+        vLLM's tensors are those it computes with: slices of fused layers, and the unpacked contents of packed copies.
+        With several workers nothing is yielded."""
         if not self.inside:
             return
         engine = EngineWeights(self.llm.apply_model(lambda model: model)[0])
@@ -214,7 +210,7 @@ class WeightSync:
 
 
 def _ipc_sender(llm: Any, policy: Policy) -> Any:
-    """vLLM's own transfer of weights between processes on one GPU. Not tested: it needs GPUs."""
+    """Creates vLLM's own transfer of weights between processes on the same GPU. Not tested, because it needs GPUs."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
@@ -253,7 +249,7 @@ def _takes_adapters(policy: Policy) -> bool:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Suppresses the warnings of one of vLLM's loggers."""
+    """Suppresses the warnings of the logger `name`."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.ERROR)

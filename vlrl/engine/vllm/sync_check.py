@@ -1,10 +1,10 @@
-"""Check after a sync that an engine samples from the policy: both must assign equal log-probabilities to a fixed
-answer.
+"""Checks after a sync that an engine samples from the policy: trainer and engine must assign equal log-probabilities to
+a fixed answer.
 
-The check is cheap, one prompt with an image and a few tokens. If it fails, the weights of both sides are compared by
-name, and the error names the parameter that differs. At the first two syncs all weights are compared in any case: a
-sync that misses a parameter would only show once the policy has moved, even by a step too small for a log-probability.
-"""
+The check is cheap: one prompt with an image and a few answer tokens (the probe). If it fails, the weights of trainer
+and engine are compared by name, and the error names the parameter that differs. In the first two checks all weights are
+compared in any case: right after the start a parameter that the sync omits still has the correct value, and later
+changes may be too small to affect a log-probability."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from vlrl.task import Task
 from vlrl.types import Media, Observation, Prompt, Sample
 
 Read = Callable[[Prompt, np.ndarray], Sequence[float] | np.ndarray]
-"""[T] log-probabilities of an answer's tokens in the engine, at temperature 1 and with no token banned."""
+"""Returns the engine's [T] log-probabilities of the tokens of an answer to a prompt, at temperature 1 and with no token
+banned."""
 Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
 """(name, the policy's tensor, the engine's tensor)."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 _ANSWER = "The circle is red."
 WHOLE = 2
-"""How many checks, from the first one on, compare every weight."""
+"""Number of checks, counted from the first one, in which all weights are compared."""
 _ULPS = 4
-"""Allowed difference of a weight, in units of the last place of the tensor's largest number."""
+"""Allowed difference of a weight, in units in the last place of the tensor's largest absolute value."""
 _SLICE = 2**22
-"""Numbers compared at once: an engine leaves little memory on its device."""
+"""Number of elements compared at once: an engine leaves little memory on its device."""
 
 
 class ProbeTask(Task):
-    """The question of the probe."""
+    """The task that renders the prompt of the probe."""
 
     prompt = "What is in this image?"
 
 
 class SyncCheck:
-    """Compares the log-probabilities of a probe under the policy and in an engine.
+    """Compares the log-probabilities of a fixed answer (the probe) in trainer and engine.
 
-    prompt: with an image. answer: [T] token ids. tolerance: largest allowed difference of a log-probability
-    (engine.proof), None = by the compute type (`dtype`, else the policy's). text: the question without the image, which
-    locates an error when weights cannot be compared.
-    """
+    prompt: a prompt with an image. answer: [T] token ids. tolerance: largest allowed difference of a log-probability
+    (engine.proof); None = by the compute dtype (`dtype`, or else the policy's). text: the same question without the
+    image; if weights cannot be compared, it shows whether the error is in the vision tower or in the language model."""
 
     def __init__(self, prompt: Prompt, answer: np.ndarray, tolerance: float | None = None, text: Prompt | None = None,
                  dtype: torch.dtype | None = None):
@@ -59,7 +59,8 @@ class SyncCheck:
     @classmethod
     def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None,
            episodes: bool = False) -> SyncCheck:
-        """A drawn image and a fixed answer; with `episodes` also a second turn, which shows another image."""
+        """Creates a check with a generated image and a fixed answer; with `episodes` the prompt has a second turn with
+        another image."""
         image = Image.new("RGB", (160, 120), "white")
         ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
         task = ProbeTask()
@@ -71,15 +72,14 @@ class SyncCheck:
         return cls(prompt, answer, tolerance, encode(task, Sample(id="proof text")), dtype)
 
     def allowed(self, policy: Policy) -> float:
-        """The tolerance."""
+        """The largest allowed difference of a log-probability."""
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """The largest difference of a log-probability; a collective call under FSDP.
+        """Returns the largest difference of a log-probability; a collective call under FSDP.
 
-        `parameters()` yields the weights of both sides by name; without it an error cannot name one. Raises
-        TrainingError if the answer or, in the first checks, a weight differs.
-        """
+        `parameters()` yields the weights of trainer and engine by name; without it the error cannot name a parameter.
+        Raises TrainingError if a log-probability differs too much or, in the first checks, if any weight differs."""
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
         if not difference <= self.allowed(policy):  # nan too
@@ -117,7 +117,8 @@ ADVICE = (f"The sync omitted it or transferred it incorrectly. Set engine.name=h
 
 
 def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:
-    """What a comparison of `compared` weights says about unequal log-probabilities, and what to do."""
+    """Text of an error about unequal log-probabilities: what the comparison of `compared` weights showed, and what to
+    do."""
     if differences:
         return f"{describe_differences(differences)}. {ADVICE}"
     return (f"All {compared} weights that could be compared are equal. So the engine computes differently with them "
@@ -127,7 +128,7 @@ def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, flo
 
 @torch.no_grad()
 def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.ndarray:
-    """[T] log-probabilities of an answer under the policy, at temperature 1 and with no token banned."""
+    """[T] log-probabilities of an answer, computed by the trainer at temperature 1 and with no token banned."""
     free = copy.copy(policy)
     free.banned = policy.banned[:0]
     (batch,) = packing.pack(packing.pieces_of([prompt], [answer], 10**9), 10**9, policy.layout("shared"))
@@ -136,10 +137,11 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
 
 
 def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float]]]:
-    """How many tensors were compared, and (name, largest difference, largest number) of those that differ, worst first.
+    """Compares pairs of tensors. Returns the number of pairs, and (name, largest difference, largest absolute value) of
+    those that differ, worst first.
 
-    Compared in the engine's type, up to a few units in the last place: merging an adapter rounds.
-    """
+    Tensors are compared in the engine's dtype and may differ by a few units in the last place, because merging an
+    adapter rounds."""
     out: list[tuple[str, float, float]] = []
     count = 0
     for name, ours, theirs in pairs:
@@ -157,7 +159,7 @@ def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float
 
 
 def describe_differences(stale: Sequence[tuple[str, float, float]]) -> str:
-    """The result of a comparison of weights in words."""
+    """Describes the tensors that differ, for an error message."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in stale[:3])
     more = len(stale) - 3

@@ -1,8 +1,8 @@
-"""The weights that a vLLM model in this process computes with, under the names of a policy's weights, for comparison.
+"""Reads the weights that a vLLM model in this process computes with, to compare them with the policy's under the same
+names.
 
-Fused layers are read by their slices. vLLM's CPU build keeps only packed copies of most weights; a packed copy is read
-by applying the layer to an identity matrix.
-"""
+Weights inside fused layers are read as slices. vLLM's CPU build keeps only packed copies of most weights; a packed copy
+is read by applying the layer to an identity matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 
 
 class EngineWeights:
-    """The weights that a vLLM model computes with, under the names of a policy's weights."""
+    """The weights that a vLLM model computes with, looked up by their names in the policy."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -33,7 +33,8 @@ class EngineWeights:
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def of(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """The engine's tensor for a saved weight of this shape; None if it is not found."""
+        """Returns vLLM's tensor for the weight of this name and shape in a saved checkpoint; None if it cannot be
+        found."""
         path, _, kind = (self._rename(name) or "").rpartition(".")
         module, part = self._module(path)
         if module is None:
@@ -51,7 +52,7 @@ class EngineWeights:
         return whole.reshape(tuple(shape)).to(self._dtype)  # some CPU kernels keep a bias wider than it was loaded
 
     def adapter(self, path: str, layer: Any, name: str) -> Pairs:
-        """The pairs of one adapted layer: A, and B with the scaling that vLLM applies to it."""
+        """Yields the pairs of tensors of one adapted layer: A, and B multiplied by the scaling, as vLLM stores it."""
         for side in SIDES:
             ours = gathered(getattr(layer, side)[name].weight).float()
             theirs = self.matrix(path, side, ours.shape)
@@ -59,25 +60,27 @@ class EngineWeights:
                 yield f"{path}.{side}.{name}.weight", ours * (1.0 if side == "lora_A" else layer.scaling[name]), theirs
 
     def matrix(self, path: str, side: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """The A or B (`side`) of the only adapter on a layer, B with its scaling; None without one."""
+        """Returns vLLM's LoRA matrix A or B (`side`) of the only adapter on a layer, B multiplied by the scaling; None
+        without an adapter."""
         module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
         stacked = getattr(module, f"{side.lower()}_stacked", None)
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """The pair of a head that shares the embedding's weights, and may have a packed copy of its own."""
+        """Yields the pair of tensors of an output layer that shares the embedding's weight; vLLM may hold a packed copy
+        of it."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs
 
     def embeds(self, name: str) -> bool:
-        """Whether a saved weight is an embedding of the vocabulary."""
+        """Whether the weight of this name is the token embedding."""
         module, _ = self._module((self._rename(name) or "").rpartition(".")[0])
         return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
-        """The module at a path and None, or the fused module it belongs to and its index there; (None, None) if there
-        is none."""
+        """Returns (the module at a path, None), or (the fused module that contains it, its index there), or (None,
+        None) if there is neither."""
         parent, _, last = path.rpartition(".")
         whole, part = self._fused.get(last, (last, None))
         for candidate, number in ((last, None), (whole, part)):
@@ -87,7 +90,8 @@ class EngineWeights:
         return None, None
 
     def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
-        """A parameter as it is computed with; the last one is cached, as fused layers are read once per part."""
+        """Returns a parameter as vLLM computes with it. The last result is cached, since a fused layer is read once for
+        each of its parts."""
         tensor = getattr(module, kind, None)
         if not isinstance(tensor, torch.Tensor):
             return None
@@ -102,7 +106,8 @@ class EngineWeights:
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
-    """[N, K] the weight that a CPU engine's packed copy stands for: the layer's outputs for the rows of an identity."""
+    """[N, K] the weight behind a packed copy of vLLM's CPU build: the layer's outputs for the rows of an identity
+    matrix, transposed."""
     widths = (getattr(module, name, None) for name in ("input_size_per_partition", "input_size", "embedding_dim"))
     width = next(filter(None, widths))  # of a layer sharded over devices, of a replicated one, of a head
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)

@@ -1,7 +1,6 @@
-"""The format of messages between a trainer and a vLLM server: prompts with their pixels as JSON, losslessly.
+"""The format of messages between trainer and vLLM servers: JSON that contains prompts and their pixels losslessly.
 
-Images and video frames are PNGs, so the server sees the pixels that the trainer saw. Nothing is pickled.
-"""
+Images and video frames are PNGs, so the server sees the same pixels as the trainer. Pickle is not used."""
 
 from __future__ import annotations
 
@@ -15,34 +14,38 @@ import numpy as np
 from PIL import Image
 
 PROTOCOL = 2
-"""Version of the protocol between trainers and servers; both must have the same."""
+"""Version of the protocol; trainer and server must have the same version."""
 _FAST = 1  # zlib's compression level: pixels are sent over a local network
 
 
 def pack(value: Any) -> bytes:
-    """JSON of nested mappings, sequences, numbers and strings that may hold images and arrays."""
+    """Converts nested mappings, sequences, numbers and strings, which may contain images and arrays, to JSON bytes."""
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
 def unpack(data: bytes) -> Any:
-    """Inverse of `pack`. Raises ValueError for anything else."""
+    """Inverse of `pack`. Raises ValueError for data that `pack` cannot have written."""
     return restore_arrays(parse(data))
 
 
 def parse(data: bytes) -> Any:
-    """The JSON with media still encoded, so that it can be checked before decoding them. Raises as `unpack`."""
+    """Parses the JSON but leaves images and arrays encoded, so that the request can be checked before they are decoded.
+    Raises the same errors as `unpack`."""
     return _checked(json.loads, data)
 
 
 def restore_arrays(value: Any) -> Any:
-    """Decodes images and arrays in the result of `parse`. Raises as `unpack`."""
+    """Decodes the images and arrays in the result of `parse`. Raises the same errors as `unpack`."""
     return _checked(_restored, value)
 
 
 def response_of(output: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A finished output of vLLM as plain data: the prompt's ids and, for each completion, its tokens, log-probabilities
-    (those of `logprob_token_ids` at the first position, if requested) and finish reason. With `prompt_logprobs` also
-    those of the prompt's tokens, None for the first."""
+    """Converts a finished output of vLLM to plain data: {"prompt": ids, "outputs": [{"tokens", "logprobs", "finish"},
+    ...]}, one output per completion.
+
+    If `logprob_token_ids` is requested, "logprobs" contains the log-probabilities of these ids at the first position.
+    If `prompt_logprobs` is requested, so are the log-probabilities of the prompt's tokens, with None for the first
+    token."""
     out: dict[str, Any] = {"prompt": list(output.prompt_token_ids), "outputs": []}
     for completion in sorted(output.outputs, key=lambda o: o.index):
         ids = list(completion.token_ids)
@@ -82,8 +85,8 @@ def _plain(value: Any) -> Any:
 
 
 def _special(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping has keys that are not strings (JSON would convert them) or that look like this module's marks.
-    """
+    """Whether a mapping must be encoded as a list of pairs, because it has keys that are not strings (JSON would
+    convert them) or that look like the markers of this format."""
     return any(not isinstance(k, str) or k.startswith("$") for k in value)
 
 

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""What vlrl adds to each worker process of a vLLM server: `--worker-extension-cls vlrl.engine.vllm.worker.Extension`.
+"""The code that vlrl adds to each worker process of a vLLM server: `--worker-extension-cls
+vlrl.engine.vllm.worker.Extension`.
 
-vLLM mixes the class into its own worker, whose methods and `model_runner` it uses. Each worker process imports this
-module before it creates the model, wherever it runs, and `prepare` is called then.
-"""
+vLLM adds the class as a base class of its worker; the methods use the worker's `model_runner` and methods. Each worker
+process, on any host, imports this module before it creates the model, and `prepare` is called at this import."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from vlrl.engine.vllm.weights import EngineWeights, Pairs
 
 EMPTY = "vlrl_empty"
-"""The load format of weights that come later. vLLM's "dummy" would also fill buffers that no checkpoint holds, such as
-the means by which pixels are normalized."""
+"""The load format for weights that are transferred later. vLLM's "dummy" would also overwrite buffers that are not in
+checkpoints, such as the means for normalizing pixels."""
 
 
 class Extension:
-    """Methods for `collective_rpc`; their names must differ from the worker's own."""
+    """Methods for `collective_rpc`; their names must differ from those of the worker."""
 
     def vlrl_reload(self, path: str) -> list[str]:
-        """Loads a folder of safetensors; returns the modules whose packed copies were rebuilt.
+        """Loads the safetensors in a folder; returns the names of the modules whose packed copies were rebuilt.
 
-        On CPUs the head has a packed copy, which would keep the old weights if head and embedding are tied.
-        """
+        On CPUs the output layer has a packed copy, which would keep the old weights if the layer is tied to the
+        embedding."""
         from vllm.platforms import current_platform
 
         worker: Any = self
@@ -40,8 +40,8 @@ class Extension:
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
     def vlrl_choices(self, temperature: float, banned: Sequence[int]) -> None:
-        """From now on logits are divided by a temperature, and -inf for `banned` ids. vLLM applies neither to the
-        log-probabilities of a prompt, whatever a request says, so servers that score given completions use this."""
+        """From now on divides logits by `temperature` and sets the logits of `banned` ids to -inf. vLLM does neither
+        for the log-probabilities of prompt tokens, so servers that score given completions need this."""
         worker: Any = self
         model = worker.model_runner.get_model()
         model.__dict__.pop("compute_logits", None)
@@ -56,11 +56,11 @@ class Extension:
         model.compute_logits = compute_logits
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
-        """How many tensors are compared, and (name, largest difference, largest number) of those that differ from the
-        folders, worst first: weights, a tied head, the matrices of an `adapter` ("" for none).
+        """Compares the loaded weights, a tied output layer and the matrices of an `adapter` ("" for none) with the
+        files in the folders. Returns the number of compared tensors, and (name, largest difference, largest absolute
+        value) of those that differ, worst first.
 
-        Nothing is compared with several workers, which hold slices.
-        """
+        With several workers nothing is compared, because each holds only slices."""
         from vlrl.engine.vllm.sync_check import counted_differences
         from vlrl.engine.vllm.weights import EngineWeights
 
@@ -87,7 +87,8 @@ def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
 
 
 def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
-    """Pairs of an adapter in PEFT's format: base_model.model.LAYER.SIDE.weight, with the scaling of B in the config."""
+    """Yields the pairs of tensors of an adapter in PEFT's format. Names are base_model.model.LAYER.SIDE.weight; B is
+    multiplied by the scaling in the adapter's config."""
     from vlrl.engine.vllm.weights import SIDES
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -100,7 +101,7 @@ def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) of all weights in the folder of a model or checkpoint, on the CPU."""
+    """Yields (name, tensor) of all weights in the safetensors files of a model or adapter folder, on the CPU."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*model*.safetensors")):
@@ -110,7 +111,8 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def repack_heads(model: Any) -> list[str]:
-    """Rebuilds what vLLM derives from the weights of heads and embeddings; returns their names."""
+    """Rebuilds the packed copies that vLLM derives from the weights of output layers and embeddings; returns the names
+    of these modules."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     heads = [(name, module) for name, module in model.named_modules() if isinstance(module, VocabParallelEmbedding)]
@@ -120,7 +122,8 @@ def repack_heads(model: Any) -> list[str]:
 
 
 def prepare() -> None:
-    """Prepares a worker process for a server's model; further calls have no effect."""
+    """Prepares a worker process for a server's model: pads attention heads on a CPU, and registers the load format
+    EMPTY. Repeated calls have no effect."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 
@@ -134,10 +137,9 @@ def prepare() -> None:
 
 
 def register_loader(name: str, load: Callable[[Any], Any]) -> None:
-    """Registers a load format of vLLM in which `load(model)` sets the weights, without reading files.
+    """Registers a load format with vLLM in which `load(model)` sets the weights, without reading files.
 
-    vLLM's "dummy" would also fill buffers that no checkpoint holds.
-    """
+    vLLM's "dummy" would also overwrite buffers that are not in checkpoints."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
