@@ -1,10 +1,12 @@
-"""Environments from outside: gymnasium, servers of OpenEnv and MCP, and any class by its address. No torch.
+"""External environments: gymnasium, OpenEnv and MCP servers, and classes named by path or module. Does not import
+torch.
 
-- `environment.name` gives one to a task that has none of its own; a task's own `environment` may return one too.
-- What a server says is data of a stranger: types are checked, sizes and times limited, pictures read by
-  vlrl.data.media, and nothing is asked of an address but the one that was given.
-- What a model wrote wrongly is answered with a text, and counted; what a server does wrongly is an error of the
-  episode, which is not paid.
-- The packages behind them are optional, and imported by the process that runs the environment.
-- traffic (roadview): roads and drivers of highway-env, and how they look from above; extra `driving`.
+- `environment.name` selects the environment for a task that does not define one; a task's own `environment` method may
+  return one of these too.
+- Everything that a server sends is untrusted: types are checked, sizes and times are limited, images are loaded by
+  vlrl.data.media, and no other address than the configured one is requested.
+- If the model's action is malformed, the model gets an error text, and the error is counted. If a server's response is
+  malformed, the episode ends with an error and gets no reward.
+- The packages that environments need are optional, and imported in the process that runs the environment.
+- traffic (with roadview): roads and drivers simulated by highway-env, and their top view; requires the extra `driving`.
 """

@@ -1,4 +1,5 @@
-"""A model's text -> an action: of a gymnasium space, or by the JSON schema of a server."""
+"""Converts the model's text to an action: of a gymnasium space, or of a server that describes its actions by a JSON
+schema."""
 
 from __future__ import annotations
 
@@ -12,18 +13,19 @@ import numpy as np
 from vlrl.task.tool_calls import from_json
 
 _MOST = 20_000
-"""Longest action in characters."""
+"""Maximum length of an action in characters."""
 _NUMBERS = {"integer": int, "number": float}
 _KINDS: Mapping[str, type] = {"boolean": bool, "array": list, "object": dict, "null": type(None)}
 _NUMBER = re.compile(r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 
 
 def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
-    """The action that a text stands for. Discrete: its name or number; Box: its numbers in order, with or without
-    brackets; Text: the text itself; any other space: JSON.
+    """Converts a text to an action of a gymnasium space.
 
-    Raises ValueError, with a message for the model, for an invalid action.
-    """
+    Discrete: the text is the action's name (from `names`) or number. Box: it contains the numbers in order, with or
+    without brackets. Text: it is used unchanged. Other spaces: it is JSON.
+
+    Raises ValueError, with a message for the model, for an invalid action."""
     from gymnasium import spaces
 
     if len(text) > _MOST:
@@ -66,7 +68,7 @@ def _box(text: str, space: Any) -> np.ndarray:
 
 
 def _as_space(value: Any, space: Any) -> Any:
-    """JSON values converted to the types of a space."""
+    """Converts a JSON value to the types of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -90,11 +92,12 @@ def _as_space(value: Any, space: Any) -> Any:
 
 
 def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, Any]:
-    """The action that a text stands for by the JSON schema of a server's actions: the value of `field`, or of the only
-    required field (else the only field), in its type; otherwise a JSON object.
+    """Converts a text to an action that matches the JSON schema of a server's actions.
 
-    Raises ValueError, with a message for the model, for an invalid action.
-    """
+    The text becomes the value of `field`, or else of the schema's only required field, or else of its only field,
+    converted to the field's type. If there is no such field, the text must be a JSON object.
+
+    Raises ValueError, with a message for the model, for an invalid action."""
     text = text.strip()
     if len(text) > _MOST:
         raise ValueError(f"the action has {len(text)} characters; at most {_MOST} are read")
@@ -115,7 +118,8 @@ def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dic
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
-    """A text converted to the type of a field; of several types the first that fits, strings last."""
+    """Converts a text to the type of a schema field. If the field allows several types, the first one that fits is
+    used; string is tried last."""
     allowed, wanted = kind.get("enum"), kind.get("type") or "string"
     if isinstance(allowed, list):
         if text in map(str, allowed):

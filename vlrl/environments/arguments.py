@@ -1,4 +1,4 @@
-"""Checks of the arguments of external environments; a ConfigError names the wrong one."""
+"""Checks of the arguments of external environments; a ConfigError names the wrong argument."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vlrl.errors import ConfigError
 
 
 def checked_names(value: Any, what: str) -> tuple[str, ...]:
-    """A list of names. Raises ConfigError for a string, whose characters would be the names, and for what YAML reads as
-    something other than a string or number."""
+    """Returns a list of names as strings. Raises ConfigError if `value` is a string (whose characters would be the
+    names), or an element is neither a string nor an integer, e.g. because YAML reads `on` as true."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
         raise ConfigError(f"{what}={value!r} must be a list: {what}=[{value}]")
     wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
@@ -23,7 +23,7 @@ def checked_names(value: Any, what: str) -> tuple[str, ...]:
 
 
 def checked_variables(value: Any, what: str) -> tuple[str, ...]:
-    """Names of environment variables. Raises ConfigError for one that is not set."""
+    """Returns names of environment variables. Raises ConfigError for a variable that is not set."""
     variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
@@ -32,8 +32,9 @@ def checked_variables(value: Any, what: str) -> tuple[str, ...]:
 
 
 def checked_server_url(url: str, like: str) -> str:
-    """The URL of a server, its scheme in lower case. Raises ConfigError for an invalid URL and for one with a user name
-    or password, which the message omits: addresses are printed, and stored with runs."""
+    """Returns the URL of a server, with the scheme in lower case. Raises ConfigError for an invalid URL, and for one
+    with a user name or password, because addresses are printed and stored with runs; the message omits them. like:
+    an example of a valid URL."""
     try:
         parts = urlsplit(url)
         secret, right = "@" in parts.netloc, parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -1,4 +1,4 @@
-"""Reward parts of external environments."""
+"""Computes the reward parts of external environments."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ from vlrl.environments.validation import ProtocolError
 from vlrl.rewards.scalar import finite_number, truth_value
 
 PARTS = ("return", "success")
-"""Default parts; `progress` and `illegal` are the others."""
+"""The default reward parts; `progress` and `illegal` are also available."""
 SUCCESS = ("is_success", "success")
 """Names under which an environment may report success."""
 _PROGRESS = ("progress", "progression")
 
 
 class EpisodeReward:
-    """The reward parts of an episode: raw rewards add up to `return`; `success` is 1 on the turn that reaches it;
-    `progress` is the increase of the completed share, so the turns add up to the final share (BALROG, arXiv
-    2411.13543); `illegal` is 1 for an invalid action.
+    """Computes the reward parts of each turn of an episode:
 
-    parts: the ones to give. goal: the return from which an episode counts as a success; None = as the environment
-    reports (`success` or `is_success`), else whether it ended with a positive reward.
-    """
+    - `return`: the environment's reward. The turns add up to the return of the episode.
+    - `success`: 1 on the turn in which the episode becomes a success, else 0.
+    - `progress`: the increase of the share completed so far. The turns add up to the final share (BALROG, arXiv
+      2411.13543).
+    - `illegal`: 1 for an invalid action, else 0.
+
+    parts: names of the parts to compute. goal: an episode is a success if it ends with at least this return. None = as
+    the environment reports (`success` or `is_success`); if it does not report, whether the episode ended with a
+    positive reward."""
 
     def __init__(self, parts: Collection[str], goal: float | None):
         self.parts, self.goal = checked_names(parts, "parts"), goal
         self.total, self.progress, self.succeeded = 0.0, 0.0, False
 
     def illegal(self) -> dict[str, float]:
-        """The parts of an action that never reached the environment."""
+        """The parts of a turn whose action was invalid and was not sent to the environment."""
         return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
 
     def step(self, reward: Any, ended: bool, info: Mapping[str, Any]) -> dict[str, float]:
-        """The parts of a turn. ended: by itself, not by a limit. Raises ProtocolError if the reward is no number."""
+        """The parts of a turn. ended: whether the environment ended the episode, as opposed to a time limit. Raises
+        ProtocolError if the reward is not a number."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded
@@ -60,7 +65,8 @@ class EpisodeReward:
 
 
 def number(value: Any, what: str) -> float:
-    """A finite number, also of numpy; None counts as 0. Raises ProtocolError."""
+    """Converts a value, which may be of a numpy type, to a finite float; None counts as 0. Raises ProtocolError if that
+    is impossible."""
     result, problem = finite_number(value)
     if problem:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite number")
@@ -68,7 +74,7 @@ def number(value: Any, what: str) -> float:
 
 
 def truth(value: Any, what: str) -> bool:
-    """A boolean; None counts as false. Raises ProtocolError for a string, whatever it says."""
+    """Converts a value to a bool; None counts as false. Raises ProtocolError for a string, whatever its text."""
     result = False if value is None else truth_value(value)
     if result is None:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, expected true or false")

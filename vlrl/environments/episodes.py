@@ -1,19 +1,19 @@
-"""Episodes: the model acts, its environment answers with text and images, turn by turn.
+"""Multi-turn episodes: the model acts, and the environment responds with text and images, turn by turn.
 
-    engine = EpisodeEngine(engine, encode, environments, config, clock)     # answers requests whose sample was reset
+    engine = EpisodeEngine(engine, encode, environments, config, clock)     # plays requests whose sample was reset
 
-An episode is one growing list of ids: prompt, action as sampled, observation as rendered by the chat template, action
-... Nothing is tokenized twice, and nothing sampled is rendered. With environment.order=fixed all live episodes of a
-call act in turn, so the batches never depend on timing; with arrival those continue whose environments have answered.
-Action t of rollout i of a group draws from the stream (seed, key of the group, i, t); all episodes of a group begin at
-the same reset.
+An episode is one growing list of token ids: prompt, action as sampled, observation as rendered by the chat template,
+action ... No part is tokenized twice, and sampled tokens are never rendered again. With environment.order=fixed all
+live episodes of a call act in the same batch, so batches never depend on timing. With environment.order=arrival,
+episodes continue as soon as their environment has responded. Action t of rollout i of a group is sampled with the
+random stream (seed, key of the group, i, t). All episodes of a group start from the same reset.
 
-An episode may continue from the first turns of another one (`Request.begun`): its environment is reset to the same seed
-and gets the same actions, and must answer the same.
+An episode may continue from the first turns of another episode (`Request.begun`): its environment is reset with the
+same seed, gets the same actions, and must respond in the same way.
 
-With `episode.history=last:k` the list still grows, and turn t >= k is sampled under a window of it: the prompt, an end
-token that closes the model's empty turn after it, and the last k observations with the actions between them.
-"""
+With `episode.history=last:k` the list of ids grows in the same way, but turn t >= k is sampled with a shortened context
+(a window): the prompt, an end token that closes an empty turn of the model, and the last k observations with the
+actions between them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class EpisodeEngine:
-    """An Engine that plays episodes, over one that samples single actions."""
+    """An engine that plays episodes, using another engine that samples single actions."""
 
     def __init__(self, engine: Engine, encode: Encoder, environments: Environments, config: Config, clock: Clock):
         self.engine, self.encode, self.environments, self.clock = engine, encode.copy(), environments, clock
@@ -56,7 +56,8 @@ class EpisodeEngine:
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 
     def over(self, engine: Engine) -> EpisodeEngine:
-        """The same over another engine. It shares the environments of this one, which closes them."""
+        """Returns the same player with another engine below it. The environments are shared, and closed by the original
+        player."""
         other = copy.copy(self)
         other.engine = engine
         return other
@@ -69,7 +70,8 @@ class EpisodeEngine:
         self.engine.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """The `request.n` completions of each request: whole episodes if its sample has an environment."""
+        """Returns the `request.n` completions of each request: whole episodes if the request's sample has an
+        environment."""
         acting = {i: r.sample for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None}
         if not acting:
             return self.engine.generate(requests, done)
@@ -84,8 +86,8 @@ class EpisodeEngine:
         return [out[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """The recorded completions. Episodes, of which only the actions are needed, are played again in their
-        environments; one that goes differently gets an error."""
+        """Returns recorded completions. The actions of a recorded episode are replayed in its environment; the episode
+        gets an error if the environment responds differently."""
         acting = [i for i, r in enumerate(requests)
                   if r.sample is not None and r.sample.opening is not None and not r.sample.reset_error]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
@@ -94,26 +96,27 @@ class EpisodeEngine:
 
     @property
     def restarts(self) -> int:
-        """How often an environment process was restarted."""
+        """Number of times that an environment process was restarted."""
         return self.environments.restarts
 
     def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """The sample with the first observation of its environment, reset with a seed derived from `key`, or with the
-        error of the reset; unchanged if its task has no environment."""
+        """Resets the sample's environment with a seed derived from `key`, and returns the sample with the first
+        observation, or with the error of the reset. A sample whose task has no environment is returned unchanged."""
         if not has_environment(task.of(sample)):
             return sample
         seed = int(np.random.SeedSequence([self.seed, 8, *key]).generate_state(1)[0])
         return self.environments.opened(sample, seed)
 
     def reopened(self, sample: Sample) -> Sample:
-        """A reset sample whose media were changed, with the observation of its environment at the same seed."""
+        """Resets the environment again, with the same seed, after the sample's media were changed; returns the sample
+        with the new first observation."""
         if sample.environment_seed is None:
             return sample
         as_it_was = replace(sample, opening=None, environment_seed=None, reset_error=None)
         return self.environments.opened(as_it_was, sample.environment_seed)
 
     def abandon(self) -> None:
-        """Makes a generation in another thread stop."""
+        """Stops a generation in another thread."""
         getattr(self.engine, "abandon", lambda: None)()
 
     def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
@@ -154,14 +157,16 @@ class EpisodeEngine:
         return [[p.completion() for p in group] for group in groups]
 
     def _act(self, playing: LiveEpisode, action: Completion, calls: dict[Future[Any], LiveEpisode]) -> None:
-        """Appends an action, and passes it to the environment."""
+        """Appends an action to an episode, and starts the environment's step with it. calls: the pending calls of
+        environments."""
         playing.act(action)
         if playing.error is None:
             words = EnvironmentAction(action.text, playing.turns[-1].opened)
             calls[self.environments.begin_step(playing.episode, words)] = playing
 
     def _arrived(self, calls: dict[Future[Any], LiveEpisode]) -> list[tuple[LiveEpisode, Any]]:
-        """Waits for environments; returns the episodes whose calls are done, removed from `calls`, with the results."""
+        """Waits for environments, and returns (episode, result) for each finished call, which is removed from `calls`.
+        """
         with self.clock("waiting"):
             done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
         arrived = [(calls.pop(call), call.result()) for call in [*calls] if call in done]
@@ -170,7 +175,7 @@ class EpisodeEngine:
         return arrived
 
     def _goes_on(self, playing: LiveEpisode, step: Step | EnvironmentFailure) -> bool:
-        """Appends the environment's step to an episode; returns whether the model acts again."""
+        """Appends the result of an environment's step to an episode; returns whether the model acts again."""
         if isinstance(step, EnvironmentFailure):
             playing.fail(step.reason)
             return False
@@ -186,7 +191,8 @@ class EpisodeEngine:
         return not ended
 
     def _shown(self, step: Step, name: str) -> tuple[Step, Prompt]:
-        """A step and its encoded observation; an error message replaces an unreadable tool result."""
+        """Returns a step and its encoded observation. A tool result that cannot be encoded is replaced by an error
+        message."""
         try:
             return step, self.encode.observation(step.observation, name)
         except DataError:
@@ -196,7 +202,8 @@ class EpisodeEngine:
         return step, self.encode.observation(step.observation, name)
 
     def _limit(self, playing: LiveEpisode, tokens: int, media: int) -> str:
-        """The limit that ends an episode before so many more tokens and media; "" = none."""
+        """The limit that ends an episode instead of an observation with so many tokens and media: "turns", "media",
+        "tokens", or "" if the observation fits."""
         limits = self.limits
         most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
         if sum(turn.role == "assistant" for turn in playing.turns) >= most:
@@ -207,7 +214,8 @@ class EpisodeEngine:
 
 
 class _Recorded:
-    """An engine that returns the actions of recorded episodes, by the keys of their requests."""
+    """An engine that returns the actions of recorded episodes instead of sampling. episodes: the episodes of each
+    group, by the key of its request."""
 
     def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
         self.episodes = episodes

@@ -1,9 +1,8 @@
-"""Resolves `environment.name`.
+"""Creates the environment that `environment.name` selects.
 
-    outside = resolved(config.environment)          # None without a name; ConfigError for an unusable one
+    outside = resolved(config.environment)          # an ExternalEnvironment; ConfigError for an unusable name
     outside.environment(task, sample)               # a new Environment
-    outside.tools()                                 # those of an MCP server; else none
-"""
+    outside.tools()                                 # the tools of an MCP server; () for other environments"""
 
 from __future__ import annotations
 
@@ -25,24 +24,25 @@ from vlrl.task.environment import Environment, has_own_environment
 from vlrl.types import Observation, Sample, Step
 
 _SHARE = 0.75
-"""Share of environment.step_s or reset_s that a server may take: it is given up before its process is killed, which
-would cost the process's other episodes a replay."""
+"""The time limit of a server, as a share of environment.step_s or reset_s: the call must end before the worker process
+would be killed, because then the other episodes of this process would have to be replayed."""
 Make = Callable[..., Environment]
 
 
 @dataclass(frozen=True)
 class EnvironmentKind:
-    """A kind of external environment: the word before the first colon of its name."""
+    """A kind of external environment, which is selected by the word before the first colon of environment.name."""
 
     package: str
-    """Required package ..."""
+    """The Python package that this kind requires."""
     extra: str
-    """... and the extra of vlrl that installs it."""
+    """The extra of vlrl that installs the package."""
     make: Callable[[Sequence[str], Mapping[str, Any]], Make]
-    """(addresses, options) -> environment(parts=, limits=); raises ConfigError for wrong ones."""
+    """Takes (addresses, options) and returns a function that creates environments, called with parts, step_s and
+    reset_s. Raises ConfigError for invalid addresses or options."""
     tools: Callable[[Sequence[str], Mapping[str, Any], float], Sequence[Tool]] = lambda addresses, options, seconds: ()
     several: bool = False
-    """Whether several addresses are possible."""
+    """Whether several addresses can be given."""
 
 
 def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
@@ -82,7 +82,7 @@ def _mcp_tools(addresses: Sequence[str], options: Mapping[str, Any], seconds: fl
 
 
 _GIVEN = ("parts", "step_s", "reset_s")
-"""Arguments that are not options."""
+"""Arguments that vlrl sets, so they cannot be set as options."""
 KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
          "openenv": EnvironmentKind("websockets", "openenv", _openenv, several=True),
          "mcp": EnvironmentKind("mcp", "mcp", _mcp, _mcp_tools, several=True)}
@@ -90,22 +90,24 @@ KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
 
 @dataclass
 class ExternalEnvironment:
-    """An external environment of a task."""
+    """The external environment of a task."""
 
     name: str
     make: Callable[[Task, Sample], Environment]
     tools: Callable[[], Sequence[Tool]] = lambda: ()
-    """The tools that it offers, listed once per process. Raises ConfigError if it does not respond."""
+    """Returns the tools of an MCP server, which are requested once per process. Raises ConfigError if the server does
+    not respond."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
-        """A new environment; if the sample's row has an integer `seed`, it uses that."""
+        """Creates an environment. If the sample's row has an integer `seed`, this seed is used instead of the group's.
+        """
         world = self.make(task, sample)
         seed = sample.get("seed")
         return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world
 
 
 class SeededEnvironment(Environment):
-    """An environment that uses the seed of its sample instead of the group's."""
+    """An environment that is always reset with the same seed, that of its sample, instead of the group's seed."""
 
     def __init__(self, environment: Environment, seed: int):
         self.inner, self.seed = environment, seed
@@ -121,8 +123,8 @@ class SeededEnvironment(Environment):
 
 
 def attach(task: Task, settings: EnvironmentSettings) -> None:
-    """Gives a task the environment of `environment.name`. Raises ConfigError if it has its own, and for a wrong name.
-    """
+    """Sets the external environment of a task to that of `environment.name`. Raises ConfigError if the task has its own
+    environment, or the name is invalid."""
     name = _printable(settings.name)
     if len(task.members) > 1:
         raise ConfigError(f"environment.name={name!r} and several tasks: it is unclear whose environment that is. "
@@ -134,7 +136,8 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
-    """The environment of a name. Raises ConfigError."""
+    """Creates the ExternalEnvironment that `environment.name` selects. Raises ConfigError for an invalid name, address
+    or option, and for a missing package."""
     shown_name, options = _printable(settings.name), dict(settings.options)
     kinds = [name.partition(":")[0] for name in settings.name]
     kind = KINDS.get(kinds[0])
@@ -161,7 +164,8 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
 
 
 def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:
-    """Raises ConfigError for an option that is no keyword of `function`, or one of `given`, which are already set."""
+    """Raises ConfigError for an option that is not a keyword-only argument of `function`, or that is in `given`, the
+    arguments that vlrl sets."""
     known = [name for name, p in inspect.signature(function).parameters.items()
              if p.kind == p.KEYWORD_ONLY and name not in given]
     unknown = next((name for name in options if name not in known), None)
@@ -175,5 +179,5 @@ def _servers() -> str:
 
 
 def _printable(given: Sequence[str]) -> str:
-    """Names without user name and password, which are rejected later."""
+    """The names joined by commas, without user names and passwords in URLs (such URLs are rejected later)."""
     return ", ".join(re.sub(r"//[^/\s]*@", "//...@", name) for name in given)

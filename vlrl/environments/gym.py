@@ -1,10 +1,9 @@
-"""Any gymnasium environment that renders frames or observes text.
+"""Runs any gymnasium environment that renders frames or has observations that can be shown as text.
 
     class Ice(Task):
         rewards = {"return": 1.0, "success": 0.0}
         def environment(self, sample):
-            return GymEnvironment("FrozenLake-v1", actions=("left", "down", "right", "up"), is_slippery=False)
-"""
+            return GymEnvironment("FrozenLake-v1", actions=("left", "down", "right", "up"), is_slippery=False)"""
 
 from __future__ import annotations
 
@@ -33,16 +32,17 @@ SHOW = ("auto", "image", "text", "both")
 
 
 class GymEnvironment(Environment):
-    """Frames become images, strings become texts, and the model's text becomes an action.
+    """Converts frames to images, strings in observations to text, and the model's text to an action.
 
     name: id for `gymnasium.make` (`module:Id` imports a module first).
-    actions: names of the actions of a Discrete space, in order; () = as the environment names them, else numbers.
-    act: instead a function (text, space) -> action, which raises ValueError for an invalid action, or its address
-        `path/file.py:function`.
-    show: image = only the frame; text = the observation as text; both; auto = the frame and the strings in the
-        observation, which is written as text if it has neither.
-    goal, parts: see EpisodeReward. arguments: of `gymnasium.make`.
-    """
+    actions: names of the actions of a Discrete space, in order; () = the names that the environment defines, or else
+        numbers.
+    act: a function (text, space) -> action that replaces the default conversion of the text, and raises ValueError for
+    an
+        invalid action; or its address `path/file.py:function`.
+    show: image = only the frame; text = the observation as text; both = both; auto = the frame, and the strings in the
+        observation. With image or auto, an observation that has neither is written as text.
+    goal, parts: see EpisodeReward. arguments: further arguments of `gymnasium.make`."""
 
     def __init__(self, name: str, *, actions: Sequence[str] = (), act: str | Callable[[str, Any], Any] | None = None,
                  show: str = "auto", goal: float | None = None, parts: Collection[str] = PARTS, **arguments: Any):
@@ -119,7 +119,7 @@ class GymEnvironment(Environment):
 
 
 def check(name: str) -> None:
-    """Raises ConfigError for a name that gymnasium does not know."""
+    """Raises ConfigError if gymnasium does not know an environment of this name."""
     from gymnasium.error import Error
 
     try:
@@ -139,7 +139,8 @@ def _spec(name: str) -> Any:
 
 
 def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
-    """The environment, and the source of its frames: render, observation or "" (none)."""
+    """Creates the environment. Also returns where its frames come from: "render", "observation", or "" if it has no
+    frames."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
@@ -162,7 +163,7 @@ def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _digest(observation: Any) -> str:
-    """A short hash of an observation."""
+    """A short hash of an observation, which serves as the state of the episode."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -183,7 +184,7 @@ def _digest(observation: Any) -> str:
 
 
 def _texts(observation: Any) -> str:
-    """The strings in an observation: itself, or its fields."""
+    """The strings in an observation: the observation itself, or the string fields of a mapping as `name: value`."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):
@@ -192,7 +193,7 @@ def _texts(observation: Any) -> str:
 
 
 def _written(observation: Any) -> str:
-    """An observation as text."""
+    """Writes an observation as text: a string unchanged, anything else as JSON."""
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {str(key): plain(inner) for key, inner in value.items()}

@@ -1,16 +1,15 @@
-"""Environments in worker processes (`environment.workers`), which are killed when a call takes too long.
+"""Runs environments in worker processes (`environment.workers`), which are killed if a call takes too long.
 
-    host = Environments(make, settings)         # before the model is loaded, as Scorer
+    host = Environments(make, settings)         # must be created before the model is loaded, like Scorer
     episode = host.open(sample, seed)
     host.reset([episode])                       # [Observation], or [EnvironmentFailure] if it hangs, dies or is invalid
     host.step([episode], ["left"])              # [Step], or [EnvironmentFailure]
-    host.begin_step(episode, "left")            # a Future of the same
+    host.begin_step(episode, "left")            # a Future of the Step or EnvironmentFailure
 
-A process holds many episodes and runs one call at a time: a slow environment delays the others of its process, but no
-other process. When a process is killed, its other episodes are reset and their actions replayed when they are next
-needed, and must show the same again: an environment is deterministic given sample, seed and actions. A failed reset is
-retried.
-"""
+A process holds many episodes and runs one call at a time: a slow environment delays only the episodes in the same
+process. If a process is killed, each of its other episodes is reset, and its actions are replayed, when the episode is
+next needed. The observations must be the same as before, so an environment must be deterministic given sample, seed and
+actions. A failed reset is retried."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ from vlrl.task.fork_server import ForkServer
 from vlrl.types import Observation, Sample, Step
 
 _PAUSES_S = (0.25, 0.5, 1.0)
-"""Pauses between the retries of a reset, all of which take at most environment.reset_s."""
+"""Pauses in seconds between the retries of a reset. All attempts together may take environment.reset_s."""
 _MOST_LOST = 3
-"""Consecutive samples whose resets failed for good, after which each gets a single attempt until one succeeds: a server
-that is down does not delay every episode as long as the first."""
+"""After this number of consecutive samples whose resets failed finally, resets are not retried until one succeeds, so
+that a server that is down does not delay every episode by the full time limit."""
 _START_S = 60.0
-"""Seconds that a process may take to start."""
+"""Time limit in seconds for starting a process."""
 _NOTHING = pickle.dumps(("close", 0, None))
-"""A call that a process answers as soon as it has started; no episode has the number 0."""
+"""A call without effect, to wait until a process has started; no episode has the number 0."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,21 +56,22 @@ class EnvironmentFailure:
 
 @dataclass(eq=False)
 class HostedEpisode:
-    """An environment in a worker process, by its number."""
+    """An episode whose environment is in a worker process, where it is found by its number."""
 
     number: int
     sample: Sample
     seed: int
     actions: list[str] = field(default_factory=list)
-    """The actions that it answered."""
+    """The actions that the environment has responded to."""
     seen: list[str] = field(default_factory=list)
-    """Fingerprints of the reset and of the answer to each action."""
+    """Fingerprints of the first observation and of the response to each action."""
     seconds: float = 0.0
-    """Duration of the last call."""
+    """Duration of the last call in seconds."""
 
 
 class Environments:
-    """Opens, resets, steps and closes environments. Calls of one process run one after the other, from any thread."""
+    """Opens, resets, steps and closes environments in worker processes. May be used from any thread; the calls to one
+    process run one after another."""
 
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
         self.settings, self.restarts = settings, 0
@@ -85,11 +85,11 @@ class Environments:
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
     def set_convention(self, convention: str) -> None:
-        """Sets how the model writes boxes, which is known once it is loaded."""
+        """Sets the model's coordinate convention for bounding boxes, which is only known once the model is loaded."""
         self._convention = convention
 
     def open(self, sample: Sample, seed: int | None = None) -> HostedEpisode:
-        """A new episode, with the sample's seed by default; no code of the task runs yet."""
+        """Creates a new episode; `seed` defaults to the sample's environment_seed. No code of the task runs yet."""
         with self._lock:
             self._next += 1
             seed = sample.environment_seed if seed is None else seed
@@ -97,8 +97,8 @@ class Environments:
             return HostedEpisode(self._next, sample, seed)
 
     def opened(self, sample: Sample, seed: int) -> Sample:
-        """The sample with the observation of its environment's reset, or with the error; unchanged if it has no
-        environment."""
+        """Resets the sample's environment once, and returns the sample with the first observation, or with the error. A
+        sample without an environment is returned unchanged."""
         episode = self.open(sample, seed)
         (observation,) = self.reset([episode])
         self.close_episodes([episode])
@@ -109,15 +109,17 @@ class Environments:
         return replace(sample, opening=observation, environment_seed=seed)
 
     def reset(self, episodes: Sequence[HostedEpisode]) -> list[Observation | EnvironmentFailure | None]:
-        """The first observation of each; None for a sample without an environment."""
+        """Resets the environments of episodes, and returns the first observations; None for a sample without an
+        environment."""
         return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
     def step(self, episodes: Sequence[HostedEpisode], actions: Sequence[str]) -> list[Step | EnvironmentFailure]:
-        """The step that the action of each leads to."""
+        """Runs one action in the environment of each episode, and returns the resulting steps."""
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
-        """Starts a reset and returns at once; calls of one process run in the order of these."""
+        """Starts a reset and returns a Future immediately. The calls to one process run in the order in which they were
+        started."""
         def first() -> Observation | EnvironmentFailure | None:
             shown = self._reset(episode)
             if isinstance(shown, Observation):
@@ -127,11 +129,12 @@ class Environments:
         return self._begin(episode, first)
 
     def begin_step(self, episode: HostedEpisode, action: str) -> Future[Step | EnvironmentFailure]:
-        """Starts a step and returns at once."""
+        """Starts a step and returns a Future immediately."""
         return self._begin(episode, lambda: self._step(episode, action))
 
     def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:
-        """Closes their environments; a failure is logged and returned."""
+        """Closes the environments of episodes. Failures are logged and returned, None for environments that closed
+        without one."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
         for episode, reply in zip(episodes, replies, strict=True):
@@ -164,7 +167,7 @@ class Environments:
         return self._queues[episode.number % len(self._queues)].submit(timed)
 
     def _reset(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
-        """The first observation; a failed reset is retried after pauses that double."""
+        """Returns the first observation of an episode; a failed reset is retried after increasing pauses."""
         left = self.settings.reset_s
         end = time.monotonic() + left
         for pause in (*_PAUSES_S, 0.0):
@@ -191,7 +194,8 @@ class Environments:
                                    (Step, EnvironmentFailure)) else EnvironmentFailure("its process was lost twice")
 
     def _replayed(self, episode: HostedEpisode) -> EnvironmentFailure | None:
-        """Restores an environment's state by replaying its actions; returns the failure if that is impossible."""
+        """Restores the state of an environment by replaying the episode's actions; returns the failure if that is
+        impossible, else None."""
         for i, seen in enumerate(episode.seen):
             reply = (self._ask(episode, "step", episode.actions[i - 1], self.settings.step_s) if i
                      else self._reset(episode))
@@ -204,7 +208,8 @@ class Environments:
         return None
 
     def _ask(self, episode: HostedEpisode, call: str, given: Any, seconds: float) -> Any:
-        """The reply of its process; None if that does not know the episode."""
+        """Sends a call with arguments `given` to the episode's process and returns the reply; None if the process does
+        not know the episode."""
         place = episode.number % len(self._workers)
         worker = self._workers[place]
         if worker is None:  # no worker processes on this system: in this process, without a time limit
@@ -232,7 +237,7 @@ class Environments:
 
 
 def _serve(connection: Connection, task: Task) -> None:
-    """Answers requests until the connection closes."""
+    """Answers calls in a worker process until the connection closes."""
     hosted = _Hosted(task)
 
     def reply(request: bytes) -> bytes:
@@ -247,14 +252,15 @@ def _serve(connection: Connection, task: Task) -> None:
 
 
 class _Hosted:
-    """The environments of one process, by number."""
+    """The environments in one process, by the numbers of their episodes."""
 
     def __init__(self, task: Task):
         self._task = task
         self._open: dict[int, Environment] = {}
 
     def reply(self, call: str, number: int, given: Any) -> Any:
-        """An Observation, a Step or the failure; None for an unknown number."""
+        """Runs a call ("reset", "step" or "close") and returns an Observation, a Step or the failure; None if the
+        number is unknown."""
         try:
             if call == "reset":
                 sample, seed = given

@@ -1,4 +1,5 @@
-"""Observations of external environments: images of arrays and base64 files, and the fields of a JSON observation."""
+"""Builds observations of external environments: images from arrays and base64 files, and text from the fields of a JSON
+observation."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ from vlrl.errors import DataError
 from vlrl.types import Media, Observation
 
 _MOST_BYTES = 2**26
-"""Largest image file."""
+"""Maximum size of an image file in bytes."""
 _LIMITS = LimitsSettings(media_bytes=_MOST_BYTES)
 _MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")
-"""Beginnings of PNG, JPEG, WebP and GIF files in base64."""
+"""The first characters of base64-encoded PNG, JPEG, WebP and GIF files."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
 _LEAST = 64
-"""Least characters of base64 that may be an image."""
+"""Minimum length of a base64 string that is recognized as an image."""
 
 
 def image_of_array(values: Any, what: str) -> Image.Image:
-    """An image of [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] numbers from 0 to 255. Raises ProtocolError, also for
-    fractions from 0 to 1."""
+    """Converts an array of shape [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] with numbers from 0 to 255 to an RGB image.
+    Raises ProtocolError for any other value, also for fractions from 0 to 1."""
     try:
         array: Any = np.asarray(values)
     except (ValueError, OverflowError):  # rows of different lengths
@@ -51,7 +52,8 @@ def image_of_array(values: Any, what: str) -> Image.Image:
 
 
 def image_of_base64(data: Any, what: str) -> Image.Image:
-    """The image in a base64 string, loaded as vlrl.data.media loads files. Raises ProtocolError."""
+    """Decodes a base64 string to an image, with the checks of vlrl.data.media. Raises ProtocolError for anything else.
+    """
     if not isinstance(data, str):
         raise ProtocolError(f"its {what} is {type(data).__name__}, expected an image as base64")
     if len(data) > _MOST_BYTES * 4 // 3:
@@ -69,12 +71,12 @@ def image_of_base64(data: Any, what: str) -> Image.Image:
 
 
 def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> Observation:
-    """The fields of an observation as text and images.
+    """Converts the fields of a JSON observation to an Observation with text and images.
 
-    An image is a base64 string of a PNG, JPEG, WebP or GIF file (or a data: URL of one), {"type": "image", "data":
-    ...}, a list [height, width, 3] of numbers, or a flat list beside a field `<name>_shape`; fields in `images` must be
-    images. A single text field is shown as it is, others as `name: value`. Raises ProtocolError for an invalid image.
-    """
+    An image is one of: a base64 string of a PNG, JPEG, WebP or GIF file (or a data: URL with it); {"type": "image",
+    "data": base64 string}; a list [height, width, 3] of numbers; a flat list of numbers, if the field `<name>_shape`
+    has its shape. The fields in `images` must be images. A single text field becomes the text; of several fields each
+    becomes a line `name: value`. Raises ProtocolError for an invalid image."""
     missing = [name for name in images if name not in fields]
     if missing:
         raise ProtocolError(f"its observation has no field {missing[0]!r}; it has {', '.join(map(str, fields))[:200]}")
@@ -94,7 +96,8 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
 
 
 def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
-    """The image in a value; None if it is none and need not be."""
+    """The image in a field's value; None if the value is not an image. must: raise ProtocolError instead of returning
+    None."""
     if isinstance(value, Mapping) and value.get("type") == "image" and "data" in value:
         return image_of_base64(value["data"], name)
     if isinstance(value, str):
@@ -109,7 +112,8 @@ def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
 
 
 def _is_frame(value: Any) -> bool:
-    """Whether a value starts like [height, width, 3] numbers of a frame of more than a few pixels."""
+    """Whether a value looks like a nested list [height, width, 3 or 4] of numbers with at least 8 x 8 pixels; only the
+    first elements are checked."""
     for least in (8, 8, 3):
         if not isinstance(value, list) or len(value) < least:
             return False

@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> int:
-    """The exit code of the command."""
+    """Runs the command and returns its exit code."""
     if os.getpgrp() != os.getpid():  # before anything can end its group, which must not be the parent's
         os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # itself too

@@ -1,4 +1,5 @@
-"""One running episode: its tokens, the windows under which it is continued, and its result."""
+"""A running episode: its tokens, the shortened contexts (windows) in which actions are sampled, and the resulting
+completion."""
 
 from __future__ import annotations
 
@@ -17,35 +18,36 @@ from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Step, Turn
 
 @dataclass(eq=False)
 class LiveEpisode:
-    """One running episode."""
+    """A running episode."""
 
     base_request: Request
     index: int
     episode: HostedEpisode
     whole: Prompt
-    """The prompt and everything after it."""
+    """The prompt, followed by all tokens and media of the episode so far."""
     last: int | None
-    """Observations per window; None = the whole history."""
+    """Number of the last observations that the model sees (`episode.history=last:k`); None = all."""
     end: int
-    """Id that ends a turn."""
+    """Id of the token that ends a turn."""
     again: Completion | None = None
-    """The turns of another episode to begin with: their actions are replayed (Request.begun)."""
+    """Another episode whose actions are replayed first (Request.begun); None = start with a new action."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
-    """The observations shown to the model."""
+    """The observations shown to the model so far."""
     observed_media: list[LoadedMedia] = field(default_factory=list)
-    """Media of all observations, the last one included."""
+    """The media of all observations, including a final one that is not shown to the model."""
     windows: list[Prompt] = field(default_factory=list)
-    """For each action what followed the prompt, if the history is cut."""
+    """If the history is limited: for each action, what followed the prompt in the context in which it was sampled,
+    including the action."""
     ended: str = ""
     error: str | None = None
     continued: CacheSlot = field(default_factory=CacheSlot)
 
     @property
     def before(self) -> Prompt:
-        """The prompt of the next action."""
+        """The prompt for the next action: the whole episode so far, or its window."""
         turn, last = len(self.shown), self.last
         if last is None or turn < last:
             return self.whole
@@ -59,11 +61,12 @@ class LiveEpisode:
 
     @property
     def written(self) -> np.ndarray:
-        """[T] all tokens after the prompt."""
+        """[T] all token ids after the prompt."""
         return self.whole.ids[len(self.base_request.prompt):]
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
-        """Compares the reset with the observation in its prompt; whether it begins at all."""
+        """Compares the result of the reset with the observation in the prompt; a difference becomes the error of the
+        episode. Returns False if the reset failed, so that the episode cannot begin."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -74,13 +77,13 @@ class LiveEpisode:
 
     @property
     def played(self) -> Completion | None:
-        """The next replayed action; None once the episode continues by itself."""
+        """The next action to replay; None if there is none left."""
         turn = sum(t.role == "assistant" for t in self.turns)
         return action_of(self.again, turn) if self.again is not None and turn < len(self.again.actions) else None
 
     def goes_as_before(self) -> bool:
-        """Whether its environment has answered the replayed actions as before; otherwise the episode has an error from
-        now on."""
+        """Checks that the environment has responded to the replayed actions in the same way as before. Returns False if
+        the episode has an error, from this check or an earlier one."""
         if self.again is None or self.error:
             return not self.error
         known, written = self.again.tokens, self.written
@@ -93,7 +96,7 @@ class LiveEpisode:
         return not self.error
 
     def request(self, most: int) -> Request:
-        """The request for its next action."""
+        """Builds the request for the next action of this episode, which may have at most `most` tokens in total."""
         turn = sum(t.role == "assistant" for t in self.turns)
         key = (ACTION, *self.base_request.key, self.index, turn)
         sampling = sampling_up_to(self.base_request, most - len(self.written))
@@ -111,7 +114,7 @@ class LiveEpisode:
                                error=self.error, prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
 
     def answered(self, step: Step) -> None:
-        """Records the environment's step on the last action."""
+        """Records the environment's response in the turn of the last action."""
         self.turns[-1] = replace(self.turns[-1], parts=dict(step.parts), state=step.state, done=step.done,
                                  seconds=self.episode.seconds, info=dict(step.info))
 
@@ -120,7 +123,9 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Appends an observation, shown to the model unless the episode has ended."""
+        """Appends an observation as a turn. Its tokens are added only if the episode continues. closing: the tokens
+        that close the action's turn if it was truncated. ended: the reason why the episode has ended; "" = it
+        continues."""
         self.ended = ended
         if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))
@@ -171,14 +176,15 @@ def action_of(episode: Completion, turn: int) -> Completion:
 
 
 def group_members(request: Request) -> list[tuple[int, Completion | None]]:
-    """The index in its group of each episode, and the beginning that it replays."""
+    """Lists the episodes of a request: the index of each in its group, and the other episode whose actions it replays
+    first (or None)."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]
 
 
 def never_begun(request: Request, index: int, error: str) -> Completion:
-    """An episode whose environment could not be reset."""
+    """The empty completion of an episode whose environment could not be reset."""
     return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
                       text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
 

@@ -1,4 +1,5 @@
-"""A client of MCP servers: their tools are the task's tools, their images media of the observation.
+"""A client of MCP servers. A server's tools become the tools of a task; images in results become media of the
+observation.
 
     SERVER = "python my_server.py"                   # or "http://127.0.0.1:8000/mcp"
 
@@ -6,9 +7,9 @@
         def tools(self, sample): return mcp_tools(SERVER)
         def environment(self, sample): return McpEnvironment(SERVER)
 
-Each episode has its own session: a process of a command, started without a shell and ended with the episode, or a
-session over streamable HTTP. Protocol: https://modelcontextprotocol.io, by the package mcp.
-"""
+Each episode has a separate session. For a command, this is a process that is started without a shell and ends with the
+episode; for a URL, a session over streamable HTTP. The protocol (https://modelcontextprotocol.io) is implemented by the
+package mcp."""
 
 from __future__ import annotations
 
@@ -35,19 +36,21 @@ from vlrl.task.environment import SUCCESS
 from vlrl.types import Media, Observation, Step
 
 _MOST_BYTES = 2**26
-"""Largest response."""
+"""Maximum size of a response in bytes."""
 _MOST_TOOLS, _MOST_SCHEMA, _MOST_CONTENT = 100, 20_000, 64
 _CLOSE_S = 5.0
-"""Time limit for ending a session."""
+"""Time limit in seconds for closing a session."""
 _MODELS_FAULT = (-32602, -32601)
-"""JSON-RPC's invalid params and unknown method: the model gets the message, and the episode continues."""
+"""JSON-RPC error codes for invalid parameters and an unknown method: the model gets the error message, and the episode
+continues."""
 _LEASH = os.path.join(os.path.dirname(__file__), "leash.py")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII | re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A server's tool with the server's schema; `call` is None if it is only shown."""
+    """A tool of an MCP server, with the server's schema. call: runs the tool; None if the tool only provides its schema
+    for the prompt."""
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]
@@ -55,15 +58,15 @@ class McpTool(Tool):
         self.schema, self._call = dict(schema), call
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """The result of a call. Raises CallError for a call that the server rejects, ProtocolError for a malformed
-        result."""
+        """Runs the tool and returns its result. Raises CallError if the server rejects the call, and ProtocolError for
+        a malformed result."""
         if self._call is None:
             raise CallError(f"{self.name} is only shown here")
         return self._call(self.name, arguments)
 
 
 class McpSession:
-    """A session with one server, at the given address or command only."""
+    """A session with one server. address: a command or URL; no other address is requested."""
 
     def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
         self.address, self._environment, self._folder = address, environment, folder
@@ -73,7 +76,7 @@ class McpSession:
         self._client: Any = None
 
     def open(self, until: Deadline) -> None:
-        """Connects. Raises ProtocolError if the server does not respond in time."""
+        """Connects to the server. Raises ProtocolError if the server does not respond in time."""
         from anyio.from_thread import start_blocking_portal
         from mcp import Client
 
@@ -90,8 +93,8 @@ class McpSession:
             raise
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
-        """The schemas of its tools for chat templates, of those in `allowed` if it is not empty. Raises ProtocolError.
-        """
+        """Returns the schemas of the server's tools for chat templates. If `allowed` is not empty, only those tools are
+        returned. Raises ProtocolError for an invalid response or a missing tool."""
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
             page = self._request(until, self._client.list_tools, cursor=cursor)
@@ -108,11 +111,12 @@ class McpSession:
         return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
 
     def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
-        """The result of a tool. Raises CallError for arguments that the server rejects, and ProtocolError."""
+        """Runs a tool and returns its result. Raises CallError if the server rejects the arguments, and ProtocolError
+        for any other failure."""
         return self._request(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
 
     def close(self) -> None:
-        """Ends the session, and the server if it is a process."""
+        """Closes the session; a server that was started by a command is ended."""
         stack, self._stack, self._client = self._stack, ExitStack(), None
         try:
             stack.close()
@@ -165,8 +169,9 @@ async def _within(seconds: float, function: Callable[..., Any], *given: Any, **n
 
 
 def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
-    """An HTTP client without proxies that limits the size of responses; `tell` is called with the reason of a refused
-    one. Time limits are the caller's; only the end of a session is limited by _CLOSE_S."""
+    """Creates an HTTP client that uses no proxies and limits the size of responses. If it rejects a response, it calls
+    `tell` with the reason. Callers must set time limits for requests; only closing a session is limited here, to
+    _CLOSE_S seconds."""
     import anyio
     import httpx2
 
@@ -207,7 +212,7 @@ def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
 
 
 class _Tail:
-    """The end of a process's standard error."""
+    """A file for a process's standard error; its last 300 bytes are kept for error messages."""
 
     def __init__(self):
         reader, writer = os.pipe()
@@ -228,19 +233,22 @@ class _Tail:
 
 
 class McpEnvironment(ToolEnvironment):
-    """A session with a server: each step executes the calls in an action, as with a task's own tools.
+    """An environment that executes the tool calls in the model's action on an MCP server.
 
-    address: a command with arguments, or the URL of a server over streamable HTTP; several URLs are several servers.
-    tools: the ones the model may call; () = all.
-    reset: a tool, hidden from the model, that is called with {"seed": ...} when an episode begins; its result is the
-        first observation.
-    environment: names of variables passed to the command besides HOME, LOGNAME, PATH, SHELL, TERM and USER.
-    folder: its working directory.
-    A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it; goal and parts are
-    those of EpisodeReward. The rewards of several calls in one action are added, and the episode is done or successful
-    if any is.
-    step_s, reset_s: time limits for the calls of an action, and for everything up to the first observation.
-    """
+    address: a command with arguments, or the URL of a server over streamable HTTP; several URLs are equivalent servers.
+    tools: names of the tools that the model may call; () = all.
+    reset: name of a tool, hidden from the model, that is called with {"seed": ...} when an episode begins; its result
+    is
+        the first observation.
+    environment: names of environment variables passed to the command, in addition to HOME, LOGNAME, PATH, SHELL, TERM
+    and
+        USER.
+    folder: the working directory of the command.
+    step_s, reset_s: time limits in seconds for all calls of an action, and for everything up to the first observation.
+
+    If the structured content of a tool's result has a `reward` (and optionally `done`, `success`, `progress`), the turn
+    gets the reward parts of EpisodeReward, with the same `goal` and `parts`. The rewards of several calls in one action
+    are added, and the episode is done or successful if any call reports it."""
 
     def __init__(self, address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
                  environment: Collection[str] = (), folder: str | None = None, goal: float | None = None,
@@ -309,7 +317,7 @@ class McpEnvironment(ToolEnvironment):
         raise ProtocolError("; ".join(refused) or "no server is healthy")
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """The observation of a tool call; accumulates its reward."""
+        """Runs a tool call and returns the observation; adds a reward in the result to that of the turn."""
         assert self._session
         try:
             result = self._session.call(name, arguments, self._until)
@@ -326,8 +334,8 @@ class McpEnvironment(ToolEnvironment):
 
 
 def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, Any]:
-    """The combined payment of several calls: rewards are added, `done` and success of any call count, and the last
-    value of everything else. Raises ProtocolError."""
+    """Combines the rewards of several calls: rewards are added, `done` and success are true if any call reports them,
+    and for other fields the last value is used. Raises ProtocolError for an invalid value."""
     done = payment.get("done", False)
     if not isinstance(done, bool):
         raise ProtocolError(f"its done is {str(done)[:60]!r}, expected true or false")
@@ -338,8 +346,8 @@ def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, A
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
               environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
-    """The tools of a server, to be shown to the model; requested once per process. Arguments as for McpEnvironment.
-    Raises ConfigError if the server does not respond."""
+    """Returns the tools of a server, for the prompt only; they are requested once per process. The arguments are those
+    of McpEnvironment. Raises ConfigError if the server does not respond."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
     return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
                         checked_variables(environment, "environment"), folder,
@@ -364,7 +372,8 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 
 
 def _schema(tool: Any) -> dict[str, Any]:
-    """A tool's schema for chat templates. Raises ProtocolError for one that cannot be shown."""
+    """Converts a tool of the server to a schema for chat templates. Raises ProtocolError if the tool's name is invalid
+    or its schema is too long."""
     if not NAME.fullmatch(tool.name):
         raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave it out "
                             "with environment.options.tools")
@@ -377,14 +386,15 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """A schema without titles, which repeat the names of arguments."""
+    """Removes the titles from a JSON schema, since they repeat the names of arguments."""
     if isinstance(schema, Mapping):
         return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
     return [*map(_untitled, schema)] if isinstance(schema, list) else schema
 
 
 def content(blocks: Sequence[Any]) -> Observation:
-    """Texts and images of a result; links are named and not fetched. Raises ProtocolError for unreadable content."""
+    """Converts the content of a tool's result to an Observation with text and images; links are shown as text and not
+    fetched. Raises ProtocolError for invalid content."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
         raise ProtocolError(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
@@ -406,8 +416,8 @@ def content(blocks: Sequence[Any]) -> Observation:
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
-    """Commands or URLs. Raises ConfigError for an invalid one, for several commands, and for a URL with a user name or
-    password, which the message omits."""
+    """Checks and returns commands or URLs of MCP servers. Raises ConfigError for an invalid one, for several commands,
+    and for a URL with a user name or password, which the message omits."""
     checked = [checked_server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
                for address in addresses]
     for address in checked:

@@ -1,13 +1,12 @@
-"""A client of OpenEnv servers: one WebSocket per session, messages `reset` and `step` as JSON.
+"""A client of OpenEnv servers: one WebSocket per session, with the messages `reset` and `step` as JSON.
 
     class Mine(Task):
         rewards = {"return": 1.0, "success": 0.0}
         def environment(self, sample):
             return OpenEnv(["http://127.0.0.1:8000", "http://10.0.0.2:8000"])
 
-It does not use the client of the openenv package, which trusts a server's types, sizes and times. Protocol:
-https://github.com/huggingface/OpenEnv, src/openenv/core/env_server (versions 0.3 to 0.10).
-"""
+The client of the openenv package is not used, because it trusts the types, sizes and response times of servers.
+Protocol: https://github.com/huggingface/OpenEnv, src/openenv/core/env_server (versions 0.3 to 0.10)."""
 
 from __future__ import annotations
 
@@ -37,27 +36,28 @@ from vlrl.task.tool_calls import from_json
 from vlrl.types import Media, Observation, Step
 
 MOST_BYTES = 2**26
-"""Largest message."""
+"""Maximum size of a message in bytes."""
 _MOST_SCHEMA = 2**20
 _CONNECT_S = 10.0
 _CLOSE_S = 1.0
 _MODELS_FAULT = ("VALIDATION_ERROR",)
-"""Error codes about the action: the model gets the message, and the episode continues."""
+"""Error codes for an invalid action: the model gets the error message, and the episode continues."""
 _log = logging.getLogger(__name__)
 
 
 class ServerFull(ProtocolError):
-    """The server has reached its limit of sessions."""
+    """The server has reached its maximum number of sessions."""
 
 
 class OpenEnv(Environment):
-    """A session at one of these servers: the responding one with the fewest sessions.
+    """An environment on an OpenEnv server; of several servers, the responding one with the fewest sessions is used.
 
-    field: the field of the action that holds the model's text; "" = the only one of the server's schema, else the
-        action is JSON. images: fields that hold images, besides those recognized by their form (images.observation_of).
-    reset: further arguments of a reset. goal, parts: see EpisodeReward.
-    step_s, reset_s: time limits in seconds.
-    """
+    field: the field of the action that gets the model's text; "" = the only field in the server's schema, or if there
+    are
+        several, the model must write the action as JSON.
+    images: fields that contain images, in addition to those recognized by their format (images.observation_of).
+    reset: further arguments of the `reset` message. goal, parts: see EpisodeReward.
+    step_s, reset_s: time limits in seconds."""
 
     def __init__(self, urls: str | Sequence[str], *, field: str = "", images: Collection[str] = (),
                  reset: Mapping[str, Any] | None = None, goal: float | None = None, parts: Collection[str] = PARTS,
@@ -132,8 +132,8 @@ class OpenEnv(Environment):
         return shown
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
-        """Begins a session at the first server that accepts one and is not full. Raises ProtocolError if none does in
-        time."""
+        """Opens a session at the first server that accepts one. full: servers to skip, because they have no free
+        session. Raises ProtocolError if no server accepts a session in time."""
         from websockets.exceptions import WebSocketException
 
         self.close()
@@ -158,8 +158,8 @@ class OpenEnv(Environment):
         raise ProtocolError(f"no server takes an episode: {'; '.join(refused) or 'none is healthy'}")
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
-        """The data of the observation that answers a message, or {"error": why} if the server blames the model. Raises
-        ProtocolError, after which the session is over."""
+        """Sends a message and returns the data of the observation in the response, or {"error": reason} if the model's
+        action was invalid. Raises ProtocolError for any other failure, after which the session cannot be used."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
@@ -181,8 +181,8 @@ class OpenEnv(Environment):
 
 
 def _session(url: str, until: Deadline) -> Any:
-    """A WebSocket to the given address only: no proxy is used, and no redirect followed, which would need another
-    socket."""
+    """Opens a WebSocket that connects only to this address: no proxy is used, and redirects are not followed, because
+    they would need another socket."""
     from websockets.sync.client import connect
 
     parts = urlsplit(url)
@@ -198,8 +198,8 @@ def _session(url: str, until: Deadline) -> Any:
 
 
 def _refuse_more(socket: Any) -> None:
-    """Raises ProtocolError if there is an unrequested message, which would be taken for the next answer; ServerFull for
-    a server without capacity."""
+    """Raises ProtocolError if the server has sent a message that was not requested, which would be mistaken for the
+    next response; raises ServerFull if that message says that the server has no free session."""
     try:
         more = socket.recv(0)
     except TimeoutError:
@@ -209,7 +209,7 @@ def _refuse_more(socket: Any) -> None:
 
 
 def _observation(text: Any) -> dict[str, Any]:
-    """The validated data of a server's message. Raises ProtocolError."""
+    """Parses and checks a message of the server, and returns its data. Raises ProtocolError for an invalid message."""
     try:
         message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
@@ -229,7 +229,8 @@ def _observation(text: Any) -> dict[str, Any]:
 
 
 def checked_url(url: str) -> str:
-    """A URL without a trailing slash. Raises ConfigError for an invalid one, or one with user name and password."""
+    """Returns a URL without a trailing slash. Raises ConfigError for an invalid URL, and for one with a user name or
+    password, query or fragment."""
     address = checked_server_url(url, like := "http://127.0.0.1:8000")
     try:
         parts = httpx.URL(address)
@@ -241,7 +242,7 @@ def checked_url(url: str) -> str:
 
 
 def healthy(url: str) -> bool:
-    """Whether a server reports that it is healthy."""
+    """Whether the server's health page reports that it is healthy."""
     try:
         return _fetched(f"{url}/health", _CONNECT_S).get("status") == "healthy"
     except (httpx.HTTPError, ProtocolError):
@@ -249,7 +250,7 @@ def healthy(url: str) -> bool:
 
 
 def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
-    """The JSON schema of a server's actions. Raises ProtocolError and httpx.HTTPError."""
+    """Requests the JSON schema of a server's actions. Raises ProtocolError or httpx.HTTPError."""
     schema = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
         raise ProtocolError("its /schema has no schema of actions")
@@ -272,7 +273,8 @@ def _fetched(url: str, seconds: float) -> dict[str, Any]:
 
 
 async def _body(url: str, seconds: float) -> bytes:
-    """The response to a GET, within a total time limit: httpx's own limits apply to each wait."""
+    """Returns the body of the response to a GET request, within a total time limit (httpx's time limits apply to each
+    wait separately)."""
     import anyio
 
     body = b""

@@ -1,9 +1,8 @@
-"""The image of a driving scene: seen from above, the own vehicle at the left and heading right.
+"""Draws a driving scene as seen from above, with the ego vehicle at the left, heading right.
 
-Moving cars are blue, standing ones orange, with red lamps while they brake; the streak before a vehicle is its way in
-the next half second. The bar at the bottom is the own speed, with a mark at the limit. A route to drive is a line with
-a bar across its end.
-"""
+Moving cars are blue and standing cars orange; braking cars have red lamps. The streak in front of a vehicle is its path
+in the next half second. The bar at the bottom shows the ego vehicle's speed, with a mark at the speed limit. A route to
+follow is drawn as a line with a bar across its end."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from PIL import Image, ImageDraw
 from vlrl.environments.traffic import network
 
 BEHIND, AHEAD, ASIDE = 16.0, 48.0, 16.0
-"""Metres shown behind the vehicle, before it, and to each side."""
+"""Visible distance in metres behind the ego vehicle, ahead of it, and to each side."""
 CAR = (5.0, 2.0)
 """Length and width of a vehicle in metres."""
 THING = (2.0, 2.0)
 MOST_SPEED = 20.0
-"""Metres per second of the full speed bar."""
+"""The speed in metres per second at which the speed bar is full."""
 _BAR = 6 / 64  # of the picture's height
 _DETAIL = 3  # drawn so many times larger, then averaged
 _PIECE = 2.0  # metres between the points of a lane's edge
@@ -36,34 +35,35 @@ _LAMP, _THING, _WAY = (255, 20, 20), (255, 235, 0), (200, 120, 255)
 
 @dataclass(frozen=True)
 class Frame:
-    """A vehicle's own frame: metres, x forward, y to the left, headings counter-clockwise."""
+    """The coordinate system of a vehicle: metres, x forward, y to the left, headings counter-clockwise."""
 
     x: float
     y: float
     heading: float
 
     def places(self, points: np.ndarray) -> np.ndarray:
-        """World points [..., 2] in this frame."""
+        """Converts points [..., 2] from world coordinates to this coordinate system."""
         c, s = np.cos(self.heading), np.sin(self.heading)
         dx, dy = points[..., 0] - self.x, points[..., 1] - self.y
         return np.stack([c * dx + s * dy, s * dx - c * dy], axis=-1)
 
     def headings(self, headings: np.ndarray) -> np.ndarray:
-        """World headings in this frame, in (-pi, pi]."""
+        """Converts world headings to headings in this coordinate system, in (-pi, pi]."""
         turned = self.heading - headings
         return np.arctan2(np.sin(turned), np.cos(turned))
 
 
 @dataclass(frozen=True)
 class Edges:
-    """A lane: its two edges [points, 2] in world metres, left and right, and how each is painted."""
+    """The left and right edge of a lane, [points, 2] in world metres, and the line types with which they are painted.
+    """
 
     left: np.ndarray
     right: np.ndarray
     painted: tuple[Any, Any]
 
     def near(self, frame: Frame, far: float) -> Edges | None:
-        """The part within `far` metres of a vehicle, or None."""
+        """The part of the lane within `far` metres of a vehicle; None if there is none."""
         middle = (self.left + self.right) / 2
         inside = np.flatnonzero(np.hypot(middle[:, 0] - frame.x, middle[:, 1] - frame.y) < far)
         if inside.size < 2:
@@ -86,18 +86,19 @@ def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
 
 
 def to_pixels(width: int) -> list[list[float]]:
-    """The 3x3 matrix from [x, y, 1] in the vehicle's frame, in metres, to pixels of an image of this width."""
+    """The 3x3 matrix that converts [x, y, 1], in metres in the vehicle's coordinate system, to pixels of an image of
+    this width."""
     scale = width / (BEHIND + AHEAD)
     return [[scale, 0.0, scale * BEHIND], [0.0, -scale, round(scale * ASIDE * (1 - _BAR), 4)], [0.0, 0.0, 1.0]]
 
 
 def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], limit: float, width: int,
          way: np.ndarray | None = None) -> Image.Image:
-    """An image of `width` x `width / 2` pixels.
+    """Draws a scene as an image of `width` x `width / 2` pixels.
 
-    states: [vehicles, 5] x, y, heading, speed, acceleration; the own vehicle is the first. things: x, y, heading of
-    obstacles on the road. limit: metres per second. way: [points, 2] in world metres, to the goal.
-    """
+    states: [vehicles, 5] x, y, heading, speed and acceleration of each vehicle; the ego vehicle is the first. things:
+    x, y and heading of obstacles on the road. limit: speed limit in metres per second. way: [points, 2] route to the
+    goal in world metres."""
     big = width * _DETAIL
     image = Image.new("RGB", (big, big // 2), _GROUND)
     pen, (a, _, u), (_, b, v) = ImageDraw.Draw(image), *to_pixels(big)[:2]
@@ -124,7 +125,7 @@ def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], l
 
 
 def corners(at: Sequence[float] | np.ndarray, heading: float, size: tuple[float, float]) -> np.ndarray:
-    """[4, 2] corners of a box of (length, width) in the coordinates of `at`."""
+    """[4, 2] corners of a rectangle of (length, width) `size` with its centre at `at`."""
     forward = np.array([np.cos(heading), np.sin(heading)]) * size[0] / 2
     aside = np.array([-np.sin(heading), np.cos(heading)]) * size[1] / 2
     return np.asarray(at) + np.array([forward + aside, forward - aside, -forward - aside, -forward + aside])
@@ -170,13 +171,14 @@ def _dashboard(pen: ImageDraw.ImageDraw, size: tuple[int, int], speed: float, li
 
 
 def drivable(scenario: str, frame: Frame, margin: float = 1.0) -> list[list[list[float]]]:
-    """Polygons of the lanes near a vehicle in its own frame, in metres, each with a margin on both sides."""
+    """The drivable area near a vehicle: polygons of the lanes, each widened by `margin`, in metres in the vehicle's
+    coordinate system."""
     near: Iterable[Edges | None] = (lane.near(frame, AHEAD + ASIDE) for lane in lanes(scenario, margin))
     return [_thinned(frame.places(np.concatenate([lane.left, lane.right[::-1]]))) for lane in near if lane]
 
 
 def _thinned(points: np.ndarray) -> list[list[float]]:
-    """A polygon without the points that lie on a line between their neighbours."""
+    """Removes the points of a polygon that lie on a line between their neighbours."""
     before, after = np.roll(points, 1, 0) - points, np.roll(points, -1, 0) - points
     bent = np.abs(before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0]) > 1e-3
     return [[round(float(x), 2), round(float(y), 2)] for x, y in points[bent]]

@@ -1,12 +1,12 @@
-"""Several servers of one kind: an episode goes to a responding one, the least loaded first.
+"""Chooses among several equivalent servers: a new episode uses the responding server with the fewest sessions.
 
     servers = pool(("http://a:8000", "http://b:8000"), healthy)
-    for address in servers.tried(): ...             # until one accepts the episode
+    for address in servers.tried(): ...             # in this order, until a server accepts the episode
     servers.took(address); servers.gave_back(address); servers.lost(address)
-    until = Deadline(45.0)                          # of an answer and all that it takes
+    until = Deadline(45.0)                          # a time limit shared by all parts of a call
 
-Each process counts its own sessions. A server that does not respond is left out for a while, then checked and reused.
-"""
+Each process counts only its own sessions. A server that does not respond is not used for a while, then checked and used
+again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
-"""For how long a server is left out at first, and at most: the pause doubles while it does not respond."""
+"""For how many seconds a server that does not respond is not used: first, and at most. The pause doubles each time."""
 _log = logging.getLogger(__name__)
 _pools: dict[tuple[str, ...], ServerPool] = {}
 
 
 class Deadline:
-    """The time limit of a call with all its parts."""
+    """A time limit that all parts of a call share."""
 
     def __init__(self, seconds: float):
         self.seconds, self._end = seconds, time.monotonic() + seconds
@@ -34,7 +34,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def within(self, seconds: float) -> Deadline:
-        """The deadline of a part, which does not exceed this one."""
+        """The deadline of a part of the call, which ends after `seconds` or with this deadline."""
         return Deadline(min(seconds, self.left))
 
     def __str__(self) -> str:
@@ -45,15 +45,15 @@ class Deadline:
 class _Server:
     address: str
     place: int
-    """Rank among equally loaded servers; each process starts with another one."""
+    """Order among equally loaded servers; each process begins with a different server."""
     sessions: int = 0
     pause: float = 0.0
-    """Seconds; 0 = it responds."""
+    """For how many seconds the server is not used; 0 = it responds."""
     until: float = 0.0
 
 
 class ServerPool:
-    """The servers known to a process; `healthy` checks one."""
+    """The servers known to a process. healthy: checks the health of the server at an address."""
 
     def __init__(self, addresses: Sequence[str], healthy: Callable[[str], bool],
                  clock: Callable[[], float] = time.monotonic):
@@ -62,8 +62,10 @@ class ServerPool:
         self._servers = {address: _Server(address, (i - first) % len(addresses)) for i, address in enumerate(addresses)}
 
     def tried(self) -> Iterator[str]:
-        """The servers to try, the best first. Servers that were left out come last, once their pause is over and they
-        are healthy; if no other is left, without waiting for the pause."""
+        """Yields the addresses of the servers in the order in which they should be tried.
+
+        Servers that did not respond come last, and only if their pause is over and they are healthy. If no server
+        responded last time, the pause is ignored."""
         servers = sorted(self._servers.values(), key=lambda s: (s.sessions, s.place))
         yield from (s.address for s in servers if not s.pause)
         out = [s for s in servers if s.pause]
@@ -76,18 +78,18 @@ class ServerPool:
                     self.lost(server.address)
 
     def took(self, address: str) -> None:
-        """A session was started: the server responds."""
+        """Records that a session was started, so the server responds."""
         server = self._servers[address]
         if server.pause and len(self._servers) > 1:
             _log.warning("%s answers again", address)
         server.sessions, server.pause = server.sessions + 1, 0.0
 
     def gave_back(self, address: str) -> None:
-        """A session was closed."""
+        """Records that a session was closed."""
         self._servers[address].sessions -= 1
 
     def lost(self, address: str) -> None:
-        """The server did not respond: it is left out for a while."""
+        """Records that the server did not respond: it is not used for a while."""
         server = self._servers[address]
         if not server.pause and len(self._servers) > 1:
             _log.warning("%s does not respond and is left out for a while", address)
@@ -96,5 +98,5 @@ class ServerPool:
 
 
 def pool(addresses: Sequence[str], healthy: Callable[[str], bool]) -> ServerPool:
-    """The servers of these addresses, shared within the process."""
+    """The pool of the servers at these addresses, shared by all callers in the process."""
     return _pools.setdefault(tuple(addresses), ServerPool(addresses, healthy))

@@ -1,4 +1,4 @@
-"""Tools: functions that a model calls by name, with JSON arguments, over several turns. No torch, no model name.
+"""Tools: functions that a model calls by name, with JSON arguments, over several turns. Does not import torch.
 
     class Find(Task):
         def tools(self, sample): return [Scene(sample).zoom]       # plain functions or bound methods
@@ -10,8 +10,9 @@
             box: left, top, right, bottom in pixels.
             \"\"\"
 
-The types of the arguments define the schema that the model is shown, and validate its calls. Whatever the model writes
-and a tool does, the episode continues: an error becomes a short message to the model, and is counted.
+The types of the arguments define the schema that the model is shown, and the model's calls are checked against them.
+If a call is invalid or a tool fails, the episode continues: the model gets a short error message, and the error is
+counted.
 """
 
 from __future__ import annotations
@@ -35,26 +36,27 @@ from vlrl.task.tool_calls import Call, calls_of
 from vlrl.types import Media, Observation, Sample, Step
 
 MOST_TEXT = 10_000
-"""Most characters of a text shown to the model."""
+"""Maximum length in characters of a text shown to the model."""
 _MOST_PIXELS = 2**26
-"""Largest image that a tool may return."""
+"""Maximum number of pixels of an image that a tool returns."""
 _MOST_STORED = 2_000
-"""Most characters of a call's arguments, as JSON, in Step.info."""
+"""Maximum length of a call's arguments in Step.info, in characters of JSON."""
 _MOST_ERROR = 500
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
-"""A tool name that a model can write."""
+"""A valid tool name: one that a model can write."""
 
 
 class CallError(Exception):
-    """What is wrong with a call, as a message for the model."""
+    """A tool call failed; the message is shown to the model."""
 
 
 class Tool:
-    """A function that a model may call. The first paragraph of its docstring describes it, and lines `name: text` below
-    describe its arguments; `name` and `description` replace its own.
+    """A function that a model may call.
 
-    Raises TaskError for a function without a docstring, or an argument without a JSON-compatible type.
-    """
+    The first paragraph of the function's docstring is the description of the tool, and lines `name: text` below
+    describe the arguments. `name` and `description` override those of the function.
+
+    Raises TaskError for a function without a docstring, or with an argument whose type cannot be expressed in JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str = "", description: str = ""):
         self.function, self.name = function, name or getattr(function, "__name__", "")
@@ -67,11 +69,11 @@ class Tool:
         self._names, self._arguments = self._model(descriptions)
         self.schema: dict[str, Any] = {"type": "function", "function": {
             "name": self.name, "description": self.description, "parameters": self._parameters()}}
-        """For chat templates."""
+        """The tool's schema for chat templates."""
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """The result of a call. Raises CallError for wrong arguments, a failing tool, and a result that cannot be
-        shown."""
+        """Runs the tool and returns its result. Raises CallError for invalid arguments, if the tool fails, and if the
+        result cannot be shown."""
         try:
             checked = self._arguments.model_validate_json(json.dumps(arguments), strict=True)
         except ValidationError as error:
@@ -87,8 +89,8 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Argument -> field name, and the model of the arguments. Fields have their own names, since an argument may be
-        named like a method of the model."""
+        """Builds a pydantic model of the arguments. Also returns a mapping from the arguments to the model's fields,
+        which are renamed because an argument may have the name of a method of the model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}
@@ -114,14 +116,14 @@ class Tool:
 
 
 class _Untitled(GenerateJsonSchema):
-    """A schema without a title per argument, which would only repeat its name."""
+    """Generates a JSON schema without titles of arguments, since they would only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a docstring, and its lines `name: text` by name."""
+    """The first paragraph of a function's docstring, and the descriptions in its lines `name: text`, by name."""
     text = inspect.getdoc(function) or ""
     descriptions = {m[1]: m[2].strip() for m in re.finditer(r"^\s*(\w+):[ \t]+(\S.*)$", text, re.MULTILINE)}
     return " ".join(text.partition("\n\n")[0].split()), descriptions
@@ -131,7 +133,8 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _result(value: Any) -> Observation:
-    """Text and media of a result; anything else is written as JSON. Raises CallError if it cannot be shown."""
+    """Converts the return value of a tool to an Observation: text, images and Media are shown, other values are written
+    as JSON. Raises CallError if that is impossible."""
     shown = _shown(value)
     if shown is None and isinstance(value, (list, tuple)) and value:
         pieces = [_shown(piece) for piece in value]
@@ -147,7 +150,8 @@ def _result(value: Any) -> Observation:
 
 
 def _decoded(media: Media) -> Media:
-    """Media with the image in RGB, also of an unread file. Raises CallError."""
+    """Loads an image in Media and converts it to RGB; other media are returned unchanged. Raises CallError if the image
+    is too large or cannot be read."""
     image = media.source
     if not isinstance(image, Image.Image):
         return media
@@ -161,7 +165,7 @@ def _decoded(media: Media) -> Media:
 
 
 def shorten(text: str, most: int = MOST_TEXT) -> str:
-    """A text of at most `most` characters, followed by a note if it was cut."""
+    """Cuts a text to at most `most` characters, and appends a note if it was cut."""
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
@@ -185,11 +189,11 @@ def _shown(value: Any) -> Observation | None:
 
 
 class ToolEnvironment(Environment):
-    """Executes the calls in an action, and shows their results. An action without a call ends the episode.
+    """An environment that executes the tool calls in an action, and shows their results. An action without a call ends
+    the episode.
 
-    `Step.info` has `calls`: name, arguments and error (None = none) of each. success: whether a turn with calls has the
-    reward part SUCCESS.
-    """
+    `Step.info` has `calls`: name, arguments and error (None if it succeeded) of each call. success: whether turns with
+    calls get the reward part SUCCESS, which is 1 if all calls succeed."""
 
     def __init__(self, tools: Sequence[Tool], success: bool = False):
         self.tools, self.success = {tool.name: tool for tool in tools}, success
@@ -227,8 +231,8 @@ def _error_observation(error: str) -> Observation:
 
 
 def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:
-    """The step with an error message in place of each tool result that `read` rejects (DataError): a model must not be
-    able to end the episode by what it makes a tool return."""
+    """Replaces each tool result for which `read` raises DataError by an error message: a model must not be able to end
+    an episode by making a tool return something unreadable."""
     results, calls = list(step.observation.results), list(step.info.get("calls", ()))
     for i, result in enumerate(results):
         try:
@@ -246,7 +250,8 @@ def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Ste
 
 
 def task_tools(task: Any, sample: Sample) -> list[Tool]:
-    """The tools of a sample. Raises TaskError if `tools` fails, returns anything else, or repeats a name."""
+    """Returns the tools of a sample. Raises TaskError if the task's `tools` method fails, returns something that is not
+    a tool, or returns two tools with the same name."""
     task = task.of(sample)
     try:
         tools = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]
@@ -263,12 +268,13 @@ def task_tools(task: Any, sample: Sample) -> list[Tool]:
 
 
 def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """The schemas of a sample's tools for chat templates. Raises TaskError as `task_tools`."""
+    """The schemas of a sample's tools for chat templates. Raises the same errors as `task_tools`."""
     return [tool.schema for tool in task_tools(task, sample)]
 
 
 def environment_of(task: Any, sample: Sample) -> Environment | None:
-    """A new environment of a sample: the task's own, else one of its tools; None without both."""
+    """Creates the environment of a sample: the task's own environment, or else a ToolEnvironment with the task's tools;
+    None if the task has neither."""
     task = task.of(sample)
     environment = task.environment(sample)
     if environment is None and (tools := task_tools(task, sample)):

@@ -1,8 +1,8 @@
-"""Traffic simulated by highway-env (Farama Foundation, MIT): its roads, and drivers by the Intelligent Driver Model.
+"""Traffic simulated by highway-env (Farama Foundation, MIT license): roads, and drivers that follow the Intelligent
+Driver Model (IDM).
 
-World coordinates are highway-env's: metres, y downwards on the screen, headings in radians clockwise from x. Lanes of a
-road count from the left. Needs the extra `driving`.
-"""
+World coordinates are highway-env's: metres, y pointing down on the screen, headings in radians clockwise from x. The
+lanes of a road are counted from the left. Requires the extra `driving`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from highway_env.vehicle.behavior import IDMVehicle
 from highway_env.vehicle.objects import Obstacle
 
 STEP = 0.1
-"""Seconds of one simulation step."""
+"""Seconds per simulation step."""
 MOST_SPEED = 30.0
-"""Metres per second, the highest speed of any driver."""
+"""The highest speed of any driver, in metres per second."""
 Lane = tuple[str, str, int]
 _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "merge": (MergeEnv, {}),
           "intersection": (IntersectionEnv, {"initial_vehicle_count": 1}), "roundabout": (RoundaboutEnv, {}),
@@ -35,8 +35,8 @@ _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "mer
 
 
 class Driver(IDMVehicle):
-    """A vehicle driven by the expert, with lane changes of about three seconds. After yielding, highway-env would let
-    it continue at the lane's speed limit; it uses its own target speed."""
+    """A vehicle driven by the IDM expert; a lane change takes about three seconds. After yielding, it returns to its
+    own target speed, where highway-env would use the lane's speed limit."""
 
     ACC_MAX = 5.0
     COMFORT_ACC_MAX = 2.5
@@ -47,10 +47,10 @@ class Driver(IDMVehicle):
     LANE_CHANGE_MIN_ACC_GAIN = 0.5
     EASE = 1.8
     wanted = 0.0
-    """Metres per second on a free road."""
+    """Target speed on a free road in metres per second."""
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """The IDM's acceleration, with gentle braking if it is only for the speed limit."""
+        """The acceleration by the IDM, but braking is gentle if its only reason is the target speed."""
         whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
         free = float(super().acceleration(ego_vehicle))
         yields = getattr(ego_vehicle, "target_speed", 0) <= 0
@@ -61,7 +61,8 @@ class Driver(IDMVehicle):
         super().act(action)
 
     def on_state_update(self) -> None:
-        """Looks for its lane among the reachable ones, instead of in the whole network."""
+        """Finds the lane that the vehicle is on, among the lanes reachable from the last one instead of in the whole
+        network."""
         lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
@@ -73,14 +74,14 @@ class Driver(IDMVehicle):
 
 @cache
 def neighbouring_lanes(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
-    """The lanes between the same two nodes, those after them, and those before."""
+    """The lanes between the same two nodes as this lane, the lanes that follow it, and the lanes that lead to it."""
     return [(index, other) for index, other in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
 
 @cache
 def network(scenario: str) -> RoadNetwork:
-    """The lanes of a scenario in highway-env."""
+    """The road network of a scenario in highway-env."""
     environment, config = _ROADS[scenario]
     simulator: Any = environment(config)
     simulator.reset(seed=0)
@@ -90,13 +91,15 @@ def network(scenario: str) -> RoadNetwork:
 
 
 def empty_road(scenario: str, seed: int) -> Road:
-    """The road of a scenario without vehicles; at the intersection drivers keep highway-env's right of way."""
+    """The road of a scenario without vehicles. At the intersection, vehicles follow highway-env's right-of-way rules.
+    """
     kind: Any = RegulatedRoad if scenario == "intersection" else Road
     return kind(network(scenario), np_random=np.random.default_rng(seed), neighbour_vehicles_connected_lanes=True)
 
 
 def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """A new vehicle on a lane that keeps its lane, or None if there is no room. wanted: its target speed."""
+    """Adds a vehicle that stays on its lane, and returns it; None if there is no room. at: position along the lane in
+    metres. wanted: target speed (None = its current speed)."""
     where = road.network.get_lane(lane)
     if not 0 <= at <= where.length:
         return None
@@ -114,5 +117,5 @@ def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float
 
 
 def place_obstacle(road: Road, lane: Lane, at: float) -> None:
-    """Puts a standing obstacle on a lane."""
+    """Adds a standing obstacle to a lane, `at` metres from its start."""
     road.objects.append(Obstacle(road, cast(Any, road.network.get_lane(lane).position(at, 0))))

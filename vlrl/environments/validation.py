@@ -1,4 +1,4 @@
-"""Checks what an environment returned, and makes it picklable; fingerprints to compare two observations."""
+"""Checks what an environment returned and makes it picklable, and computes fingerprints to compare observations."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from vlrl.rewards.scalar import finite_number, truth_value
 from vlrl.types import Media, Observation, Step
 
 MOST_TEXT = 100_000
-"""Most characters of an observation, and of an `info` as JSON."""
+"""Maximum length in characters of an observation's text, and of `info` as JSON."""
 
 
 class ProtocolError(Exception):
-    """An environment or its server returned something malformed. Ends the episode, without a reward."""
+    """An environment or its server returned something malformed. The episode ends without a reward."""
 
 
 def checked_observation(observation: Any) -> Observation:
-    """The observation with its images in RGB. Raises ProtocolError."""
+    """Checks an observation, and returns it with its images converted to RGB. Raises ProtocolError if it is invalid."""
     if isinstance(observation, Observation) and observation.results:
         return Observation.of_results([checked_observation(result) for result in observation.results])
     if not isinstance(observation, Observation) or not isinstance(observation.text, str):
@@ -48,7 +48,8 @@ def _sendable(source: Any) -> Any:
 
 
 def checked_step(step: Any) -> Step:
-    """The step with parts as floats and its state as a string. Raises ProtocolError."""
+    """Checks a step, and returns it with reward parts as floats and the state as a string. Raises ProtocolError if it
+    is invalid."""
     if not isinstance(step, Step):
         raise ProtocolError(f"returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):
@@ -81,8 +82,8 @@ def _info(info: Any) -> dict[str, Any]:
 
 
 def fingerprint(shown: Observation | Step) -> str:
-    """A hash of everything that affects the model or its reward: text, pixels or bytes of media, parts, state and done.
-    """
+    """A hash of everything that affects the model or its reward: text, pixels or bytes of media, reward parts, state
+    and done."""
     digest = hashlib.sha256()
     observation = shown.observation if isinstance(shown, Step) else shown
     if isinstance(shown, Step):
@@ -99,7 +100,7 @@ def fingerprint(shown: Observation | Step) -> str:
 
 
 def _contents(source: Any) -> bytes:
-    """Hash of the contents of a media source; of a missing file, of its name."""
+    """A hash of the contents of a media source; if the source is a missing file, of its name."""
     if isinstance(source, Image.Image):
         held = f"{source.mode} {source.size} ".encode() + source.tobytes()
     elif isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
@@ -111,5 +112,5 @@ def _contents(source: Any) -> bytes:
 
 
 def same(a: Observation, b: Observation) -> bool:
-    """Whether the model sees the same in both."""
+    """Whether two observations look the same to the model."""
     return fingerprint(a) == fingerprint(b)
