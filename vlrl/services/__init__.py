@@ -1,11 +1,13 @@
-"""Services of a run: models beside the policy that rewards ask. A task knows their protocols alone (task/services.py).
+"""Services of a run: models other than the policy, which compute reward parts. Tasks only know the services' protocols
+(task/services.py).
 
-    chat        one request to an OpenAI-compatible server, asked again where that may help
-    replies     what was answered, kept by content in the run folder
-    judge       `services.judge`
-    clip        `services.clip`
-    reward_model    `services.reward_model`
-    *_parts     reward parts of `task.parts` that ask one of them, or the policy
-    provided    those that a run has, and what a group is given of them
-    absent      parts of a task that need one which is not there
-"""
+    chat              requests to an OpenAI-compatible server, with retries
+    judge             the service `services.judge`; judge_prompts has its prompts, reply_cache its stored replies
+    clip              the service `services.clip`
+    reward_model      the service `services.reward_model`
+    likelihoods       the services `policy_logprobs` and `reference_logprobs`
+    extra_parts       the reward parts of `task.parts`; judged_parts, compared_parts and scored_parts implement them
+    service_set       the services of a run, and their view for one group
+    missing           tasks with reward parts whose service the run does not have
+    judge_server      starts a vLLM server for the judge
+    served_teacher    the teacher of algo.distillation on a server"""

@@ -1,8 +1,7 @@
-"""Chat completions of an OpenAI-compatible server over HTTP, with retries; images as data URLs.
+"""Chat completions from an OpenAI-compatible server over HTTP, with retries; images are sent as data URLs.
 
-A request is retried if the server is busy, disconnects or returns an invalid response. Only the given address is used:
-no redirects, and no proxy of the environment.
-"""
+A request is retried if the server is busy, disconnects or returns an invalid response. Only the configured address is
+contacted: redirects are not followed, and proxies in environment variables are ignored."""
 
 from __future__ import annotations
 
@@ -25,21 +24,21 @@ from vlrl.errors import ConfigError
 from vlrl.types import LoadedMedia
 
 MOST_BYTES = 2**24
-"""Largest response of a server."""
+"""Maximum size of a response in bytes."""
 MOST_PNG = 2**22
-"""Largest PNG in bytes; a larger image is sent as JPEG of quality 95."""
+"""Maximum size of a PNG in bytes; a larger image is sent as JPEG of quality 95."""
 MOST_DETAIL = 300
-"""Most characters of a server's response in a message."""
+"""Maximum number of characters of a server's response that an error message quotes."""
 WAIT_S, MOST_WAIT_S = 1.0, 60.0
-"""Seconds before the first retry, doubled for each further one, and the longest wait."""
+"""Number of seconds before the first retry, which doubles for each further retry, and the longest wait."""
 _FATAL = {HTTPStatus.UNAUTHORIZED: "refuses the key", HTTPStatus.FORBIDDEN: "refuses the key",
           HTTPStatus.PAYMENT_REQUIRED: "requires payment", HTTPStatus.NOT_FOUND: "does not know the path or the model"}
 _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 class ChatError(Exception):
-    """A request failed. again: whether a retry may succeed, after `wait_s` if the server says so. tries: number of
-    attempts."""
+    """A chat request failed. again: whether a retry may succeed. wait_s: for how long to wait before it; None = as
+    configured. tries: number of attempts so far."""
 
     def __init__(self, message: str, again: bool, wait_s: float | None = None):
         super().__init__(message)
@@ -48,20 +47,20 @@ class ChatError(Exception):
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The reply of a server."""
+    """The reply to a chat request."""
 
     text: str
     finish_reason: str
-    """stop, or length: it was cut off."""
+    """stop, or length if the reply was truncated."""
     tokens_in: int = 0
-    """Tokens of the prompt as counted by the server; 0 if unknown."""
+    """Number of prompt tokens as counted by the server; 0 if unknown."""
     tokens_out: int = 0
     tries: int = 1
 
 
 def address_of(url: str, option: str = "--endpoint") -> str:
-    """The base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError, which names the option, for
-    an invalid one."""
+    """The base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError for an invalid address;
+    `option` is the option or setting that the message names."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -78,8 +77,8 @@ def address_of(url: str, option: str = "--endpoint") -> str:
 
 
 def key_of(variable: str | None, option: str) -> str:
-    """The key in an environment variable; "" if none is named. Raises ConfigError, which names the option, if it has no
-    key."""
+    """The key in an environment variable; "" if `variable` is empty. Raises ConfigError if the variable contains no
+    valid key; `option` is the option or setting that the message names."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
         raise ConfigError(f"{option} {variable}: that environment variable is not set, or empty")
@@ -89,18 +88,19 @@ def key_of(variable: str | None, option: str) -> str:
 
 
 def _further(option: str, name: str) -> str:
-    """The option, or the setting, for the key or model that belongs to the one for the address."""
+    """The name of a related option or setting: that for the key (`name` = key-env) or the model, given the one for the
+    address."""
     if not option.startswith("--"):
         return f"{option.rpartition('.')[0]}.{name.replace('-', '_')}"
     return f"--{name}" if option == "--endpoint" else f"{option}-{name}"
 
 
 class ChatClient:
-    """A client of one server, for use from several threads.
+    """A client of one OpenAI-compatible server. May be used from several threads.
 
-    key: bearer token. timeout_s: limit of one attempt. retries: further attempts. connections: kept open. option: the
-    one that named the address, for messages.
-    """
+    key: bearer token. timeout_s: time limit of one attempt in seconds. retries: maximum number of retries per request.
+    connections: number of idle connections that are kept open. option: the option or setting that contains the address,
+    for error messages."""
 
     def __init__(self, url: str, model: str | None, *, key: str = "", timeout_s: float = 300.0, retries: int = 4,
                  connections: int = 8, wait_s: float = WAIT_S, option: str = "--endpoint"):
@@ -108,23 +108,23 @@ class ChatClient:
         self._timeout_s, self._retries, self._wait_s = timeout_s, retries, wait_s
         self._http = http_client(key, timeout_s, connections)
         self.closed = threading.Event()
-        """Set once no further request is to be made."""
+        """Set when the client is closed: no further requests are sent."""
         self._length = "max_tokens"
         self.model = model or self._only_model()
 
     def close(self) -> None:
-        """Abandons pending requests, and closes all connections."""
+        """Gives up pending requests, and closes all connections."""
         self.closed.set()
         self._http.close()
 
     def complete(self, body: Mapping[str, Any], most_tokens: int,
                  accept: Callable[[ChatReply], str | None] | None = None,
                  before: Callable[[], None] | None = None) -> ChatReply:
-        """A reply of at most so many tokens, after as many attempts as necessary. `accept` says what is wrong with a
-        reply, which is then requested again with another seed; `before` is called before each attempt.
+        """Requests a chat completion of at most `most_tokens` tokens, with retries, and returns the reply.
 
-        Raises ChatError if there is none, and ConfigError if the server refuses key, path or model.
-        """
+        accept: returns what is wrong with a reply (the request is then retried with another seed), or None. before:
+        called before each attempt. Raises ChatError if all attempts fail, and ConfigError if the server rejects the
+        key, path or model."""
         tries = 0
         while not self.closed.is_set():
             length = self._length
@@ -148,11 +148,12 @@ class ChatClient:
         raise ChatError("abandoned", again=False)
 
     def without_key(self, text: str) -> str:
-        """A server's text without the key, before anything is cut off: some servers echo the request."""
+        """Replaces the key in a text from the server, since some servers echo the request. Must be called before the
+        text is shortened."""
         return text.replace(self._key, "***") if self._key else text
 
     def models(self, timeout_s: float = CONNECT_S) -> tuple[list[str], str]:
-        """The names of the server's models, and the problem if there are none."""
+        """The names of the server's models, and "" or, if no names were returned, a description of the problem."""
         answer: Any = None
         try:
             answer = self._http.get(f"{self.address}/models", timeout=timeout_s)
@@ -162,7 +163,7 @@ class ChatClient:
         return names, "" if names else str(answer)
 
     def _post(self, body: dict[str, Any]) -> Any:
-        """The JSON response to a chat request."""
+        """Sends a chat request and returns the JSON response."""
         end = time.monotonic() + self._timeout_s
         try:
             with self._http.stream("POST", f"{self.address}/chat/completions", json=body) as answer:
@@ -187,7 +188,8 @@ class ChatClient:
         raise ChatError(f"{status} {detail}", status in _AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR, wait_s)
 
     def _limited(self, answer: httpx.Response, end: float) -> bytes:
-        """A body of at most MOST_BYTES that arrived in time, however slowly."""
+        """Reads the body of a response. Raises ChatError if it exceeds MOST_BYTES, or is not complete at the time
+        `end`."""
         out = bytearray()
         for piece in answer.iter_bytes():
             out += piece
@@ -198,7 +200,8 @@ class ChatClient:
         return bytes(out)
 
     def _only_model(self) -> str:
-        """The server's model. Raises ConfigError if it has several, or does not name them."""
+        """The name of the server's only model. Raises ConfigError if the server has several models or does not list
+        them."""
         names, problem = self.models()
         if len(names) == 1:
             return names[0]
@@ -212,7 +215,7 @@ class ChatClient:
 
 
 def _read(reply: Any) -> ChatReply:
-    """The text of a reply. Raises ChatError if it has none."""
+    """Converts the JSON response of a server to a ChatReply. Raises ChatError if it is not a chat completion."""
     try:
         choice = reply["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
@@ -237,7 +240,8 @@ def _count(usage: Any, name: str) -> int:
 
 
 def data_urls(loaded: LoadedMedia) -> list[str]:
-    """The frames of an image or video as data URLs: PNG, which is lossless, or JPEG above MOST_PNG bytes."""
+    """The frames of an image or video as data URLs with a PNG (lossless), or a JPEG if the PNG exceeds MOST_PNG bytes.
+    """
     urls = []
     for frame in loaded.frames:
         file, kind = io.BytesIO(), "png"

@@ -1,11 +1,11 @@
-"""`services.clip`: cosines of images and texts by a model that embeds both in one space (CLIP, SigLIP ...).
+"""`services.clip`: cosine similarities of images and texts by a model that embeds both in the same space (CLIP, SigLIP
+...).
 
     clip = Clip(config.services.clip)
-    clip([image, other], ["a cat", "a dog"])        # [2, 2] cosines in [-1, 1]
+    clip([image, other], ["a cat", "a dog"])        # [2, 2] cosine similarities in [-1, 1]
 
-Any model of transformers with `get_image_features` and `get_text_features` can be used. Embeddings are cached, by the
-hash of an image's pixels or by the text.
-"""
+Any transformers model with `get_image_features` and `get_text_features` can be used. Embeddings are cached, by a hash
+of the image's pixels or by the text."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ from vlrl.task.services import ServiceContext
 
 
 def of_run(config: Config, folder: Path) -> Clip:
-    """The service of a run; it keeps nothing in `folder`."""
+    """Creates the service for a run; it stores nothing in `folder`."""
     return Clip(config.services.clip)
 
 
 class Clip:
     """The model services.clip.name in float32, on this process's GPU if it has one.
 
-    Raises ConfigError if there is no such model, or it does not embed images and texts.
-    """
+    Raises ConfigError if the model cannot be loaded, or does not embed images and texts."""
 
     def __init__(self, settings: ClipSettings):
         self.settings = settings
@@ -49,12 +48,12 @@ class Clip:
         self._longest = int(getattr(text_config, "max_position_embeddings", 77))
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
         self._pictures: dict[tuple[str, int], int] = {}
-        """Number of images compared for each split and step."""
+        """(split, step) -> number of images compared."""
 
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """The service for one group of a step."""
+        """The service for one group, which counts the compared images for the group's split and step."""
         return partial(self._counted, (place.split, place.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
@@ -65,7 +64,8 @@ class Clip:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The number of images compared for a split up to a step."""
+        """The number of images compared for a split since the last call, up to step `step`, summed over all processes.
+        """
         done = [place for place in self._pictures if place[0] == split and place[1] <= step]
         return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
 
@@ -86,7 +86,7 @@ class Clip:
         return model.to(self.device).eval(), processor
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """[images, texts] cosines of PIL images and texts; a text that is too long is truncated, as by the model's own
+        """[images, texts] cosine similarities of PIL images and texts; a text that is too long is truncated by the
         tokenizer."""
         pictures = [*map(as_rgb, images)]
         if not pictures or not texts:
@@ -98,7 +98,8 @@ class Clip:
 
     def _embedded(self, keys: Sequence[str], values: Sequence[Any],
                   embed: Callable[[Sequence[Any]], torch.Tensor]) -> np.ndarray:
-        """[values, d] unit embeddings; unknown ones are computed in batches."""
+        """[values, d] unit embeddings of images or texts. Those whose key is not cached are computed in batches by
+        `embed`."""
         embeddings = {key: self._known[key] for key in keys if key in self._known}
         new = [(key, value) for key, value in dict(zip(keys, values, strict=True)).items() if key not in embeddings]
         for start in range(0, len(new), self._batch):

@@ -1,12 +1,11 @@
-"""Parts of `task.parts` in which a judge compares the answers of a group; see extra_parts.py.
+"""Reward parts of `task.parts` in which a judge compares the answers of a group; see extra_parts.py.
 
-    pairwise        +1 or -1 against a reference member of the group (BRPO, arXiv 2506.00103)
-    tournament      1 - rank / (G - 1) in a seeded single elimination (ArenaRL)
-    principles      grades by principles that a judge writes for the question (DeepSeek-GRM, arXiv 2504.02495)
+    pairwise        +1 or -1 by comparison with a reference answer from the group (BRPO, arXiv 2506.00103)
+    tournament      1 - rank / (G - 1) in a seeded single-elimination tournament (ArenaRL)
+    principles      grades by principles that the judge writes for the question (DeepSeek-GRM, arXiv 2504.02495)
 
-A comparison without a reply leaves an answer (in a tournament the whole group) without a value. In an evaluation each
-prompt has one answer and nothing to compare it with: `pairwise` is 0 then, `tournament` 1.
-"""
+If the judge gives no reply to a comparison, the answer has no value (in a tournament: the whole group). In an
+evaluation each prompt has one answer, so there is nothing to compare: `pairwise` is 0, and `tournament` is 1."""
 
 from __future__ import annotations
 
@@ -38,9 +37,12 @@ from vlrl.types import Answer, Parts, Sample
 @part({"pairwise": 1.0, "order_disagreement": 0.0}, needs=("judge",))
 def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, most: float = 0.6,
              media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """+1 for an answer that a judge prefers in both orders to the reference, a member of the group drawn by sample and
-    step; -1 for the others, 0 for the reference. If the absolute sum exceeds `most` per member, no answer has a value:
-    the group is dropped. `order_disagreement` is 1 where the two orders disagree. BRPO (arXiv 2506.00103)."""
+    """Compares the answers of a group with a reference answer, a member of the group that is chosen at random (BRPO,
+    arXiv 2506.00103).
+
+    `pairwise` is +1 if the judge prefers the answer in both orders, -1 if it does not, and 0 for the reference answer.
+    If the absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is
+    dropped. `order_disagreement` is 1 if the judge's preference depends on the order."""
     if len(answers) < 2:
         return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
@@ -67,9 +69,11 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 @part({"tournament": 1.0}, needs=("judge",), replaces_outcome=True)
 def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
                reasoning: bool = False) -> list[Parts]:
-    """1 - rank / (G - 1) in a tournament (ArenaRL), with 2 G - 2 calls: a judge scores the first answer against each
-    other one, which gives the seeding, then the pairs of a single elimination, the best seed against the last. Answers
-    eliminated in the same round are ranked by their mean score so far, and ties share their rank."""
+    """1 - rank / (G - 1) of each answer in a tournament with 2 G - 2 calls of the judge (ArenaRL).
+
+    First the judge scores the first answer against each other answer, which determines the seeds. A single elimination
+    follows, in which the best seed plays against the last one. Answers eliminated in the same round are ranked by their
+    mean score so far; ties share a rank."""
     count = len(answers)
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
@@ -81,7 +85,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
         return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
-        """The scores of both answers of each pair; their texts decide which is shown first."""
+        """The judge's scores of the two answers of each pair; a hash of the texts decides which is shown first."""
         swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
         shown_as = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
         replies = services.judge([question_for(a, b) for a, b in shown_as])
@@ -97,7 +101,8 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _ranks(count: int, scored: Any) -> list[float] | None:
-    """The rank of each member, 0 = the winner; None if a comparison has no result."""
+    """The rank of each answer in the tournament, 0 = the winner; None if the judge gave no result for a comparison.
+    scored: returns the scores for pairs of answers."""
     history: list[list[float]] = [[] for _ in range(count)]
 
     def play(pairs: Sequence[tuple[int, int]]) -> bool:
@@ -127,7 +132,8 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
 
 
 def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Assigns the ranks from `first` on to those eliminated in one round, by mean score; ties share the mean rank."""
+    """Assigns ranks, starting from `first`, to the answers eliminated in one round, in the order of their mean scores;
+    ties share the mean of their ranks."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)
@@ -137,12 +143,13 @@ def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], 
 @part({"principles": 1.0}, needs=("judge",))
 def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                samples: Annotated[int, Field(ge=1)] = 4, media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Mean grade, from 1 to 10, of an answer among those of its group: a judge writes principles, criticizes all
-    answers by them and grades them, in up to `samples` orders drawn by sample and step. Orders without a reply are
-    ignored; if none has one, there is no value. DeepSeek-GRM (arXiv 2504.02495), which sums the grades.
+    """The mean grade of an answer, from 1 to 10 (DeepSeek-GRM, arXiv 2504.02495, which sums the grades).
 
-    With services.judge.json_schema=false the judge can write before its grades.
-    """
+    A judge writes principles for the question, criticizes all answers of the group by them, and grades the answers.
+    This is repeated for up to `samples` random orders of the answers. Orders without a reply are ignored; if no order
+    has a reply, the answers have no value.
+
+    With services.judge.json_schema=false the judge can write text before the grades."""
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
     right = reference(task, sample)
 
@@ -161,7 +168,7 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _orders(key: str, count: int, most: int) -> list[list[int]]:
-    """Up to `most` different orders of the numbers below `count`, the same for the same key."""
+    """Up to `most` different random orders of the numbers 0 to `count` - 1; the same key gives the same orders."""
     draw, orders = random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))), list[list[int]]()
     for _ in range(8 * most):  # few answers have few orders
         order = draw.sample(range(count), count)

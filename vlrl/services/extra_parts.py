@@ -1,18 +1,19 @@
-"""Named reward parts that any task can add to its own: `task.parts`.
+"""Named reward parts that can be added to any task: `task.parts`.
 
     task:
       name: qa
       parts: [cascade, {name: rubric, criteria: [names the colour, gives the count]}]
       rewards: {accuracy: 0, cascade: 1.0, rubric: 0.5}
 
-A part is a function `(task, sample, answers, services, *, options) -> [{part: value}, ...]`, one mapping per answer:
+A part is a function `(task, sample, answers, services, *, options) -> [{part: value}, ...]`, which returns one mapping
+per answer:
 
-    @part({"polite": 1.0}, needs=("judge",))        # part -> weight unless task.rewards sets another
+    @part({"polite": 1.0}, needs=("judge",))        # names of the reward parts -> default weights
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
-vlrl's own are in judged_parts.py, compared_parts.py and scored_parts.py; a user's is path/file.py:name or module:name.
-Parts whose service is missing are left out, like a task's own.
-"""
+vlrl's parts are in judged_parts.py, compared_parts.py and scored_parts.py; a user's part is named path/file.py:name or
+module:name. If the run does not have the service that a part needs, the part is left out, as for the task's own reward
+parts."""
 
 from __future__ import annotations
 
@@ -46,22 +47,22 @@ PARTS = Table({
     "reward_model": "vlrl.services.scored_parts:reward_model",
     "process": "vlrl.services.scored_parts:process",
 })
-"""Functions by name."""
+"""Name in `task.parts` -> address of the function."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExtraPart:
-    """A function of `task.parts` with its options."""
+    """A function of `task.parts`, bound to its options."""
 
     function: Callable[..., list[Parts]]
     offer: PartSpec
     readings: Callable[..., Sequence[Any]]
-    """(task, sample, answers) -> the texts whose log-probabilities its services are to compute."""
+    """(task, sample, answers) -> the texts for which the log-probability services compute log-probabilities."""
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
-    """The function of one entry of `task.parts`. Raises ConfigError for an unknown name, a function without @part, and
-    an option that is unknown, missing or of a wrong type."""
+    """Resolves one entry of `task.parts` to a function with options. Raises ConfigError for an unknown name, a function
+    without @part, and an option that is unknown, missing or of the wrong type."""
     function = resolve(setting, named.name, PARTS)
     offer = getattr(function, ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
@@ -91,7 +92,7 @@ def _checked(setting: str, kind: Any, value: Any) -> Any:
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
-    """The task class with the parts of `task.parts`; without any, the class itself."""
+    """Returns a subclass of the task class with the reward parts of `task.parts`; without entries, the class itself."""
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
         return cls
@@ -146,8 +147,9 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
 def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
-    """Weights if some of `extras` replace the task's outcome: they share its weight equally, and the task's outcome
-    parts get 0. A schedule over steps goes to a single part; several parts get its first value."""
+    """The weights to change because some of `extras` replace the task's outcome parts: the outcome parts get 0, and
+    their weight is divided equally among the replacements. A weight schedule is kept if one part replaces one part;
+    otherwise its initial value is used."""
     given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
     weights = [own[part] for part in outcome if part in own]
     if not given or not any(weight_at(w, 0) for w in weights):
@@ -157,7 +159,8 @@ def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
 
 
 def _needs(own: Collection[str], extras: Sequence[ExtraPart]) -> Collection[str]:
-    """The services that the task and the parts need; a mapping to parts unless the task names only services."""
+    """The services needed by the task and the extra parts: a mapping {service: reward parts}, or a set of services if
+    the task only names services."""
     requested: dict[str, list[str]] = {}
     for extra in extras:
         for service in extra.offer.needs:

@@ -1,13 +1,13 @@
-"""`services.judge`: questions to a model behind an OpenAI-compatible server, many at a time, each asked once.
+"""`services.judge`: sends questions to a model behind an OpenAI-compatible server, many at a time, and caches the
+replies.
 
     judge = Judge(config.services.judge, Path(config.run.dir), config.limits)
     ask = judge.at(ServiceContext("train", step, policy_step))       # a task.services.Judge
     ask(["Is 2 = 3? Reply with 1.0 or 0.0.", Question("Is it a cat?", media, {"verdict": ("yes", "no")})])
     ask.failures                                            # why some questions have no reply
 
-A question without a reply (the server is unavailable, or its replies are unusable) gets None, never a verdict. A wrong
-key, path or model ends the run.
-"""
+If the server is unavailable or its replies are unusable, the reply is None; no verdict is assumed. A wrong key, path or
+model ends the run."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from vlrl.services.reply_cache import ReplyCache, StoredReply
 from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
-"""The frames of a video that a judge is shown."""
+"""How the frames of a video for the judge are sampled."""
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
-"""Replies requested, replies that were cached, requests without a reply, retries, tokens sent and received."""
+"""What is counted: requests, replies taken from the cache, requests without a reply, retries, tokens sent and received.
+"""
 
 
 @dataclass
 class JudgeCounts:
-    """The requests of one step on this process."""
+    """Statistics about the requests of one step in this process."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """By the names COUNTS."""
+    """Name in COUNTS -> count."""
     seconds: list[float] = field(default_factory=list)
-    """Duration of each call."""
+    """Duration of each request in seconds."""
     counted: set[str] = field(default_factory=set)
-    """Keys of the calls."""
+    """Keys of the requests counted so far."""
 
     def note(self, reply: StoredReply) -> None:
         self.counts.update(calls=1, failed=reply.text is None, retries=reply.tries - 1, tokens_in=reply.tokens_in,
@@ -58,7 +59,7 @@ class JudgeCounts:
 
 
 class GroupJudge:
-    """The judge for one group; `failures` says why questions have no reply."""
+    """The judge as a callable for one group; `failures` collects why questions have no reply."""
 
     def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
@@ -71,16 +72,15 @@ class GroupJudge:
 
 
 def of_run(config: Config, folder: Path) -> Judge:
-    """The judge of a run on this process."""
+    """Creates the judge of a run in this process."""
     return Judge(config.services.judge, folder, config.limits, comm.rank())
 
 
 class Judge:
-    """Asks questions with the settings `services.judge`; replies are cached in `folder`, the run's. `rank`: of this
-    process.
+    """Asks questions with the settings `services.judge`. Replies are cached in `folder`/services, or in
+    services.judge.cache. rank: that of this process.
 
-    Raises ConfigError for a wrong address, and for a missing key.
-    """
+    Raises ConfigError for an invalid address or a missing key."""
 
     def __init__(self, settings: JudgeSettings, folder: Path, limits: LimitsSettings | None = None, rank: int = 0,
                  wait_s: float = WAIT_S):
@@ -98,14 +98,14 @@ class Judge:
         self._next_s = 0.0
 
     def close(self) -> None:
-        """Abandons pending questions."""
+        """Gives up pending questions, and closes the connections."""
         self._client.closed.set()
         self._pool.shutdown(cancel_futures=True)
         self._client.close()
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """The service for one group of a step."""
+        """The judge for the questions of one group, which are counted for the group's split and step."""
         return GroupJudge(self, place)
 
     def problem(self) -> str:
@@ -119,7 +119,7 @@ class Judge:
         return ""
 
     def take(self, split: str, step: int) -> JudgeCounts:
-        """The requests for a split up to a completed step; they are forgotten afterwards."""
+        """Returns the statistics for a split up to a completed step, summed over its steps, and removes them."""
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
@@ -127,7 +127,8 @@ class Judge:
         return JudgeCounts(sum((t.counts for t in parts), Counter()), [s for t in parts for s in t.seconds])
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The counts for a split up to a step, their cost, and with `times` the duration of a call."""
+        """The metrics for a split since the last call, up to a completed step: counts and cost over all processes, and
+        with `times` the duration of requests."""
         tally, s = self.take(split, step), self.settings
         counts = comm.total(*(tally.counts[name] for name in COUNTS))
         out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
@@ -140,8 +141,8 @@ class Judge:
         return out
 
     def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
-        """The reply to each question, None without one, and the reasons. Raises TrainingError if the server refuses
-        key, path or model."""
+        """Returns the reply to each question (None if there is none), and the reasons for missing replies. Raises
+        TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
         pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
@@ -158,7 +159,8 @@ class Judge:
     # --- one question ---------------------------------------------------------------------------------------------
 
     def _prepared(self, question: Question) -> tuple[str, Question, list[Any]] | str:
-        """A hash of everything that affects the reply, the question and its loaded media; or why it cannot be asked."""
+        """Returns a hash of everything that affects the reply, the question, and its loaded media; if the media cannot
+        be loaded, the reason as a string."""
         try:
             loaded = [loader.load(m, self._limits, _FRAMES) for m in question.media]
         except DataError as error:
@@ -171,7 +173,8 @@ class Judge:
 
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
                place: ServiceContext) -> Future[StoredReply]:
-        """The future reply; a question that is cached or being asked shares its reply."""
+        """Returns a future of the reply. If the reply is cached, or the same question is already being asked, no new
+        request is sent. vote: index of this repetition of the question (services.judge.votes)."""
         key = f"{digest}-{vote}"
         with self._lock:
             tally = self._tallies.setdefault((place.split, place.step), JudgeCounts())
@@ -221,7 +224,7 @@ class Judge:
                 **(as_json if question.fields and self.settings.json_schema else {})}
 
     def _in_turn(self) -> None:
-        """Waits until services.judge.per_minute allows a request."""
+        """Waits until the limit services.judge.per_minute allows a request."""
         if not self.settings.per_minute:
             return
         with self._lock:
@@ -232,7 +235,8 @@ class Judge:
 
 
 def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
-    """A function that says why a reply to the question is unusable; None if any reply is usable."""
+    """Returns a function that says why a reply to the question is unusable (None = it is usable); None if the question
+    accepts any reply."""
     fields = question.fields
     if fields is None:
         return None
@@ -241,7 +245,8 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """The first reply with the most frequent verdict, or None and why."""
+    """Returns (the first reply that has the most frequent verdict, ""), or (None, reason) if there is no reply or the
+    votes are tied."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")
@@ -253,7 +258,7 @@ def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]
 
 
 def _result(future: Future[StoredReply]) -> StoredReply:
-    """The result of a future, polled so that Ctrl-C is handled."""
+    """Waits for the result of a future, in short intervals so that Ctrl-C is handled."""
     while not future.done():
         wait([future], timeout=0.5)
     return future.result()

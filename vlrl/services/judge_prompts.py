@@ -1,11 +1,10 @@
-"""The questions that a judge is asked about answers, and what it is shown: texts of others as quotes, images, and
-turns.
+"""The prompts for a judge, and the images and episode turns that it is shown.
 
     question, images = judge_view(task, sample, [answer])
     Question(verdict_prompt(question, reference(task, sample), answer.final), images, VERDICT)
 
-All quoted text is untrusted (rewards/verdicts.py). The answer comes last, before the form of the reply.
-"""
+Questions, references and answers are untrusted text, so they are quoted (rewards/verdicts.py). The answer comes at the
+end, followed only by the format of the reply."""
 
 from __future__ import annotations
 
@@ -33,37 +32,39 @@ _TASKS = ("Decide whether an answer to a question is right. It is right if it sa
           "Compare an answer with the reference answer to the same question. Say yes where both mean the same thing "
           "and no where they do not, where nothing is said or where more than one thing is.")
 WORDINGS = len(_TASKS)
-"""Number of wordings of the same instruction; the first is used, the others serve `vlrl judge check`."""
+"""Number of wordings of the verdict prompt's instruction. The first one is used; `vlrl judge check` tests the others
+too."""
 
 
 def question_text(task: Task, sample: Sample) -> str:
-    """The text of a prompt's last message."""
+    """The text of the last message of a sample's prompt."""
     content = task_messages(task, sample)[-1]["content"]
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
 def reference(task: Task, sample: Sample) -> str:
-    """The target as text; "" if there is none."""
+    """The sample's target (the reference answer) as text; "" if there is none."""
     target = task_target(task, sample)
     return target if isinstance(target, str) else "" if target is None else json.dumps(target, ensure_ascii=False)
 
 
 def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, criterion: str = "") -> str:
-    """Asks whether an answer is correct (fields VERDICT); `criterion`: further instructions by the config's author."""
+    """Asks whether an answer is correct (reply fields VERDICT). right: the reference answer. criterion: further
+    instructions from the config."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def criterion_prompt(question: str, criterion: str, answer: str) -> str:
-    """Asks whether an answer meets one criterion (fields VERDICT)."""
+    """Asks whether an answer meets one criterion (reply fields VERDICT)."""
     return _joined("Decide whether an answer to a question meets one criterion. Judge this criterion alone.", _RULE,
                    f"Question:\n{quoted('question', question)}", f"Criterion:\n{quoted('criterion', criterion)}",
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def reasoning_prompt(reasoning: str, answer: str) -> str:
-    """Asks whether the end of a reasoning leads to an answer (fields AGREES)."""
+    """Asks whether the end of the reasoning leads to the same answer as the final one (reply fields AGREES)."""
     return _joined("Decide whether the end of a reasoning comes to the same answer as the one that was given after it: "
                    "same, other, or unclear where it comes to none. Whether the answer is right does not matter.",
                    _RULE, f"End of the reasoning:\n{quoted('reasoning', reasoning)}",
@@ -71,24 +72,26 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
-    """Asks which of two answers is better (fields BETTER)."""
+    """Asks which of two answers is better (reply fields BETTER). right: the reference answer."""
     return _pair("Decide which of two answers to a question is better. A tie is not permitted. Their order and length "
                  "mean nothing.", question, right, first, second, BETTER)
 
 
 def scores_prompt(question: str, right: str, first: str, second: str) -> str:
-    """Asks for scores of two answers in comparison (fields SCORES)."""
+    """Asks for scores of two answers in comparison with each other (reply fields SCORES). right: the reference answer.
+    """
     return _pair("Score two answers to a question in comparison with each other, from 0 to 10. Their order and length "
                  "mean nothing.", question, right, first, second, SCORES)
 
 
 def grades(count: int) -> Fields:
-    """The fields of a reply that grades so many answers: answer_1, answer_2, ... from 1 to 10."""
+    """The reply fields for grades of `count` answers: answer_1, answer_2, ... from 1 to 10."""
     return {f"answer_{i + 1}": (1.0, 10.0) for i in range(count)}
 
 
 def principles_prompt(question: str, right: str, answers: Sequence[str]) -> str:
-    """Asks for principles, critiques by them, and a grade of each answer (fields `grades`)."""
+    """Asks for principles, a critique of each answer by these principles, and a grade of each answer (reply fields
+    `grades`). right: the reference answer."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     listed = [f"Answer {i + 1}:\n{quoted('answer', text)}" for i, text in enumerate(answers)]
     return _joined("Write down the principles by which answers to this question are to be judged, with weights. "
@@ -112,20 +115,21 @@ def _joined(*pieces: Any) -> str:
 
 
 MOST_PICTURES, MOST_PIXELS = 16, 2**20
-"""Most images of an episode (a video counts as all of them), and most pixels of each image shown by its environment."""
+"""Maximum number of images shown for episodes (a video uses up the whole number), and maximum number of pixels of each
+image from an environment."""
 _LEAST = 60
-"""Least characters shown of each text of a turn, however many turns there are."""
+"""Minimum number of characters shown of each text in a turn, however many turns there are."""
 _Entry = tuple[str, str, Sequence[Media]]
-"""Label, text and media."""
+"""A label, the text, and the media of one part of an episode."""
 
 
 def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
           media: bool = True) -> tuple[str, tuple[Media, ...]]:
-    """The question of these answers, and the images to show with it.
+    """Returns the question for the judge about these answers, and the images to show with it.
 
-    For episodes it lists the turns, within MOST_SHOWN characters: beginning and end of each text. Of more than
-    MOST_PICTURES images, those of the reset included, the last ones are shown.
-    """
+    For answers that are episodes, the question also lists the turns in at most about MOST_SHOWN characters, with the
+    beginning and end of each text. If the episodes and their resets have more than MOST_PICTURES images, only the last
+    ones are shown."""
     question, own = question_text(task, sample), tuple(sample.media) if media else ()
     entries = _entries(sample, answers) if any(answer.turns for answer in answers) else []
     if not entries:
@@ -140,7 +144,8 @@ def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
 
 
 def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
-    """What is shown of episodes, in order."""
+    """The parts of episodes to show, in order: the media of the reset, then the actions and observations of each
+    answer."""
     first = sample.opening.media if sample.opening else ()  # its text is in the question
     entries: list[_Entry] = [("Shown at the beginning", "", first)] if first else []
     for number, answer in enumerate(answers):
@@ -151,7 +156,7 @@ def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
 
 
 def _last(media: Sequence[Media], room: int) -> list[Media]:
-    """The last media for which there is room."""
+    """The last media whose number of images is at most `room`."""
     kept: list[Media] = []
     for one in reversed(media):
         room -= MOST_PICTURES if one.kind == "video" else 1

@@ -1,13 +1,12 @@
-"""Parts of `task.parts` in which a judge rates one answer by itself; see extra_parts.py.
+"""Reward parts of `task.parts` in which a judge rates each answer by itself; see extra_parts.py.
 
-    judge               1 if a judge finds the final answer correct, else 0
-    cascade             1 if the task's rule does, or else a judge (TinyV, arXiv 2505.14625)
-    general_verdict     a verdict with a penalty on answers of another length (General-Reasoner, arXiv 2505.14652)
-    rubric              weighted share of criteria that a judge finds met (arXiv 2509.21500)
-    reasoned            whether the reasoning of a correct answer leads to it (R1-Reward, arXiv 2505.02835)
+    judge               1 if the judge finds the final answer correct, else 0
+    cascade             1 if the rule of the task or else the judge finds the answer correct (TinyV, arXiv 2505.14625)
+    general_verdict     the judge's verdict minus a length penalty (General-Reasoner, arXiv 2505.14652)
+    rubric              weighted share of the criteria that the judge finds met (arXiv 2509.21500)
+    reasoned            whether the reasoning of a correct answer leads to that answer (R1-Reward, arXiv 2505.02835)
 
-Without a reply of the judge the value is None and the answer is unscorable.
-"""
+If the judge gives no reply, the value is None, so the answer cannot be scored."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 
 
 def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]:
-    """Yes or no to each question; None without a reply."""
+    """The judge's verdict on each question: True for yes, False for no, None without a reply."""
     replies = services.judge(questions) if questions else []
     parsed = [None if reply is None else read_fields(reply, VERDICT) for reply in replies]
     return [None if fields is None else fields["verdict"] == "yes" for fields in parsed]
@@ -42,7 +41,8 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """1, 0 or None for the final texts of some answers, by index; an empty one is wrong without asking."""
+    """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply. An
+    empty answer gets 0 without asking the judge."""
     right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
@@ -56,8 +56,10 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
 @part({"judge": 1.0}, needs=("judge",), replaces_outcome=True)
 def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
           criterion: str = "") -> list[Parts]:
-    """1 if a judge that sees question, images, reference and final answer (of an episode all turns) finds it correct,
-    else 0; the reasoning is not shown. `criterion`: further instructions on what is correct."""
+    """1 if the judge finds the final answer correct, else 0.
+
+    The judge sees the question, the images, the reference answer and the final answer (of an episode all turns), but
+    not the reasoning. criterion: further instructions on what counts as correct."""
     verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
@@ -65,16 +67,18 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
 @part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",), replaces_outcome=True)
 def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
             media: bool = False) -> list[Parts]:
-    """1 if the task's rule finds an answer correct; only the others are given to a judge. TinyV (arXiv 2505.14625).
-    `recovered` is 1 where it was the judge."""
+    """1 if the task's rule or the judge finds the answer correct, else 0 (TinyV, arXiv 2505.14625). The judge is only
+    asked about answers that the rule rejects.
+
+    `recovered` is 1 if the rule rejected the answer and the judge accepted it."""
     failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     verdicts = _right(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
-    """Whether the task's own rule finds an answer correct, whatever curriculum.part and curriculum.pass_at say; False
-    if the rule fails, which scoring reports."""
+    """Whether the task's own rule finds an answer correct, regardless of curriculum.part and curriculum.pass_at.
+    Returns False if the rule raises an exception, which is reported by scoring."""
     try:
         rule = task.by_rule()
         return rule.correct(sample, answer, rule.score(sample, answer)) is True
@@ -85,9 +89,13 @@ def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
 @part({"general_verdict": 1.0}, needs=("judge",), replaces_outcome=True)
 def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, penalty: float = 0.05,
                     most: int = 10, missing: float = -0.5, media: bool = False) -> list[Parts]:
-    """`missing` if the task parses no answer; for answers that a judge finds correct 1 - penalty * min(most, d), d =
-    difference in length (words and signs) between answer and reference; else 0. General-Reasoner (arXiv 2505.14652),
-    which counts tokens."""
+    """The judge's verdict with a length penalty (General-Reasoner, arXiv 2505.14652, which counts tokens):
+
+    - `missing` if the task cannot parse an answer,
+    - 0 if the judge finds the answer wrong,
+    - 1 - penalty * min(most, d) if the judge finds it correct, where d is the difference in length between the answer
+    and
+      the reference answer, in words and punctuation marks."""
     said = {i: a for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
     verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
     off = {i: min(most, abs(len(_PIECE.findall(a.final)) - length)) for i, a in said.items()}
@@ -98,9 +106,12 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
 @part({"rubric": 1.0, "rubric_saturated": 0.0}, needs=("judge",))
 def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
            criteria: tuple[str | dict[str, Any], ...] = (), media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Weighted share of the criteria that a judge finds met, asked one by one: sum w 1[met] / sum w (arXiv 2509.21500).
-    Criteria are texts, or {criterion, weight}; a row's own `rubric` replaces those of the option. `reasoning` shows the
-    whole answer. `rubric_saturated` is 1 if every answer of the group meets all criteria."""
+    """Weighted share of the criteria that the judge finds met, asked one by one: sum w 1[met] / sum w (arXiv
+    2509.21500).
+
+    criteria: strings or {criterion, weight}; the field `rubric` of a row overrides them. reasoning: show the judge the
+    whole completion instead of the final answer. `rubric_saturated` is 1 if every answer of the group meets all
+    criteria."""
     given = sample.get("rubric") or criteria
     wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
     total = sum(weight for _, weight in wanted)
@@ -121,8 +132,11 @@ _AGREEMENT = {"same": 1.0, "other": -1.0, "unclear": 0.0}
 
 @part({"reasoned": 0.5}, needs=("judge",))
 def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, lines: int = 3) -> list[Parts]:
-    """For correct answers 1 if a judge finds that the last `lines` lines of the reasoning lead to them, -1 if they lead
-    to another answer, 0 if to none; 0 for the other answers, without asking. R1-Reward (arXiv 2505.02835)."""
+    """Whether the last `lines` lines of the reasoning lead to the final answer, according to the judge (R1-Reward,
+    arXiv 2505.02835).
+
+    1 if they lead to the final answer, -1 if they lead to another answer, 0 if they lead to none. Only correct answers
+    are judged; other answers get 0."""
     ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)
             if correct_by_rule(task, sample, a)}
     nonempty = {i: end for i, end in ends.items() if end}
@@ -135,7 +149,7 @@ def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 
 
 def _criterion(one: Any) -> tuple[str, float]:
-    """Text and weight. Raises ValueError for anything else."""
+    """The text and weight of a criterion. Raises ValueError for an invalid entry."""
     given = {"criterion": one} if isinstance(one, str) else one
     text, weight = (given.get("criterion"), given.get("weight", 1.0)) if isinstance(given, Mapping) else (None, 0)
     if not isinstance(text, str) or not text.strip() or isinstance(weight, bool) or not isinstance(

@@ -1,9 +1,9 @@
-"""The services `policy_logprobs` and `reference_logprobs`: log-probabilities of texts under a policy.
+"""The services `policy_logprobs` and `reference_logprobs`: log-probabilities of texts under the trained policy and the
+reference policy.
 
-One forward pass over what all groups of a round need, packed as for training, for both policies: after generation and
-before scoring, on every process. A completion, and texts in its place, share one copy of the reasoning before them.
-Log-probabilities are at temperature 1, the policy's with its current weights.
-"""
+One forward pass per policy computes everything that the groups of a round need, packed as in training. It runs on every
+process, after generation and before scoring. A completion, and the texts that replace its answer, share one copy of the
+reasoning before them. Log-probabilities are at temperature 1; the trained policy has its current weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of the pass: the tokens of `completion`, of which start..end are requested."""
+    """One row of the forward pass: the log-probabilities of tokens start..end of `completion` are requested."""
 
     group: int
     key: Key
@@ -42,7 +42,8 @@ class _Row:
 
 
 class Likelihoods:
-    """Computes the `readings` of a task, for the services that it needs."""
+    """Computes the log-probabilities of the texts that a task requests (`Task.readings`), for the services that the
+    task needs."""
 
     def __init__(self, reference: Reference, encode: Encoder, task: Task):
         self.reader, self.encode, self.task = reference, encode, task
@@ -51,8 +52,8 @@ class Likelihoods:
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """For each group, by service, [t] float32 of all its readings; see services.Logprobs. Each completion is read
-        under the prompt it is trained under. A collective call."""
+        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs. The
+        prompt of each completion is the one used in training. A collective call."""
         rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.both([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
@@ -63,8 +64,8 @@ class Likelihoods:
                  for column, name in enumerate(self.services)} for i, keys in enumerate(requested)]
 
     def metrics(self, split: str) -> dict[str, float]:
-        """Numbers of texts and tokens read since the last call, over all processes, and the completed steps of the
-        policy's weights."""
+        """The numbers of texts and tokens evaluated since the last call, over all processes, and the training step of
+        the policy's weights."""
         texts, tokens, step = self._read.pop(split, (0, 0, 0))
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
@@ -80,8 +81,8 @@ class Likelihoods:
         return [*rows.values()], requested
 
     def _requested_keys(self, visit: UnscoredGroup, step: int) -> dict[str, list[Key]]:
-        """The readings of a group by service. An exception of a task's own code ends the run: nothing in a model's text
-        may cause one."""
+        """The keys of the texts that the task requests for a group, by service. An exception in the task's code ends
+        the run, since no text of the model may cause one."""
         task, sample = self.task.of(visit.sample), with_image_size(visit.sample, visit.prompt)
         answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
         if not answers:
@@ -108,7 +109,8 @@ class Likelihoods:
         return _Row(group, key, visit.prompt, completion, start, end)
 
     def _instead(self, whole: Completion | None, text: str, visit: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
-        """A completion up to its last <answer> followed by a text, and the text's token range."""
+        """Replaces the answer of a completion: the tokens up to the last <answer> tag, followed by `text`. Also returns
+        the token range of the text."""
         if whole is not None and whole.episode_id:
             raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is only for plain "
                             "completions, and this is an episode")
@@ -124,16 +126,16 @@ class Likelihoods:
         return given_completion(joined[:end]), (start, end)
 
     def _written(self, completion: Completion) -> np.ndarray:
-        """Its tokens without the end token."""
+        """The completion's tokens without the end token."""
         tokens = completion.tokens
         return tokens[:-1] if len(tokens) and int(tokens[-1]) in self.reader.policy.eos else tokens
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the tag.
+    """The range (first, end) of the tokens [T] that contain characters of the last <answer> tag's content; (0, 0) if
+    there is no tag.
 
-    Content without </answer> extends to the end. A token that also holds part of a tag counts as content.
-    """
+    Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
     text = decode(tokens)
     begin = text.rfind(_OPEN) + len(_OPEN)
     if begin < len(_OPEN):
@@ -143,7 +145,7 @@ def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, 
 
 
 def _between(tokens: np.ndarray, begin: int, end: int, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens that hold a character of begin..end of their text."""
+    """The range (first, end) of the tokens that contain the characters begin..end of the decoded text."""
     if end <= begin:
         return 0, 0
     places = range(len(tokens) + 1)

@@ -1,4 +1,4 @@
-"""Tasks whose parts need services that a run does not have: the task without these parts. No torch."""
+"""Removes reward parts from tasks that need services which the run does not have. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _WAYS = {"judge": "Give it one with services.judge.url and services.judge.model.
 
 def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task,
                                                                                                                list[str]]:
-    """The task without the parts that it cannot give for lack of services, and their names."""
+    """Returns the task without the reward parts that it cannot compute because a service is missing, and the names of
+    these parts. The task's scoring methods are called to find out which parts they return."""
     given: set[str] = set()
     lacking = False
     for method in (lambda: [task.score(sample, a) for a in answers],
@@ -35,7 +36,8 @@ def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer]
 
 
 def without_parts(task: Task, left_out: Collection[str]) -> Task:
-    """The task without some parts. If its score_group asks for a missing service, it gives no part at all."""
+    """Returns a copy of the task without these reward parts. If its score_group requests a missing service, score_group
+    returns no parts at all."""
     reduced: Any = copy.copy(task)
     reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
 
@@ -53,7 +55,8 @@ def without_parts(task: Task, left_out: Collection[str]) -> Task:
 
 
 def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
-    """The task, or each task of a mixture, without its unserved parts; see `unserved_parts`."""
+    """Returns the task (each task of a mixture) without the reward parts whose service is not `available`; see
+    `unserved_parts`."""
     if isinstance(task, Mixture):
         firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
         return task.each(lambda label, one: served_task(one, available, [firsts[label]]))
@@ -62,11 +65,11 @@ def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample])
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
-    """The parts that a run leaves out because they need a service that is not `available`; their weight must be 0.
+    """The reward parts that a run leaves out because they need a service that is not `available`; their weight must be
+    0.
 
-    Raises ConfigError for such a part with a weight, and for an unknown service. If `needs` is a set instead of
-    {service: parts}, these are all parts that `score` does not give.
-    """
+    Raises ConfigError if such a part has another weight, and for an unknown service. If `task.needs` is a set of
+    services instead of {service: parts}, all parts that `score` does not return are assumed to need the service."""
     parts: list[str] = []
     for service in sorted(set(task.needs) - set(available)):
         if service not in SERVICES:
@@ -84,7 +87,7 @@ def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sampl
 
 
 def _group_parts(task: Task, samples: Sequence[Sample]) -> list[str]:
-    """The parts that `score` does not give."""
+    """The task's reward parts that `score` does not return, so that score_group must return them."""
     try:
         own = task.score(samples[0], Answer(text=""))
         return [part for part in task.weights if part not in own]

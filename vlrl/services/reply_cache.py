@@ -1,12 +1,12 @@
-"""The replies of a judge, cached by their questions: a run that was killed asks nothing twice.
+"""Stores the replies of a judge by question, so that a run that was killed and resumed does not ask a question twice.
 
     services/judge-rank-00000.jsonl             one reply per line, in order of arrival: key, text, origin, cost
-    services/judge-failed-rank-00000.jsonl      questions without a reply, of completed steps
+    services/judge-failed-rank-00000.jsonl      questions without a reply, for completed steps
 
-Every process writes its own files and reads those of all when it starts. A reply is reused for any later question with
-the same key. A failure only counts for its own step, and is written once that step is completed: the step that a killed
-run repeats asks again, and an earlier step that is repeated gets the same rewards.
-"""
+Each process writes its own files, and at the start reads the files of all processes. A reply is reused for every later
+question with the same key. A failure applies only to its own step, and is written when the step is completed. So the
+step that was interrupted asks its failed questions again when it is repeated, while a completed step that is repeated
+gets the same rewards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vlrl.task.services import ServiceContext
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReply:
-    """A reply, or why there is none."""
+    """The judge's reply to a question, or the reason why there is none."""
 
     key: str
     text: str | None = None
@@ -36,10 +36,10 @@ class StoredReply:
     tokens_out: int = 0
     tries: int = 1
     seconds: float = 0.0
-    """From the first attempt to the reply."""
+    """Seconds from the first attempt to the reply."""
 
     def of(self, place: ServiceContext) -> bool:
-        """Whether it was first requested there."""
+        """Whether the reply was first requested in this split and step."""
         return (self.split, self.step) == (place.split, place.step)
 
 
@@ -49,9 +49,8 @@ _NAMES = {f.name for f in fields(StoredReply)}
 class ReplyCache:
     """The replies known to a process. Thread-safe.
 
-    `folder` holds the replies, `own` is the run's folder. If they differ, replies are shared with other runs, and none
-    says at which step of this run it was requested.
-    """
+    folder: where replies are stored. own: the run's folder for services. If they differ, the cache is shared with other
+    runs, and the steps stored with replies may belong to other runs."""
 
     def __init__(self, folder: Path, own: Path, name: str, rank: int):
         self.shared = folder.absolute() != own.absolute()
@@ -64,12 +63,14 @@ class ReplyCache:
         self._unsettled: list[StoredReply] = []
 
     def get(self, key: str, place: ServiceContext) -> StoredReply | None:
-        """The reply to a question, or its failure in this very step; None = it must be asked."""
+        """The stored reply to a question, or its failure if it failed in the same step; None if the question must be
+        asked."""
         with self._lock:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
     def add(self, reply: StoredReply) -> None:
-        """Stores a reply in the file at once, a failure at `settle`. Raises RunError if the disk is full."""
+        """Adds a reply. A reply with a text is written to the file immediately; a failure is written by `settle`.
+        Raises RunError if the disk is full."""
         with self._lock:
             if reply.text is None:
                 self._failures[reply.key, reply.split, reply.step] = reply
@@ -80,14 +81,14 @@ class ReplyCache:
             self._append(line)
 
     def sync(self) -> None:
-        """Waits until the replies are on the disk."""
+        """Waits until all replies are on the disk (fsync)."""
         with self._lock:
             if self._dirty:
                 fsync(self._path)
             self._dirty = False
 
     def settle(self, split: str, step: int) -> None:
-        """Writes the failures of a split up to a completed step."""
+        """Writes the failures for a split up to a completed step to the file."""
         with self._lock:
             done = [k for k in self._unsettled if k.split == split and k.step <= step]
             self._unsettled = [k for k in self._unsettled if k not in done]
@@ -109,7 +110,8 @@ class ReplyCache:
 
 
 def _read(folder: Path, pattern: str, last: Path) -> Iterator[StoredReply]:
-    """Yields the complete lines of all files, those of `last` at the end so that they take precedence."""
+    """Yields the replies in all files that match `pattern`, ignoring incomplete lines. The file `last` is read last, so
+    that its replies take precedence."""
     for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
         for line in path.read_bytes().splitlines():
             reply = _parsed(line)

@@ -1,12 +1,11 @@
-"""`services.reward_model`: scores of answers by trained reward models.
+"""`services.reward_model`: scores answers by trained reward models.
 
     scorer = RewardModel(config)
-    scorer("Is it a cat?", media, ["yes", "no"])    # for each answer (score of each model, ...), or why it has none
+    scorer("Is it a cat?", media, ["yes", "no"])    # per answer: (score of each model, ...), or why there is none
 
-Two kinds, recognized by their files: a vision-language model with a scoring head (reward_head.safetensors, as `vlrl
-sft` writes it with algo.loss=bradley_terry), and a sequence classifier of transformers with one label, which reads only
-text. A score is that of the answer after the question, both in the model's own chat template.
-"""
+A reward model is either a vision-language model with a scoring head (reward_head.safetensors, as `vlrl sft` writes it
+with algo.loss=bradley_terry), or a transformers sequence classifier with one label, which reads only text. Its files
+determine which. The score is that of the question followed by the answer, in the chat template of the reward model."""
 
 from __future__ import annotations
 
@@ -45,12 +44,12 @@ class _Scorer(Protocol):
 
 
 class GroupRewardModel:
-    """The service for one group; `failures` says why answers have no score."""
+    """The reward model as a callable for one group; `failures` collects why answers have no score."""
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
         self.scored = 0
-        """Number of answers, those without a score included."""
+        """Number of answers so far, including those without a score."""
         self.failures: list[str] = []
 
     def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
@@ -61,15 +60,14 @@ class GroupRewardModel:
 
 
 def of_run(config: Config, folder: Path) -> RewardModel:
-    """The service of a run; it keeps nothing in `folder`."""
+    """Creates the service for a run; it stores nothing in `folder`."""
     return RewardModel(config)
 
 
 class RewardModel:
-    """All models of services.reward_model.name, on this process's GPU if it has one.
+    """All models in services.reward_model.name, on this process's GPU if it has one.
 
-    Raises ConfigError if there is no such model, or it gives no score.
-    """
+    Raises ConfigError if a model cannot be loaded or is not a reward model."""
 
     def __init__(self, config: Config):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,7 +77,7 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """The service for one group of a step."""
+        """The reward model for one group, which counts its answers for the group's split and step."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 
@@ -87,7 +85,8 @@ class RewardModel:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The number of answers scored for a split up to a step, and how many of them have no score."""
+        """The numbers of answers scored, and of answers without a score, for a split since the last call, up to a
+        completed step."""
         done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
         self._asked = [s for s in self._asked if s not in done]
         scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))
@@ -98,7 +97,7 @@ class RewardModel:
 
     def __call__(self, question: str, media: Sequence[Media],
                  answers: Sequence[str]) -> list[tuple[float, ...] | str]:
-        """For each answer the score of each model, or why there is none."""
+        """Returns for each answer a tuple with the score of each model, or a string that says why there is none."""
         if not answers:
             return []
         try:
@@ -117,13 +116,13 @@ def _loaded(name: str, config: Config, device: torch.device) -> _Scorer:
 
 
 class _Asks(Task):
-    """The question as it is."""
+    """A task whose prompt is the question without additions."""
 
     prompt = "{question}"
 
 
 class HeadScorer:
-    """A vision-language model with a scoring head, in float32 on a CPU and bfloat16 on a GPU."""
+    """A vision-language model with a scoring head; float32 on a CPU, bfloat16 on a GPU."""
 
     def __init__(self, folder: Path, config: Config, device: torch.device):
         settings = config.model.model_copy(update={
@@ -142,7 +141,7 @@ class HeadScorer:
         self._train = config.train
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
-        """Raises DataError for unreadable media, and a prompt that is too long."""
+        """The score of each answer. Raises DataError for unreadable media, and for a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
         texts = [completion_for(answer, prompt.opened) for answer in answers]
         rows = [given_completion(self._encode.answer_ids(text), text) for text in texts]
@@ -152,7 +151,7 @@ class HeadScorer:
 
 
 class ClassifierScorer:
-    """A sequence classifier of transformers with one label, in float32. It sees no images."""
+    """A transformers sequence classifier with one label, in float32. It ignores images."""
 
     def __init__(self, name: str, settings: RewardModelSettings, device: torch.device):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -180,7 +179,7 @@ class ClassifierScorer:
                             self._tokenizer.model_max_length)
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
-        """Raises DataError for a text that is too long; texts are never truncated."""
+        """The score of each answer. Raises DataError for a text that is too long; texts are never truncated."""
         texts = [self._text(question, answer) for answer in answers]
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         scores = {text: self._known[text] for text in texts if text in self._known}

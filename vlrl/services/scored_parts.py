@@ -1,10 +1,10 @@
-"""Parts of `task.parts` that a reward model or the likelihood of an answer gives; see extra_parts.py.
+"""Reward parts of `task.parts` that are computed by a reward model, or from log-probabilities of answers; see
+extra_parts.py.
 
-    reward_model    score of an answer; of several models the mean, the smallest, or the mean minus their spread
-    process         mean score of the steps of an answer, which algo.advantage=clip_delta uses individually
-    likelihood      probability of the reference answer in place of the completion's own (RLPR, arXiv 2506.18254)
-    consistency     bonus for correct answers that the reference policy finds likely (GRPO-CARE, arXiv 2506.16141)
-"""
+    reward_model    score of an answer; for several models their mean, minimum, or mean minus a multiple of the spread
+    process         mean score of an answer's steps; algo.advantage=clip_delta uses the scores of the steps
+    likelihood      probability of the reference answer after the completion's reasoning (RLPR, arXiv 2506.18254)
+    consistency     bonus for correct answers that the reference policy finds likely (GRPO-CARE, arXiv 2506.16141)"""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
                  combine: Literal["mean", "min", "less_variance", "less_deviation"] = "mean",
                  lam: Annotated[float, Field(ge=0)] | None = None, media: bool = True,
                  reasoning: bool = False) -> list[Parts]:
-    """Score of an answer by services.reward_model, for an ensemble combined by `combine` (rewards/ensembles.py) with
-    `lam`, null = that of its paper. `reasoning` shows the whole answer. `reward_spread` is the standard deviation over
-    the models."""
+    """The score of each answer by services.reward_model.
+
+    combine: how the scores of several models are combined (rewards/ensembles.py). lam: factor of the spread; null = the
+    value in the method's paper. reasoning: score the whole completion instead of the final answer. `reward_spread` is
+    the standard deviation over the models."""
     texts = [a.text if reasoning else a.final for a in answers]
     replies = services.reward_model(question_text(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
@@ -44,12 +46,12 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
 @part({"process": 1.0}, needs=("reward_model",))
 def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, pairs: bool = False,
             media: bool = True) -> list[Any]:
-    """Mean over the steps of an answer (its paragraphs) of the score by services.reward_model of the text up to the end
-    of the step; for an ensemble the mean. 0 for an answer without steps. The steps are kept: types.StepValues.
+    """The mean score of an answer's steps, which are its paragraphs; 0 for an answer without steps. The scores of all
+    steps are kept (types.StepValues).
 
-    With `pairs` the mean of the score of each step by itself and of that of it and the next one as one text: HRM, the
-    hierarchical reward model (arXiv 2503.13551).
-    """
+    The score of a step is that of the text up to its end by services.reward_model; for several models their mean. With
+    `pairs` it is the mean of two scores: that of the step alone, and that of the step together with the next one (HRM,
+    the hierarchical reward model, arXiv 2503.13551)."""
     cuts = [step_spans(a.text) for a in answers]
     requested: list[list[str]] = []
     for answer, own in zip(answers, cuts, strict=True):
@@ -69,7 +71,8 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
 
 def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias: bool = True) -> list[Reading]:
-    """The reference answer in place of each completion's own, and with `debias` once without any reasoning."""
+    """The texts whose log-probabilities the part `likelihood` needs: the reference answer in place of each completion's
+    answer, and with `debias` also without any reasoning."""
     right = reference(task, sample)
     return [Reading(a, right) for a in ([*answers, None] if debias else answers)] if right else []
 
@@ -77,11 +80,11 @@ def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias
 @part({"likelihood": 1.0}, needs=("policy_logprobs",), readings=_references, replaces_outcome=True)
 def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                debias: bool = True) -> list[Parts]:
-    """Mean probability, under the trained policy, of the tokens of the reference answer in place of the completion's
-    own; with `debias` minus its value without any reasoning; within [0, 1]. 0 without an answer tag.
+    """The mean probability of the reference answer's tokens under the trained policy, when they replace the answer in
+    the completion; 0 for a completion without an answer tag.
 
-    RLPR (arXiv 2506.18254) equations 2 to 4. curriculum.keep=std_ema is its group filter.
-    """
+    With `debias`, the same mean without any reasoning is subtracted, and the result is clipped to [0, 1]. See equations
+    2 to 4 of RLPR (arXiv 2506.18254), whose group filter is curriculum.keep=std_ema."""
     readings = _references(task, sample, answers, debias=debias)
     if not readings:
         raise ValueError(f"row '{sample.id}' has no target, which the part 'likelihood' needs")
@@ -92,11 +95,10 @@ def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 @part({"consistency": 0.5}, needs=("reference_logprobs",))
 def consistency(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                 margin: Annotated[float, Field(ge=0)] = 0.01) -> list[Parts]:
-    """1 for correct answers if the reference policy's mean probability of their final tokens, after their own
-    reasoning, is at least the mean of the group's correct answers minus `margin`; else 0 (rewards/groups.py).
+    """1 for a correct answer that the reference policy finds likely, else 0 (rewards/groups.py).
 
-    GRPO-CARE (arXiv 2506.16141), with services.reference=ema.
-    """
+    An answer is likely if the mean probability of its final tokens, after its own reasoning, is at least the mean over
+    the correct answers of the group minus `margin`. GRPO-CARE (arXiv 2506.16141) uses services.reference=ema."""
     right = [float(correct_by_rule(task, sample, a)) for a in answers]
     likely = [float(np.exp(v).mean()) if len(v) else None for v in services.reference_logprobs(answers)]
     return [{"consistency": value} for value in consistency_bonus(right, likely, margin)]

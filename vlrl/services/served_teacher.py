@@ -1,10 +1,11 @@
-"""The teacher of algo.distillation behind a server that `vlrl serve` started: log-probabilities of given completions.
+"""Computes log-probabilities of given completions by the teacher of algo.distillation, on a server that `vlrl serve`
+started.
 
-The server loads the teacher's weights like those of a policy: from a folder, under a version. The version is a hash of
-the folder, the temperature and the banned ids, so all processes, and all runs with this teacher, use the same one, and
-a restarted server loads them again. vLLM returns log-probabilities of the prompt's own tokens: a completion is sent as
-the end of the prompt, except its last token, which is requested as a candidate for the next one.
-"""
+The server loads the teacher's weights like those of a policy: from a folder, with a version. The version is a hash of
+the weight files, the temperature and the banned ids. So all processes, and all runs with this teacher, use the same
+version, and a restarted server loads the weights again. vLLM returns log-probabilities only for the prompt's tokens. So
+the completion without its last token is appended to the prompt, and the last token is requested as a candidate for the
+next token."""
 
 from __future__ import annotations
 
@@ -31,11 +32,12 @@ T = TypeVar("T")
 _SETTING = "algo.distillation.server"
 _KEY = "algo.distillation.key_file"
 _MOST = 64
-"""Most outstanding completions: each is a forward pass of its own over prompt and completion."""
+"""Maximum number of outstanding requests; each is a separate forward pass over prompt and completion."""
 
 
 def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:
-    """The teacher behind settings.server. A collective call; ConfigError for a wrong server."""
+    """Connects to the teacher on the server `settings.server`, which loads the teacher's weights. A collective call;
+    raises ConfigError for a server that cannot serve this teacher."""
     banned = (*(i for i in policy.banned.tolist() if i < vocabulary), *range(policy.vocabulary, vocabulary))
     found = ServedTeacher(settings, folder, vocabulary, banned, temperature)
     found.ask(lambda pool: pool.admit_all())
@@ -43,7 +45,8 @@ def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temper
 
 
 class ServedTeacher:
-    """Weights of `folder` on a server; `banned` ids are excluded from its `vocabulary`."""
+    """A teacher whose weights, from `folder`, are on a server. The `banned` ids of its `vocabulary` get no probability.
+    """
 
     def __init__(self, settings: Any, folder: Path, vocabulary: int, banned: tuple[int, ...], temperature: float):
         self.settings, self.folder, self.vocabulary, self.banned = settings, folder.resolve(), vocabulary, banned
@@ -55,17 +58,19 @@ class ServedTeacher:
 
     @property
     def version(self) -> str:
-        """Names the weights, the temperature and the banned ids."""
+        """The version of the server's weights: a hash of the weight files, the temperature and the banned ids."""
         return f"{_digest([self._base, self.temperature, self.banned])}-1"
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
-        """[T] float32 of each row (minibatch.TrainingRow): the log-probabilities of its tokens, 0 where they are
-        not trained. All rows are requested at once; a collective call. TrainingError if the server is unavailable."""
+        """Returns for each row (minibatch.TrainingRow) the [T] float32 log-probabilities of its tokens, 0 for tokens
+        that are not trained on. All rows are requested at once; a collective call. Raises TrainingError if the
+        server is unavailable."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 
     def ask(self, work: Callable[[ReplicaPool], T]) -> T:
-        """The result of `work` on the server, which loads the weights first. A collective call."""
+        """Makes the server load the weights, and returns the result of `work`, which gets a pool with this server. A
+        collective call."""
         settings = self.settings
         client = ServerClient(self._key, settings.timeout_s, _KEY)
         pool = ReplicaPool([settings.server], client, partial(self._admit, client), most=_MOST,
@@ -98,8 +103,8 @@ class ServedTeacher:
         return values
 
     def _admit(self, client: ServerClient, address: str) -> None:
-        """Brings the server to the teacher's weights. Unavailable while it does not respond, ConfigError for a server
-        that cannot compute this teacher."""
+        """Makes the server load the teacher's weights. Raises Unavailable if it does not respond, and ConfigError if it
+        cannot serve this teacher."""
         _, wrong = state_and_mismatches(client, address, _SETTING, self.folder,
                                         {"vocabulary": self.vocabulary, "lora_rank": 0})
         if wrong:

@@ -19,38 +19,39 @@ KINDS = Table({
     "clip": "vlrl.services.clip:of_run",
     "reward_model": "vlrl.services.reward_model:of_run",
 })
-"""Sections of `services` -> (config, folder of replies) -> Service."""
+"""Section of `services` -> address of a function (config, folder for replies) -> Service."""
 _MOST_THREADS = 32
 
 
 class Service(Protocol):
-    """A model beside the policy, on one process."""
+    """A model other than the policy that computes reward parts, in one process."""
 
     concurrency: int
-    """Groups that may wait for it at once; 1 = it computes in this process, for one group at a time."""
+    """Number of groups that may wait for the service at the same time; 1 = it computes in this process, for one group
+    at a time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
-        """The service for one group; its `failures`, if it has them, say why something has no reply."""
+        """The service as a callable for one group. If it has a list `failures`, this says why something has no reply.
+        """
         ...
 
     def problem(self) -> str:
-        """Why it seems unusable now, which need not end the run; "" if it works."""
+        """Why the service seems unusable now, which need not end the run; "" if it works."""
         ...
 
     def metrics(self, split: str, step: int, times: bool) -> dict[str, float]:
-        """The requests for a split up to a completed step, over all processes, which are forgotten afterwards; with
-        `times` the duration of a call."""
+        """The metrics for a split since the last call, up to a completed step, over all processes; with `times` also
+        the duration of requests."""
         ...
 
     def close(self) -> None: ...
 
 
 def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSet | None:
-    """The services that the settings provide and a task needs; None if there are none. Replies are cached in `folder`
-    instead of the run's.
+    """Creates the services that the settings configure and the task needs; None if there are none. folder: where
+    replies are stored; None = the run's folder.
 
-    Raises ConfigError for a wrong address, a missing key, and a model that cannot be loaded.
-    """
+    Raises ConfigError for an invalid address, a missing key, or a model that cannot be loaded."""
     wanted = [name for name in config.services.given if name in task.needs]
     return ServiceSet({name: KINDS[name](config, folder or Path(config.run.dir))
                        for name in wanted}) if wanted else None
@@ -58,8 +59,8 @@ def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSe
 
 @contextmanager
 def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """The services that the settings provide and a task needs, outside of a run: replies are cached until the block
-    ends, or in services.judge.cache."""
+    """A context with the services that the settings configure and the task needs, for use outside of a run. Replies are
+    stored in services.judge.cache, or else only until the context ends."""
     with TemporaryDirectory(prefix="vlrl-services-") as folder:
         services = provide(config, task, Path(folder))
         try:
@@ -70,19 +71,20 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 
 
 class GroupServiceSet:
-    """The services for one group."""
+    """The services as callables for one group."""
 
     def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
         self.turn = turn
-        """Held while a task's code runs, and released while it waits for a server, so that groups wait in parallel."""
+        """A lock that is held while the task's code runs, and released while it waits for a server, so that groups can
+        wait in parallel."""
         self._asked = {name: service.at(place) for name, service in services.items()}
         self.services = {name: _aside(self._asked[name], turn) if service.concurrency > 1 else self._asked[name]
                          for name, service in services.items()}
 
     @property
     def problem(self) -> str | None:
-        """Why a part that depends on a service has no value, as the `error` of a rollout; None if all services replied.
-        """
+        """Why a reward part has no value because a service failed, as the `error` of a rollout; None if all services
+        have replied."""
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -101,7 +103,7 @@ def _aside(service: Callable[[Any], Any], turn: threading.Lock) -> Callable[[Any
 
 
 class ServiceSet:
-    """The services of a run by name, on one process."""
+    """The services of a run by name, in one process."""
 
     def __init__(self, services: Mapping[str, Service]):
         self._services, self._turn = services, threading.Lock()
@@ -112,21 +114,21 @@ class ServiceSet:
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
     def at(self, place: ServiceContext) -> GroupServiceSet:
-        """The services for one group."""
+        """The services for one group, whose requests are counted for the group's split and step."""
         return GroupServiceSet(self._services, place, self._turn)
 
     def alone(self, split: str, step: int) -> GroupServiceSet:
-        """The services for a group outside of a run."""
+        """The services for a group that is scored outside of a run."""
         return self.at(ServiceContext(split, step, step))
 
     def warnings(self) -> list[str]:
-        """The services that are unavailable now, which need not end the run."""
+        """Warnings about services that are unavailable now, which need not end the run."""
         return [f"{problem}: what it is to judge is unscorable until it responds (limits.service_errors)"
                 for service in self._services.values() if (problem := service.problem())]
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The requests for a split up to a completed step, over all processes: `judge/...`, `clip/images` and
-        `reward_model/...`, and with `times` the duration of a call."""
+        """The metrics for a split since the last call, up to a completed step, over all processes: `judge/...`,
+        `clip/images` and `reward_model/...`; with `times` also the duration of requests."""
         out: dict[str, float] = {}
         for service in self._services.values():
             out |= service.metrics(split, step, times)
