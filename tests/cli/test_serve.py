@@ -35,7 +35,7 @@ def test_further_arguments_reach_the_command_line(tiny_models, tmp_path):
 
 @pytest.mark.parametrize(("given", "way_out"), [
     ("tensor-parallel-size=2", r"set engine\.tensor_parallel"), ("--max_model_len=9", r"set engine\.max_model_len"),
-    ("host=0.0.0.0", "set --host"), ("logprobs-mode=raw_logprobs", "what trainers need. Leave it out")])
+    ("host=0.0.0.0", "set --host"), ("logprobs-mode=raw_logprobs", "the value that trainers need. Leave it out")])
 def test_what_vlrl_sets_itself_is_refused(given, way_out):
     with pytest.raises(ConfigError, match=f"--vllm {given}: vlrl sets .*{way_out}"):
         further_arguments([given], ["--logprobs-mode", "processed_logprobs"])

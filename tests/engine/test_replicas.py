@@ -569,6 +569,6 @@ def test_the_key_comes_from_a_file_or_the_environment(monkeypatch, tmp_path, cap
     for mode, told in ((0o600, False), (0o640, True)):
         (tmp_path / "key").chmod(mode)
         assert read_key(str(tmp_path / "key")) == "of the file"
-        assert ("can be read by others than its owner (mode 640)" in caplog.text) == told
+        assert ("can be read by users other than its owner (mode 640)" in caplog.text) == told
     with pytest.raises(ConfigError, match=r"engine\.key_file"):
         read_key(str(tmp_path / "absent"))

@@ -121,5 +121,5 @@ def test_an_answer_that_goes_on_does_so_from_the_prompt_of_the_trainer(two, part
     changed = SimpleNamespace(raw_ids=image.raw_ids, ids=np.append(image.ids[:-1], image.ids[-1] + 1))
     for server in it.servers:
         server.expanded = {"image": changed}
-    with pytest.raises(TrainingError, match=f"^sample '{image.sample_id}': vLLM's processor makes"):
+    with pytest.raises(TrainingError, match=f"^sample '{image.sample_id}': vLLM's processor converts"):
         it.engine.generate([request])

@@ -300,7 +300,7 @@ async def test_weights_come_from_given_folders_alone(server, tmp_path):
     (tmp_path / "theirs").mkdir()
     (server.root / "link").symlink_to(tmp_path / "theirs")
     for where, code, why in (("/etc", 403, "none of the folders"), ("../theirs", 403, "none of the folders"),
-                             ("link", 403, "none of the folders"), ("missing", 404, "must see one folder")):
+                             ("link", 403, "none of the folders"), ("missing", 404, "must share the folder")):
         status, said = await server.ask("/vlrl/load", server.load("a-1", base=["a-1", str(server.root / where)]))
         assert status == code and why in said["error"], where
 
@@ -486,7 +486,7 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
 
     def say(line):
         stands_still.unlink(missing_ok=True)
-        servers._start_s = PATIENT if "no sign of life" in line else servers._start_s
+        servers._start_s = PATIENT if "has not responded" in line else servers._start_s
         said.append(line)
 
     servers = vllm_launch.ServerGroup([one], say, silent_s=1.0)
@@ -504,10 +504,10 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
     watching.start()
     try:
         end = time.monotonic() + PATIENT
-        while not any("answers again" in line for line in said):
+        while not any("responds again" in line for line in said):
             assert time.monotonic() < end, said
             time.sleep(0.02)
-        assert "no sign of life for 1 s" in said[what == "start"] and hung.returncode == -signal.SIGKILL
+        assert "has not responded for 1 s" in said[what == "start"] and hung.returncode == -signal.SIGKILL
         assert ("its engine" in said[0]) == (what == "engine")
         assert one.process.pid != hung.pid
     finally:

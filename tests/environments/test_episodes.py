@@ -249,7 +249,7 @@ def test_an_environment_helps_in_a_stage_and_never_in_evaluations(tiny_models, t
 @pytest.mark.parametrize("fault, message", [
     ("hang", "step: no result within 2 s"), ("die", "step: its process ended"), ("raise", "KeyError: 'lost'"),
     ("long", "a text of 200000 characters"), ("nan", "the part 'vowels' is 'nan'"), ("broken", "no/such.png"),
-    ("unlike", "must be the same for a seed")])
+    ("unlike", "must be the same for the same seed")])
 def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path, fault, message):
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", "environment.step_s=2",
                  fault=fault)

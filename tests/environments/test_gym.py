@@ -139,7 +139,7 @@ def test_what_is_refused_or_only_asked_is_closed():
     environment = GymEnvironment("vlrl/Counted-v0")
     assert Counted.open == 1
     environment.close()
-    with pytest.raises(ConfigError, match="are not a list"):
+    with pytest.raises(ConfigError, match="names need a Discrete action space"):
         GymEnvironment("vlrl/Counted-v0", actions=["a"])
     with pytest.raises(ConfigError, match="render_mode='human'"):
         GymEnvironment("vlrl/Counted-v0", render_mode="human")
@@ -165,14 +165,14 @@ def test_frames_may_be_the_observation():
 def test_a_reward_that_is_no_number_ends_it(reward):
     environment = GymEnvironment("vlrl/Said-v0", reward=reward)
     environment.reset(0)
-    with pytest.raises(ProtocolError, match=r"its reward is .*, no finite number"):
+    with pytest.raises(ProtocolError, match=r"its reward is .*, not a finite number"):
         environment.step("a")
 
 
 def test_settings_that_cannot_act():
     with pytest.raises(ConfigError, match=r"actions=\['a'\]: FrozenLake-v1 has 4"):
         GymEnvironment("FrozenLake-v1", actions=["a"])
-    with pytest.raises(ConfigError, match="are not a list"):
+    with pytest.raises(ConfigError, match="names need a Discrete action space"):
         GymEnvironment("Pendulum-v1", actions=["a"])
     with pytest.raises(ConfigError, match="show='picture'"):
         GymEnvironment("FrozenLake-v1", show="picture")
@@ -246,7 +246,7 @@ def test_parts_add_up(turns):
                                     [[float("nan")]], "text", None, {"a": 1}, np.zeros((9000, 9000))],
                          ids=lambda v: str(v)[:20])
 def test_what_is_no_picture_is_wrong(values):
-    with pytest.raises(ProtocolError, match="its frame is no image"):
+    with pytest.raises(ProtocolError, match="its frame is not an image"):
         image_of_array(values, "frame")
 
 

@@ -98,8 +98,8 @@ def test_what_the_model_is_shown(server):
 
 
 @pytest.mark.parametrize("kind, why", [
-    ("nan", "its reward is 'much', no finite number"), ("done", "its done is 'yes'"), ("broken", "its image"),
-    ("text", "its image is no base64"), ("many", "100 pieces"), ("die", "Connection closed")])
+    ("nan", "its reward is 'much', not a finite number"), ("done", "its done is 'yes'"), ("broken", "its image"),
+    ("text", "its image is not base64"), ("many", "100 pieces"), ("die", "Connection closed")])
 def test_what_a_server_does_wrongly_ends_the_episode(kind, why, closing):
     environment = closing(McpEnvironment(COMMAND, parts=PARTS, **PATIENT))
     environment.reset(1)
@@ -151,7 +151,7 @@ def test_tools_on_pages_without_an_end(tmp_path, closing):
     file = tmp_path / "liar.py"
     file.write_text(LIAR.replace("LISTED", repr({"tools": [], "nextCursor": "more"})).replace("CALLED", "None"))
     environment = closing(McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT))
-    with pytest.raises(ProtocolError, match="more than 100 tools, or pages of them without an end"):
+    with pytest.raises(ProtocolError, match="more than 100 tools, or an endless list of tools"):
         environment.reset(1)
 
 
@@ -217,8 +217,8 @@ def test_a_server_that_does_not_let_go_is_left(monkeypatch):
         Clinging.over.set()
 
 
-@pytest.mark.parametrize("arguments, why", [({}, "an answer of more than 67108864 bytes"),
-                                            ({"packed": True}, "an answer that is compressed")], ids=["long", "packed"])
+@pytest.mark.parametrize("arguments, why", [({}, "the response has more than 67108864 bytes"),
+                                            ({"packed": True}, "the response is compressed")], ids=["long", "packed"])
 def test_an_answer_without_an_end_is_not_read(arguments, why):
     with http_server(Endless) as (url, _):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -41,7 +41,7 @@ def loaded(*words):
 
 
 @pytest.mark.parametrize("name, options, why", [
-    ("gym:", {}, "names no address after gym:"),
+    ("gym:", {}, "has no address after gym:"),
     ("gym:FrozenLake-v77", {}, "gym:FrozenLake-v77': VersionNotFound"),
     ("gym:no_package_of_anyone:X-v0", {}, "No module named 'no_package_of_anyone'"),
     ("FrozenLake-v1", {}, "is not known. Known: gym:, openenv:, mcp:"),
@@ -53,8 +53,8 @@ def loaded(*words):
     ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),
     (("mcp:a", "mcp:b"), {}, "must all be URLs"),
     ("gym:FrozenLake-v1", {"actions": "left"}, "environment.options.actions='left' must be a list: "),
-    ("gym:FrozenLake-v1", {"actions": [False]}, "environment.options.actions: False is no name"),
-    ("gym:FrozenLake-v1", {"parts": ["return"]}, "options.parts=['return'] is not known: the parts"),
+    ("gym:FrozenLake-v1", {"actions": [False]}, "environment.options.actions: False is not a name"),
+    ("gym:FrozenLake-v1", {"parts": ["return"]}, "options.parts=['return'] is not an option: the parts"),
     ("openenv:http://127.0.0.1:8000", {"images": "screen"}, "environment.options.images='screen' must be a list"),
     ("mcp:a", {"tools": "look"}, "environment.options.tools='look' must be a list"),
     ("mcp:a", {"environment": "HOME"}, "environment.options.environment='HOME' must be a list"),

@@ -61,7 +61,7 @@ def test_an_episode_of_a_real_server(server, closing):
 @pytest.mark.slow
 @pytest.mark.parametrize("word, why", [
     ("raise", "it reports: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
-    ("pixels", "its pixels is no image"), ("huge", "ConnectionClosed|too big|exceeds")])
+    ("pixels", "its pixels is not an image"), ("huge", "ConnectionClosed|too big|exceeds")])
 def test_what_a_server_does_wrongly_ends_the_episode(server, word, why, closing):
     environment = opened(server.url)
     environment.reset(1)
@@ -218,7 +218,7 @@ def test_an_answer_too_many(liar, monkeypatch, closing):
 
 def test_a_server_that_is_not_there():
     environment = OpenEnv("http://127.0.0.1:9", parts=PARTS)
-    with pytest.raises(ProtocolError, match=r"no server takes an episode: .*none is healthy"):
+    with pytest.raises(ProtocolError, match=r"no server accepts an episode: .*none is healthy"):
         for _ in range(2):  # tried without a look at its health at first
             try:
                 environment.reset(1)
@@ -304,7 +304,7 @@ def test_a_session_is_not_led_elsewhere(web, liar, closing):
     """To a server that would take the episode."""
     Web.serving.elsewhere = f"ws{liar[0].removeprefix('http')}/ws"
     environment = closing(OpenEnv(web, parts=PARTS))
-    with pytest.raises(ProtocolError, match=f"no server takes an episode: {web}: .*redirect"):
+    with pytest.raises(ProtocolError, match=f"no server accepts an episode: {web}: .*redirect"):
         environment.reset(1)
 
 
@@ -315,7 +315,7 @@ def test_a_reset_has_one_time_for_all_that_it_takes(liar, monkeypatch, closing):
 
     monkeypatch.setattr(openenv, "action_schema", slow)
     environment = closing(OpenEnv(liar[0], parts=PARTS, reset_s=0.5))
-    with pytest.raises(ProtocolError, match="no server takes an episode"):
+    with pytest.raises(ProtocolError, match="no server accepts an episode"):
         environment.reset(1)
 
 

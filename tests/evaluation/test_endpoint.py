@@ -153,7 +153,7 @@ def test_newer_models_name_the_limit_otherwise_which_costs_no_try():
 def test_the_one_model_of_a_server_need_not_be_named():
     with served(lambda body, _: body["model"]) as server, contextlib.closing(Endpoint(server.url, None)) as engine:
         assert texts(engine.generate([request()])) == [["only"]]
-    with served(lambda *_: "", models=("a", "b")) as server, pytest.raises(ConfigError, match=r"--model\. a, b"):
+    with served(lambda *_: "", models=("a", "b")) as server, pytest.raises(ConfigError, match=r"\(a, b\).*--model"):
         Endpoint(server.url, None)
     with pytest.raises(ConfigError, match="does not list"):
         Endpoint("http://127.0.0.1:1/v1", None)
@@ -237,7 +237,7 @@ def test_a_key_that_a_server_repeats_is_neither_printed_nor_stored(before):
         found, _ = answers(repeating(status, before), key=KEY, retries=0)
         assert found[0][0].error and KEY[:8] not in found[0][0].error
     found, _ = answers(lambda *_: f"<p>{before[:60]}{KEY}</p>".encode(), key=KEY, retries=0)
-    assert "no JSON" in found[0][0].error and KEY[:8] not in found[0][0].error
+    assert "not JSON" in found[0][0].error and KEY[:8] not in found[0][0].error
     with pytest.raises(TrainingError, match="none of 16") as ended:
         answers(repeating(400, before), [request(n=20)], key=KEY)
     assert KEY[:8] not in str(ended.value)

@@ -479,7 +479,7 @@ def test_a_generation_is_given_up(tiny_models):
     policy, encode = load(settings(tiny_models["qwen3_vl"]))
     engine = CopiedEngine(policy, 3)
     engine.abandon()
-    with pytest.raises(Abandoned, match="the run ends"):
+    with pytest.raises(Abandoned, match="the run is ending"):
         answers(engine, [encode(Vowels(), SAMPLES["text"])])
 
 

@@ -90,7 +90,7 @@ def hang(handler):
 
 
 @pytest.mark.parametrize(("bad", "reason"), [
-    (500, "500"), (503, "503"), (429, "429"), (b"<html>garbage", "no JSON"), ({"choices": []}, "no chat completion"),
+    (500, "500"), (503, "503"), (429, "429"), (b"<html>garbage", "not JSON"), ({"choices": []}, "not a chat"),
     (drop, "RemoteProtocolError"), (hang, "ReadTimeout"), ("maybe", "does not say verdict"),
     ('{"verdict": "perhaps"}', "does not say verdict"), ('{"verdict": "yes"', "does not say verdict")])
 def test_a_bad_reply_is_asked_for_again_and_never_a_verdict(tmp_path, bad, reason):

@@ -45,9 +45,9 @@ def test_a_run_s_newest_checkpoint_is_what_is_served(tmp_path):
 @pytest.mark.parametrize(("more", "says"), [
     ({"model": ""}, r"--judge needs services\.judge\.model"),
     ({"url": "http://elsewhere:9000/v1"}, r"names another host than 127\.0\.0\.1.*--host 0\.0\.0\.0"),
-    ({"url": "http://127.0.0.1:9000/v1", "port": 9001}, r"--port 9001 differs from that of services\.judge\.url"),
-    ({"url": "https://127.0.0.1:9000/v1"}, r"vLLM answers at http://HOST:PORT/v1"),
-    ({"url": "http://127.0.0.1:9000/judge"}, r"vLLM answers at http://HOST:PORT/v1"),
+    ({"url": "http://127.0.0.1:9000/v1", "port": 9001}, r"--port 9001 differs from the port in services\.judge\.url"),
+    ({"url": "https://127.0.0.1:9000/v1"}, r"vLLM answers only at http://HOST:PORT/v1"),
+    ({"url": "http://127.0.0.1:9000/judge"}, r"vLLM answers only at http://HOST:PORT/v1"),
     ({"host": "0.0.0.0"}, r"--host 0\.0\.0\.0 without a key .*services\.judge\.key_env"),
     ({"key_env": "NOT_SET"}, r"services\.judge\.key_env NOT_SET: .*not set"),
     ({"further": ["model=x"]}, r"--vllm model=x: vlrl sets --model itself, by services\.judge\.model"),

@@ -209,7 +209,7 @@ def test_readings_that_fail_name_the_task(reader):
         read(visits, "train", 0)
     task.text = "x"
     episode = replace(visits[0].members[0][1], episode_id="e")
-    with pytest.raises(TaskError, match="is only for plain completions"):
+    with pytest.raises(TaskError, match="is not possible for an episode"):
         read([replace(visits[0], members=[("", episode)])], "train", 0)
 
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_is_named_and_the_engine_goes_on(tiny):
     with pytest.raises(ConfigError, match=r"temperature is 3.*lower rollout\.temperature"):
         tiny.vllm.generate([ask(prompt), ask(prompt, temperature=3.0)])
     other = dataclasses.replace(prompt, ids=np.append(prompt.ids, 5))
-    with pytest.raises(TrainingError, match=rf"makes {len(prompt)} tokens of the prompt.* makes {len(prompt) + 1}"):
+    with pytest.raises(TrainingError, match=rf"converts the prompt to {len(prompt)} tokens.* to {len(prompt) + 1}"):
         tiny.vllm.generate([ask(prompt, 2), ask(other, max_new_tokens=1)])
 
     def fail(i, made):

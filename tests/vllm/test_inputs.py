@@ -81,7 +81,7 @@ def test_an_answer_must_have_room(tiny):
     check_lengths(requests, wanted, given=True)
     with pytest.raises(ConfigError, match=rf"engine\.max_model_len={wanted - 1} is too small.*Set it to {wanted}"):
         check_lengths(requests, wanted - 1, given=True)
-    with pytest.raises(ConfigError, match=rf"max_model_len=null, here {wanted - 1}, is too small"):
+    with pytest.raises(ConfigError, match=rf"max_model_len=null \(here {wanted - 1}\) is too small"):
         check_lengths(requests, wanted - 1, given=False)
 
 

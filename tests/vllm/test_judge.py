@@ -163,7 +163,7 @@ def test_a_run_outlives_its_judge(judged, tmp_path):
         assert run.wait(PATIENT) == 0, (judged.root / "outlives.log").read_text()
     finally:
         run.kill()
-    assert "it is started again" in judged.server.log.read_text()
+    assert "the server is started again" in judged.server.log.read_text()
     assert counts(folder, "failed") == 0 and counts(folder, "retries") > 0
     assert runs.weights(folder, 5) == runs.weights(judged.whole, 5)
     assert RunFolder(folder).rollouts().equals(RunFolder(judged.whole).rollouts())

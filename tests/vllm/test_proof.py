@@ -88,11 +88,11 @@ def test_without_weights_it_says_where_to_look(parts):
     policy, proof, engine = parts
     perturb(policy, 0)
     engine.sync(policy, leave_out=[PLANTED["merger"]])
-    with pytest.raises(TrainingError, match="vision tower and the merger"):
+    with pytest.raises(TrainingError, match="vision tower or the merger"):
         proof.check(policy, engine.read)
     perturb(policy, 1)
     engine.sync(policy, leave_out=[PLANTED["language layer"]])
-    with pytest.raises(TrainingError, match="look at the language model"):
+    with pytest.raises(TrainingError, match="in the language model"):
         proof.check(policy, engine.read)
 
 

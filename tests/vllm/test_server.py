@@ -378,7 +378,7 @@ def test_servers_of_other_settings_are_refused(served, engines):
         with pytest.raises(ConfigError, match=r"extension is tests\.vllm\.planted"):
             ServerEngine(it.policy, it.config, served.root / "full")
     elsewhere = served.root.parent / "elsewhere"
-    with pytest.raises(ConfigError, match="takes weights from"):
+    with pytest.raises(ConfigError, match="loads weights from"):
         ServerEngine(it.policy, it.config, elsewhere)
     other = it.config.model_copy(update={"engine": it.config.engine.model_copy(update={"key_file": ""})})
     with pytest.raises(ConfigError, match=r"engine\.key_file"):

@@ -81,4 +81,4 @@ def test_a_run_learns_the_same(served):
     for server in psutil.Process(served.process.pid).children():
         server.kill()
     assert kl("again", processes=2, **served.settings) == pytest.approx(whole, abs=1e-4)
-    assert "it is started again" in served.said()
+    assert "the server is started again" in served.said()

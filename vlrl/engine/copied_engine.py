@@ -16,7 +16,7 @@ from vlrl.errors import VlrlError
 from vlrl.models.policy import Policy
 from vlrl.types import Completion
 
-GIVEN_UP = "the run ends, so what is being generated is given up"
+GIVEN_UP = "the run is ending, so the generation was stopped"
 
 
 class Abandoned(VlrlError, RuntimeError):

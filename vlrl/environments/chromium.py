@@ -33,7 +33,7 @@ def chromium_program(named: str = "") -> str | None:
 
     Raises ConfigError if playwright, which controls the browser, is not installed."""
     if importlib.util.find_spec("playwright") is None:
-        raise ConfigError("playwright drives the browser and is not installed: pip install 'vlrl[gui]'")
+        raise ConfigError("playwright, which controls the browser, is not installed: pip install 'vlrl[gui]'")
     return named or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 

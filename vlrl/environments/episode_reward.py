@@ -69,7 +69,7 @@ def number(value: Any, what: str) -> float:
     is impossible."""
     result, problem = finite_number(value)
     if problem:
-        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite number")
+        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, not a finite number")
     return 0.0 if result is None else result
 
 

@@ -49,8 +49,8 @@ def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import gym
 
     if "parts" in options:
-        raise ConfigError(f"environment.options.parts={options['parts']!r} is not known: the parts are those that "
-                          "task.rewards names")
+        raise ConfigError(f"environment.options.parts={options['parts']!r} is not an option: the parts are those "
+                          "in task.rewards")
     gym.check(addresses[0])
     if "actions" in options:
         checked_names(options["actions"], "environment.options.actions")
@@ -127,11 +127,11 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
     environment, or the name is invalid."""
     name = _printable(settings.name)
     if len(task.members) > 1:
-        raise ConfigError(f"environment.name={name!r} and several tasks: it is unclear whose environment that is. "
-                          "Write a task with environment(self, sample) for it (docs/environments.md)")
+        raise ConfigError(f"environment.name={name!r} cannot be used with several tasks, because it is unclear which "
+                          "task it is for. Define environment(self, sample) in a task (docs/environments.md)")
     if has_own_environment(task):
         raise ConfigError(f"environment.name={name!r}: task '{task.name}' has its own environment or tools, so this "
-                          "would have no effect. Leave it out, or choose a task without (task=world)")
+                          "setting would have no effect. Leave it out, or choose a task without one (task=world)")
     task.outside = resolved(settings)
 
 
@@ -155,7 +155,7 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
                           f"'vlrl[{kind.extra}]'")
     addresses = [name.partition(":")[2].strip() for name in settings.name]
     if not all(addresses):
-        raise ConfigError(f"environment.name={shown_name!r} names no address after {kinds[0]}:")
+        raise ConfigError(f"environment.name={shown_name!r} has no address after {kinds[0]}:")
     make = kind.make(addresses, options)
     step_s, reset_s = _SHARE * settings.step_s, _SHARE * settings.reset_s
     return ExternalEnvironment(

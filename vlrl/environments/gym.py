@@ -92,12 +92,12 @@ class GymEnvironment(Environment):
         space, own = self.world.action_space, self.world.unwrapped
         if not isinstance(space, Discrete):
             if given:
-                raise ConfigError(f"actions={list(given)}: the actions of {self.world.spec.id} are not a list but "
-                                  f"{space}")
+                raise ConfigError(f"actions={list(given)}: names need a Discrete action space, but "
+                                  f"{self.world.spec.id} has {space}")
             return ()
         names = tuple(map(str, given or getattr(own, "get_action_meanings", tuple)()))
         if names and len(names) != space.n:
-            raise ConfigError(f"actions={list(names)}: {self.world.spec.id} has {space.n} of them")
+            raise ConfigError(f"actions={list(names)}: {self.world.spec.id} has {space.n} actions")
         return names
 
     def _legend(self) -> str:
@@ -125,8 +125,8 @@ def check(name: str) -> None:
     try:
         _spec(name)
     except (Error, ImportError) as error:
-        raise ConfigError(f"environment.name='gym:{name}': {type(error).__name__}: {error}. For one of another package "
-                          "write gym:package:Id") from None
+        raise ConfigError(f"environment.name='gym:{name}': {type(error).__name__}: {error}. For an environment of "
+                          "another package write gym:package:Id") from None
 
 
 def _spec(name: str) -> Any:
@@ -154,7 +154,7 @@ def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
         world = gymnasium.make(name, **{"render_mode": "rgb_array", **arguments})
         if world.render_mode != "rgb_array":
             world.close()
-            raise ConfigError(f"render_mode={world.render_mode!r}: frames are read from rgb_array alone")
+            raise ConfigError(f"render_mode={world.render_mode!r}: frames can only be read with render_mode=rgb_array")
         return world, "render"
     world = gymnasium.make(name, **arguments)
     shape = world.observation_space.shape or ()
@@ -201,8 +201,8 @@ def _written(observation: Any) -> str:
             return [*map(plain, value)]
         if isinstance(value, (np.ndarray, np.generic)):
             if value.size > MOST_TEXT:
-                raise ProtocolError(f"an observation of {value.size} numbers cannot be shown as text: leave show at "
-                                    "image")
+                raise ProtocolError(f"an observation of {value.size} numbers cannot be shown as text: set "
+                                    "show=image")
             return value.tolist()
         return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 

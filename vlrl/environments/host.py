@@ -203,8 +203,8 @@ class Environments:
                 return reply
             if reply is None or fingerprint(reply) != seen:
                 call = f"action {i}" if i else "the reset"
-                return EnvironmentFailure(f"replay: its process was lost, and {call} now leads to something else than "
-                                          "the model saw: it must be the same for the same seed and actions")
+                return EnvironmentFailure(f"replay: its process was lost, and in the replay {call} returned something "
+                                          "else: an environment must be deterministic given its seed and actions")
         return None
 
     def _ask(self, episode: HostedEpisode, call: str, given: Any, seconds: float) -> Any:
@@ -245,7 +245,7 @@ def _serve(connection: Connection, task: Task) -> None:
         try:
             return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # of the task's own objects
-            why = f"what it returned cannot be sent: {type(error).__name__}: {error}"[:500]
+            why = f"its return value cannot be sent between processes: {type(error).__name__}: {error}"[:500]
             return pickle.dumps(EnvironmentFailure(why))
 
     serve(connection, reply)

@@ -42,12 +42,13 @@ def image_of_array(values: Any, what: str) -> Image.Image:
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
     if not fits or array.dtype.kind not in "iuf" or not 0 < array.shape[0] * array.shape[1] <= _LIMITS.image_pixels:
         found = f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(values).__name__
-        raise ProtocolError(f"its {what} is no image: {found}, expected numbers [height, width, 3]")
+        raise ProtocolError(f"its {what} is not an image: {found}, expected numbers [height, width, 3]")
     if not (array.min() >= 0 and array.max() <= 255):  # nan too
-        raise ProtocolError(f"its {what} is no image: numbers from {array.min()} to {array.max()}, expected 0 to 255")
+        raise ProtocolError(f"its {what} is not an image: numbers from {array.min()} to {array.max()}, expected 0 to "
+                            "255")
     if array.dtype.kind == "f" and 0 < array.max() <= 1:
         raise ProtocolError(f"its {what} would be black: fractions from {array.min():g} to {array.max():g}, expected "
-                            "numbers from 0 to 255; multiply by 255 where it is made")
+                            "numbers from 0 to 255: multiply them by 255")
     return Image.fromarray(array.astype(np.uint8)).convert("RGB")
 
 
@@ -64,7 +65,7 @@ def image_of_base64(data: Any, what: str) -> Image.Image:
     except DataError as error:
         raise ProtocolError(f"its {what}: {error}") from None
     except (binascii.Error, ValueError) as error:
-        raise ProtocolError(f"its {what} is no base64: {error}") from None
+        raise ProtocolError(f"its {what} is not base64: {error}") from None
 
 
 # --- the fields of a JSON observation ---------------------------------------------------------------------------------

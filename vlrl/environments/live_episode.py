@@ -72,7 +72,8 @@ class LiveEpisode:
             self.error, self.continued.cache = observation.reason, None
             return False
         if opening is None or observation is None or not same(observation, opening):
-            self.error = f"reset({self.episode.seed}) showed something else than before: it must be the same for a seed"
+            self.error = (f"reset({self.episode.seed}) returned another observation than before: it must be the same "
+                          "for the same seed")
         return True
 
     @property

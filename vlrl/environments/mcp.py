@@ -103,7 +103,7 @@ class McpSession:
             if not cursor or len(offered) > _MOST_TOOLS:
                 break
         if cursor or len(offered) > _MOST_TOOLS:
-            raise ProtocolError(f"{self.address} offers more than {_MOST_TOOLS} tools, or pages of them without an end")
+            raise ProtocolError(f"{self.address} offers more than {_MOST_TOOLS} tools, or an endless list of tools")
         named = {tool.name: tool for tool in offered}
         missing = [name for name in allowed if name not in named]
         if missing:
@@ -187,7 +187,7 @@ def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
             async for piece in self.inner:
                 self.left -= len(piece)
                 if self.left < 0:
-                    refuse(f"an answer of more than {_MOST_BYTES} bytes")
+                    refuse(f"the response has more than {_MOST_BYTES} bytes")
                 yield piece
 
         async def aclose(self) -> None:
@@ -203,7 +203,7 @@ def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
                 return httpx2.Response(response.status_code)
             response = await super().handle_async_request(request)
             if response.headers.get("content-encoding", "identity") != "identity":  # which may unpack to any size
-                refuse("an answer that is compressed, which was not asked for")
+                refuse("the response is compressed, which was not requested")
             response.stream = Counted(response.stream)
             return response
 
@@ -274,7 +274,7 @@ class McpEnvironment(ToolEnvironment):
             return Observation()
         first = self.tools.pop(self._reset, None)
         if first is None:
-            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r} to reset it")
+            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, which is to reset it")
         try:
             shown = first({"seed": seed})
         except CallError as error:
@@ -425,7 +425,7 @@ def checked_addresses(addresses: Sequence[str]) -> list[str]:
             if not _is_url(address) and not shlex.split(address):
                 raise ValueError("it is empty")
         except ValueError as error:
-            raise ConfigError(f"the MCP server {address!r} is no command: {error}") from None
+            raise ConfigError(f"the MCP server {address!r} is not a command: {error}") from None
     if len(checked) > 1 and not all(map(_is_url, checked)):
         raise ConfigError(f"the MCP servers {', '.join(checked)}: several servers must all be URLs; a command is "
                           "started for each episode anyway")

@@ -155,7 +155,7 @@ class OpenEnv(Environment):
                 self.url = url
                 self.servers.took(url)
                 return
-        raise ProtocolError(f"no server takes an episode: {'; '.join(refused) or 'none is healthy'}")
+        raise ProtocolError(f"no server accepts an episode: {'; '.join(refused) or 'none is healthy'}")
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
         """Sends a message and returns the data of the observation in the response, or {"error": reason} if the model's
@@ -213,7 +213,7 @@ def _observation(text: Any) -> dict[str, Any]:
     try:
         message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
-        raise ProtocolError(f"its answer is no JSON: {str(error)[:200]}") from None
+        raise ProtocolError(f"its answer is not JSON: {str(error)[:200]}") from None
     kind, data = (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     if kind == "error":
         details = data if isinstance(data, dict) else {}
@@ -253,7 +253,7 @@ def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
     """Requests the JSON schema of a server's actions. Raises ProtocolError or httpx.HTTPError."""
     schema = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        raise ProtocolError("its /schema has no schema of actions")
+        raise ProtocolError("its /schema has no action schema")
     return schema
 
 
@@ -266,9 +266,9 @@ def _fetched(url: str, seconds: float) -> dict[str, Any]:
     except TimeoutError:
         raise ProtocolError(f"{url}: no answer within {seconds:.3g} s") from None
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{url} answers no JSON: {str(error)[:100]}") from None
+        raise ProtocolError(f"{url} does not answer with JSON: {str(error)[:100]}") from None
     if not isinstance(body, dict):
-        raise ProtocolError(f"{url} answers {type(body).__name__}, expected an object")
+        raise ProtocolError(f"{url} answers with a {type(body).__name__}, expected a JSON object")
     return body
 
 

@@ -81,7 +81,7 @@ class ServerPool:
         """Records that a session was started, so the server responds."""
         server = self._servers[address]
         if server.pause and len(self._servers) > 1:
-            _log.warning("%s answers again", address)
+            _log.warning("the server %s responds again", address)
         server.sessions, server.pause = server.sessions + 1, 0.0
 
     def gave_back(self, address: str) -> None:
@@ -92,7 +92,7 @@ class ServerPool:
         """Records that the server did not respond: it is not used for a while."""
         server = self._servers[address]
         if not server.pause and len(self._servers) > 1:
-            _log.warning("%s does not respond and is left out for a while", address)
+            _log.warning("the server %s does not respond and is not used for a while", address)
         server.pause = min(MOST_PAUSE_S, max(PAUSE_S, 2 * server.pause))
         server.until = self._clock() + server.pause
 

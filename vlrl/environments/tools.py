@@ -63,9 +63,9 @@ class Tool:
         about, descriptions = _documentation(function)
         self.description = description or about
         if not NAME.fullmatch(self.name):
-            raise TaskError(f"tool {self.name!r} has no name that a model can write: Tool(function, name='zoom')")
+            raise TaskError(f"tool {self.name!r}: a model cannot write this name. Set one: Tool(function, name='zoom')")
         if not self.description:
-            raise TaskError(f"tool {self.name!r} has no docstring: its first paragraph tells the model what it does")
+            raise TaskError(f"tool {self.name!r} has no docstring, which tells the model what the tool does")
         self._names, self._arguments = self._model(descriptions)
         self.schema: dict[str, Any] = {"type": "function", "function": {
             "name": self.name, "description": self.description, "parameters": self._parameters()}}
@@ -96,9 +96,9 @@ class Tool:
             names, fields = {}, {}
             for i, (name, given) in enumerate(inspect.signature(self.function).parameters.items()):
                 if given.kind not in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY):
-                    raise TypeError(f"its argument {name!r} cannot be given by name")
+                    raise TypeError(f"its argument {name!r} cannot be passed by name")
                 if name not in hints:
-                    raise TypeError(f"its argument {name!r} has no type: write {name}: int, or another that JSON holds")
+                    raise TypeError(f"its argument {name!r} has no type: write {name}: int, or another JSON type")
                 default = ... if given.default is given.empty else given.default
                 names[name] = f"field{i}"
                 fields[names[name]] = (hints[name], Field(default, alias=name, description=descriptions.get(name)))

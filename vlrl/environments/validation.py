@@ -58,7 +58,7 @@ def checked_step(step: Any) -> Step:
     for name, given in step.parts.items():
         value, _ = finite_number(given)
         if value is None:
-            raise ProtocolError(f"the part {name!r} is {str(given)[:60]!r}, no finite number")
+            raise ProtocolError(f"the part {name!r} is {str(given)[:60]!r}, not a finite number")
         parts[str(name)] = value
     done = truth_value(step.done)
     if done is None:

@@ -68,9 +68,9 @@ def address_of(url: str, option: str = "--endpoint") -> str:
         good, parts = False, urlsplit("")
     if "@" in parts.netloc or parts.query or parts.fragment:
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise ConfigError(f"{option} {shown}: an address with a user name, password, query or fragment is refused, "
-                          "as it is stored with the answers. Remove that, and name the variable that holds the key "
-                          f"with {_further(option, 'key-env')}")
+        raise ConfigError(f"{option} {shown}: the address must not have a user name, password, query or fragment, "
+                          "because it is stored with the answers. Remove them, and name the environment variable with "
+                          f"the key in {_further(option, 'key-env')}")
     if not good:
         raise ConfigError(f"{option} {url!r} is not the address of a server such as http://127.0.0.1:8000/v1")
     return url.rstrip("/").removesuffix("/chat/completions")
@@ -81,9 +81,9 @@ def key_of(variable: str | None, option: str) -> str:
     valid key; `option` is the option or setting that the message names."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
-        raise ConfigError(f"{option} {variable}: that environment variable is not set, or empty")
+        raise ConfigError(f"{option} {variable}: this environment variable is empty or not set")
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"{option} {variable}: that environment variable has spaces or characters that no key has")
+        raise ConfigError(f"{option} {variable}: this environment variable has characters that a key cannot have")
     return key
 
 
@@ -145,7 +145,7 @@ class ChatClient:
                     raise
                 wait_s = self._wait_s * 2**(tries - 1) if error.wait_s is None else error.wait_s
                 self.closed.wait(min(wait_s, MOST_WAIT_S))
-        raise ChatError("abandoned", again=False)
+        raise ChatError("the client was closed", again=False)
 
     def without_key(self, text: str) -> str:
         """Replaces the key in a text from the server, since some servers echo the request. Must be called before the
@@ -175,7 +175,7 @@ class ChatClient:
             try:
                 return json.loads(text)
             except (ValueError, RecursionError):
-                raise ChatError(f"the response is no JSON: {detail!a}", again=True) from None
+                raise ChatError(f"the response is not JSON: {detail!a}", again=True) from None
         if status in _FATAL:
             detail = self.without_key(detail)[:MOST_DETAIL]
             raise ConfigError(f"the server {self.address} {_FATAL[HTTPStatus(status)]} ({status}): {detail!a}. "
@@ -206,10 +206,10 @@ class ChatClient:
         if len(names) == 1:
             return names[0]
         self.close()
-        detail = (self.without_key(", ".join(names[:20])) if names else
-                  f"it does not list them ({ascii(problem)[:200]})")
-        raise ConfigError(f"{self._option} {self.address}: name one of its models with "
-                          f"{_further(self._option, 'model')}. {detail}")
+        detail = (f"has several models ({self.without_key(', '.join(names[:20]))})" if names else
+                  f"does not list its models ({ascii(problem)[:200]})")
+        raise ConfigError(f"{self._option} {self.address}: the server {detail}: choose a model by "
+                          f"{_further(self._option, 'model')}")
 
 
 
@@ -224,7 +224,7 @@ def _read(reply: Any) -> ChatReply:
             text = "".join(str(part["text"]) for part in text if part.get("type") == "text")
         thought = message.get("reasoning_content") or message.get("reasoning")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise ChatError(f"the response is no chat completion: {json.dumps(reply)!a}", again=True) from None
+        raise ChatError(f"the response is not a chat completion: {json.dumps(reply)!a}", again=True) from None
     if reason not in ("stop", "length", None):
         raise ChatError(f"the reply ended with finish_reason={reason!a}", again=False)
     if isinstance(thought, str) and "</think>" not in text:  # the server separated the thinking from the text

@@ -109,7 +109,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
         def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
             own = super().rewards_for(settings)
             if twice := sorted(own.keys() & weights):
-                raise ConfigError(f"task.parts: the part '{twice[0]}' is one of this task's own. Leave it out of "
+                raise ConfigError(f"task.parts: the part '{twice[0]}' already belongs to this task. Leave it out of "
                                   "task.parts")
             if str(settings.get("combine", "")).startswith("max:"):  # the larger of both counts
                 return {**own, **weights}
@@ -135,8 +135,8 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
                 if all(name in services for name in extra.offer.needs):
                     given = extra.function(self, sample, answers, services)
                     if len(given) != len(answers) or len(out) != len(answers):
-                        raise TaskError(f"task '{self.name}': a part gave {len(given)} values, and score_group "
-                                        f"{len(out)}, for {len(answers)} answers")
+                        raise TaskError(f"task '{self.name}': a part of task.parts returned {len(given)} values, and "
+                                        f"score_group {len(out)}, for {len(answers)} answers")
                     out = [{**parts, **more} for parts, more in zip(out, given, strict=True)]
             return out
 

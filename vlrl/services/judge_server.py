@@ -38,7 +38,7 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
     key = key_of(settings.key_env, "services.judge.key_env")
     if host not in _HERE and not key:
         raise ConfigError(f"--host {host} without a key would let anyone use the judge: set services.judge.key_env to "
-                          "the environment variable that holds one")
+                          "the environment variable that contains a key")
     model = _model(settings.model)
     vllm_launch.check_free(host, place)
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
         return port or _PORT
     parts = urlsplit(address_of(settings.url, "services.judge.url"))
     if parts.hostname not in _HERE and host in _HERE:
-        raise ConfigError(f"services.judge.url={settings.url} names another host than {host}: run this there, with "
-                          "--host 0.0.0.0, or name http://127.0.0.1")
+        raise ConfigError(f"services.judge.url={settings.url} names another host than {host}: run `vlrl serve --judge` "
+                          "on that host with --host 0.0.0.0, or set the URL to http://127.0.0.1:PORT/v1")
     if parts.scheme != "http" or parts.path.strip("/") != "v1":
-        raise ConfigError(f"services.judge.url={settings.url}: vLLM answers at http://HOST:PORT/v1")
+        raise ConfigError(f"services.judge.url={settings.url}: vLLM answers only at http://HOST:PORT/v1")
     if port not in (None, parts.port):
-        raise ConfigError(f"--port {port} differs from that of services.judge.url={settings.url}: leave it out")
+        raise ConfigError(f"--port {port} differs from the port in services.judge.url={settings.url}: leave --port out")
     return parts.port or 80
 
 

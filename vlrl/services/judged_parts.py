@@ -116,7 +116,8 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
     total = sum(weight for _, weight in wanted)
     if not wanted or total <= 0:
-        raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' no criteria of a weight above 0")
+        raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' has no criteria with a weight "
+                         "above 0")
     views = [(a, *judge_view(task, sample, [a], media)) for a in answers]
     verdicts = iter(_verdicts(services, [
         Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
@@ -154,5 +155,6 @@ def _criterion(one: Any) -> tuple[str, float]:
     text, weight = (given.get("criterion"), given.get("weight", 1.0)) if isinstance(given, Mapping) else (None, 0)
     if not isinstance(text, str) or not text.strip() or isinstance(weight, bool) or not isinstance(
             weight, (int, float)) or weight < 0:
-        raise ValueError(f"rubric entry {str(one)[:80]!r} must be a text, or {{criterion: text, weight: number >= 0}}")
+        raise ValueError(f"rubric entry {str(one)[:80]!r} must be a string or {{criterion: string, weight: number "
+                         f">= 0}}")
     return text, float(weight)

@@ -112,8 +112,8 @@ class Likelihoods:
         """Replaces the answer of a completion: the tokens up to the last <answer> tag, followed by `text`. Also returns
         the token range of the text."""
         if whole is not None and whole.episode_id:
-            raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is only for plain "
-                            "completions, and this is an episode")
+            raise TaskError(f"sample '{visit.sample.id}': a Reading that replaces the answer by a text is not "
+                            "possible for an episode")
         tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
         before = completion_for(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)

@@ -12,9 +12,9 @@ from vlrl.task.mixture import Mixture
 from vlrl.task.services import SERVICES, AbsentService, Services
 from vlrl.types import Answer, Sample
 
-_WAYS = {"judge": "Give it one with services.judge.url and services.judge.model. ",
-         "clip": "Give it one with services.clip.name. ",
-         "reward_model": "Give it one with services.reward_model.name. "}
+_WAYS = {"judge": "Set services.judge.url and services.judge.model. ",
+         "clip": "Set services.clip.name. ",
+         "reward_model": "Set services.reward_model.name. "}
 
 
 def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task,
@@ -80,7 +80,7 @@ def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sampl
             weight = task.weights.get(part, 0.0)
             if weight if isinstance(weight, (int, float)) else any(value for _, value in weight):
                 raise ConfigError(f"task '{task.name}': the part '{part}' needs the service '{service}', which this "
-                                  f"run does not have. {_WAYS.get(service, '')}Leave the part out with "
+                                  f"run does not have. {_WAYS.get(service, '')}To leave the part out, set "
                                   f"task.rewards.{part}=0")
         parts += [part for part in named if part not in parts]
     return parts

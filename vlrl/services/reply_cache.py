@@ -105,7 +105,7 @@ class ReplyCache:
             size = file.tell()
             if file.write(data) != len(data):
                 os.truncate(self._path, size)
-                raise OSError("only a part of it fits")
+                raise OSError("only a part of the reply could be written")
         self._dirty = True
 
 

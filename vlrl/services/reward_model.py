@@ -204,6 +204,6 @@ class ClassifierScorer:
         inputs = self._tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=special)
         if inputs["input_ids"].shape[1] > self._longest:
             raise DataError(f"an answer and its question have {inputs['input_ids'].shape[1]} tokens, more than the "
-                            f"{self._longest} that the reward model reads")
+                            f"{self._longest} that the reward model can read")
         with torch.no_grad():
             return self._model(**inputs.to(self._device)).logits[:, 0].float().cpu().tolist()

@@ -88,8 +88,8 @@ class ServedTeacher:
         if not row.mask.any():
             return np.zeros(len(tokens), np.float32)
         if row.row.shown is not None and row.row.shown.media:
-            raise ConfigError(f"{row.name}: an observation has images, but completions are sent to {_SETTING} as "
-                              "tokens: set it to null, which loads the teacher beside the policy")
+            raise ConfigError(f"{row.name}: an observation has images, but completions are sent to the teacher's "
+                              f"server as tokens: set {_SETTING}=null to load the teacher in the training process")
         options = {**ONE_TOKEN, "logprob_token_ids": [int(tokens[-1])],
                    **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
         (response,) = yield [ServerCall("/vlrl/generate", lambda: vllm_wire.pack(
@@ -108,7 +108,7 @@ class ServedTeacher:
         _, wrong = state_and_mismatches(client, address, _SETTING, self.folder,
                                         {"vocabulary": self.vocabulary, "lora_rank": 0})
         if wrong:
-            raise ConfigError(f"{_SETTING}={address} is no server of this teacher: {'; '.join(wrong)}. Start it by "
+            raise ConfigError(f"{_SETTING}={address} is not a server of this teacher: {'; '.join(wrong)}. Start it by "
                               f"`vlrl serve CONFIG model.name={self.folder} model.lora.rank=0 --weights {self.folder}`")
         try:
             client.post(address, "/vlrl/load", json.dumps({
@@ -117,7 +117,7 @@ class ServedTeacher:
         except Unavailable as error:
             self._refusals += error.status == HTTPStatus.INTERNAL_SERVER_ERROR
             if self._refusals > self.settings.retries:
-                raise TrainingError(f"the server does not take the weights: {error}. Is it that of another model?"
+                raise TrainingError(f"the server cannot load the weights: {error}. Was it started for another model?"
                                     ) from None
             raise
         self._refusals = 0

@@ -123,7 +123,7 @@ class ServiceSet:
 
     def warnings(self) -> list[str]:
         """Warnings about services that are unavailable now, which need not end the run."""
-        return [f"{problem}: what it is to judge is unscorable until it responds (limits.service_errors)"
+        return [f"{problem}: answers that need it cannot be scored until it responds (limits.service_errors)"
                 for service in self._services.values() if (problem := service.problem())]
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:

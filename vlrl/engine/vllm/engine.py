@@ -78,7 +78,7 @@ class VLLMEngine:
         """Loads the policy's weights into vLLM, and empties all caches computed with the old weights.
 
         Raises TrainingError if vLLM and the trainer then assign different log-probabilities to a fixed answer."""
-        with _explained(self.config, "take over the weights"), _bystander():
+        with _explained(self.config, "load the policy's weights"), _bystander():
             self._wake("weights")
             self.weights.push(policy)
             self._wake("weights", "kv_cache")
@@ -278,8 +278,8 @@ def _blamed(config: Config, error: Exception) -> str:
         return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "
                 f"rollout.max_new_tokens; or raise engine.memory={settings.memory:g})")
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text:
-        return (f"engine.memory={settings.memory:g} (more than the device has left: lower it, engine.max_seqs or "
-                "train.tokens_per_batch; or raise it if vLLM reports too little memory)")
+        return (f"engine.memory={settings.memory:g} (more memory than the device has left: lower it, engine.max_seqs "
+                "or train.tokens_per_batch; or raise it if vLLM reports too little memory)")
     if "tensor_parallel" in text or "tensor parallel" in text:
-        return f"engine.tensor_parallel={settings.tensor_parallel} (change it)"
-    return f"engine.name={settings.name} (or set engine.name=hf)"
+        return f"engine.tensor_parallel={settings.tensor_parallel} (set another value)"
+    return f"engine.name={settings.name} (set engine.name=hf to generate without vLLM)"

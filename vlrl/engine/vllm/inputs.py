@@ -82,8 +82,9 @@ def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Se
     first = at - (len(prompt) - turns[-1].end if turns else 0)
     named = f" ({describe_position(turns, first)})" if turns and first >= 0 else ""
     raise TrainingError(
-        f"sample '{prompt.sample_id}': vLLM's processor makes {len(theirs)} tokens of the prompt, transformers' makes "
-        f"{len(prompt)}, and they differ from token {at}{named} on. The completions would answer another prompt. "
+        f"sample '{prompt.sample_id}': vLLM's processor converts the prompt to {len(theirs)} tokens and "
+        f"transformers' to {len(prompt)}, which differ from token {at}{named} on. The completions would be for a "
+        "different prompt. "
         "Install the versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
 
 
@@ -268,7 +269,7 @@ def check_lengths(requests: Sequence[Request], tokens: int, given: bool) -> None
     for request in requests:
         prompt, most = request.prompt, request.sampling.max_new_tokens
         if len(prompt) + most > tokens:
-            now = f"engine.max_model_len={tokens}" if given else f"engine.max_model_len=null, here {tokens},"
+            now = f"engine.max_model_len={tokens}" if given else f"engine.max_model_len=null (here {tokens})"
             raise ConfigError(f"{now} is too small for sample '{prompt.sample_id}': its prompt has {len(prompt)} "
                               f"tokens and its completion up to {most}. Set it to {len(prompt) + most} or more.")
 

@@ -109,7 +109,7 @@ class ServerGroup:
                 return True
             if time.monotonic() > deadline:
                 slow = ", ".join(s.address for s in self.servers if not s.healthy)
-                raise TrainingError(f"no answer from {slow} after {timeout_s:g} s; its log: {self.servers[0].log}")
+                raise TrainingError(f"no response from {slow} after {timeout_s:g} s: see {self.servers[0].log}")
             time.sleep(_POLL_S)
         return False
 
@@ -132,13 +132,13 @@ class ServerGroup:
             server.heard = now if status or not server.heard else server.heard
             if status == 200 and not server.healthy:
                 server.healthy, server.deaths = True, 0
-                self.say(f"{server.address} answers again; {self.back}")
+                self.say(f"{server.address} responds again; {self.back}")
             elif status == 503 and server.healthy:
                 self._bury(server, "lost its engine")
             elif now - server.heard > longest:
-                self._bury(server, f"gave no sign of life for {longest:g} s")
+                self._bury(server, f"has not responded for {longest:g} s")
             elif status == 200 and _silence(server) > self.silent_s:
-                self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
+                self._bury(server, f"responds, but its engine has not responded for {self.silent_s:g} s")
 
     def _bury(self, server: ServerProcess, what: str) -> None:
         """Kills what is left of a failed server, and schedules the restart. what: description of the failure."""
@@ -153,7 +153,7 @@ class ServerGroup:
                                 f"{_tail(server.log)}")
         pause = 2.0 ** server.deaths - 1
         server.start_at = time.monotonic() + pause
-        self.say(f"{server.address} {what}; it is started again" + (f" in {pause:g} s" if pause else ""))
+        self.say(f"{server.address} {what}; the server is started again" + (f" in {pause:g} s" if pause else ""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Makes `start` and `watch` return; `close` then forwards the signal `number` to the servers. May be called by
@@ -248,8 +248,9 @@ def further_arguments(given: Sequence[str], taken: Sequence[str],
         option, dot, key = word.strip().lstrip("-").partition(".")  # the key of a config keeps its underscores
         name = f"--{option.replace('_', '-')}{dot}{key}"
         if name in taken or name in set_by:
-            raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, by {set_by.get(name, 'what trainers need')}. "
-                              "Leave it out" + (f", or set {set_by[name]}" if name in set_by else ""))
+            raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, " + (
+                f"by {set_by[name]}. Leave it out, or set {set_by[name]}" if name in set_by
+                else "to the value that trainers need. Leave it out"))
         arguments[name] = value
     return arguments
 
@@ -263,8 +264,8 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
     if policy.device.type != "cuda":
         if replicas * engine.memory > 1 and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             raise ConfigError(f"--replicas {replicas} with engine.memory={engine.memory:g} each take more than the "
-                              "main memory: lower one of them, or set VLLM_CPU_KVCACHE_SPACE to the GiB that each may "
-                              "fill with the KV cache")
+                              "main memory in total: lower either value, or set VLLM_CPU_KVCACHE_SPACE to the size of "
+                              "each server's KV cache in GiB")
         return [{"VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}] * replicas
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -272,9 +273,9 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
     else:
         devices = [d for d in visible.split(",") if d]
     if len(devices) < replicas * each:
-        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={engine.tensor_parallel} takes "
-                          f"{replicas * each} GPUs, and {len(devices)} are visible: start fewer, make more visible "
-                          "(CUDA_VISIBLE_DEVICES), or spread one over several hosts (docs/engines.md)")
+        raise ConfigError(f"--replicas {replicas} with engine.tensor_parallel={engine.tensor_parallel} needs "
+                          f"{replicas * each} GPUs, but {len(devices)} are visible: start fewer servers, make more "
+                          "GPUs visible (CUDA_VISIBLE_DEVICES), or run a server on several hosts (docs/engines.md)")
     return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[i * each:(i + 1) * each])} for i in range(replicas)]
 
 
@@ -301,8 +302,8 @@ def write_key(path: Path, given: str = "") -> Path:
 def _key_of(file: Path) -> str:
     key = read_key(str(file))
     if not key:
-        raise ConfigError(f"engine.key_file={str(file)!r} is empty: write a key to it, or remove it to have one "
-                          "generated")
+        raise ConfigError(f"engine.key_file={str(file)!r} is empty: write a key to the file, or delete the "
+                          "file so that a key is generated")
     return key
 
 
@@ -318,9 +319,9 @@ def serve_lock(folder: Path) -> Iterator[None]:
             owner = files.read_json(path)
             if owner is None:
                 raise
-            raise ConfigError(f"{folder} belongs to the servers that process {owner.get('pid')} on {owner.get('host')} "
-                              "started: end it, or choose another --folder (and --port) for these. If that process is "
-                              f"gone, delete {path}.") from error
+            raise ConfigError(f"{folder} is in use by the servers of process {owner.get('pid')} on "
+                              f"{owner.get('host')}: end that process, or choose another --folder (and --port) for the "
+                              f"new servers. If the process no longer exists, delete {path}.") from error
         (folder / "servers.json").unlink(missing_ok=True)  # of one that was killed
         yield
 
@@ -344,8 +345,8 @@ def check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}. Choose another --port, or end what listens "
-                              "there.") from None
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}. Choose another --port, or end the program "
+                              "that uses this one.") from None
 
 
 def _launch(server: ServerProcess) -> None:

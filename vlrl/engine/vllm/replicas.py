@@ -250,8 +250,8 @@ class _Run(Generic[T]):
         call.avoid = replica
         if call.failures > self._pool._retries:
             raise TrainingError(f"a request failed {call.failures} times, the last time at {replica.address}: "
-                                f"{reason}. See what the server printed; {self._pool.section}.retries and "
-                                f"{self._pool.section}.timeout_s set the limits.")
+                                f"{reason}. See the log of the server. The limits are "
+                                f"{self._pool.section}.retries and {self._pool.section}.timeout_s.")
         call.not_before = time.monotonic() + min(_PAUSES[0] * 2 ** (call.failures - 1), _PAUSES[1])
         self._waiting.insert(0, (task, place, call))  # it has waited longest
 
@@ -262,7 +262,7 @@ class _Run(Generic[T]):
 
     def _drop(self, replica: Replica, reason: str) -> None:
         if replica.ready:
-            _log.warning("%s is dropped until it answers again: %s", replica.address, reason)
+            _log.warning("the server %s gets no requests until it responds again: %s", replica.address, reason)
             replica.ready, replica.problem = False, reason
             replica.pause, replica.retry_at = _PAUSES[0], time.monotonic()
             if not self._ready():
@@ -301,7 +301,7 @@ class _Run(Generic[T]):
 
     def _admitted(self, replica: Replica) -> None:
         if replica.problem != "not asked yet":
-            _log.warning("%s is back", replica.address)
+            _log.warning("the server %s responds again", replica.address)
         replica.ready, replica.awaited, replica.problem = True, True, ""
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
@@ -338,9 +338,9 @@ class _Run(Generic[T]):
             self._none_since = time.monotonic()
         elif self._is_late() and not any(r.checking for r in self._pool.replicas):
             reasons = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
-            raise TrainingError(f"no server of {self._pool.setting} was there for {self._pool._wait_s:g} s ({reasons})."
-                                " Start `vlrl serve` again and resume with the same command; "
-                                f"{self._pool.section}.timeout_s sets the limit.")
+            raise TrainingError(f"no server of {self._pool.setting} was available for {self._pool._wait_s:g} s "
+                                f"({reasons}). Start `vlrl serve` again and resume with the same command. "
+                                f"The limit is {self._pool.section}.timeout_s.")
 
     def _is_late(self) -> bool:
         """Whether no server has been ready for longer than allowed."""

@@ -80,7 +80,7 @@ class Routes:
         if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":
             return await self.app(scope, receive, send)
         if not self._known(scope) or scope["type"] == "websocket":
-            return await _reply(send, HTTPStatus.UNAUTHORIZED, {"error": "wrong key, or none"})
+            return await _reply(send, HTTPStatus.UNAUTHORIZED, {"error": "the key is wrong or missing"})
         own = {("GET", "/vlrl/state"): self._state, ("GET", ALIVE): self._alive,
                ("POST", "/vlrl/generate"): self._generate, ("POST", "/vlrl/load"): self._load,
                ("POST", "/vlrl/compare"): self._compare}
@@ -111,7 +111,7 @@ class Routes:
             try:
                 status, value = HTTPStatus.OK, work.result()
             except asyncio.CancelledError:
-                status, value = HTTPStatus.CONFLICT, {"error": "newer weights have come"}
+                status, value = HTTPStatus.CONFLICT, {"error": "the request was stopped because newer weights arrived"}
             except RequestError as refused:
                 status, value = refused.status, {"error": str(refused)}
             except Exception as error:
@@ -177,14 +177,14 @@ class Routes:
             del self._running[task]
         self._check(request["version"])
         if ends := {o.finish_reason for o in outputs[-1].outputs} - {"stop", "length"}:
-            raise RequestError(HTTPStatus.CONFLICT, f"a completion ended with {ends.pop()}")
+            raise RequestError(HTTPStatus.CONFLICT, f"a completion ended with finish_reason={ends.pop()}")
         return vllm_wire.response_of(outputs[-1], request["options"])
 
     def _check(self, version: str) -> None:
         if not version or version != self.version:
             other = self.version and _run_of(self.version) != _run_of(str(version))
             raise RequestError(HTTPStatus.CONFLICT, f"the weights here are of version {self.version!r}, not {version!r}"
-                               + (", as another run uses this server: give each run servers of its own" if other
+                               + (", as another run uses this server: give each run its own servers" if other
                                   else ""))
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ class Routes:
         async with self._loading:
             if version != self.version:
                 if any(_run_of(other) != _run_of(version) for other in self._running.values()):
-                    raise RequestError(HTTPStatus.CONFLICT, "it is generating for another run, and loads your weights "
-                                       "afterwards: give each run servers of its own")
+                    raise RequestError(HTTPStatus.CONFLICT, "the server is generating for another run, and loads this "
+                                       "run's weights afterwards: give each run its own servers")
                 self.version = ""  # no answer from here on, should anything below fail
                 await self._stop_answers()
                 await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter, choices),
@@ -252,7 +252,7 @@ class Routes:
                 break
             await asyncio.sleep(0.05)
         else:
-            raise RuntimeError("the prefix cache could not be reset: requests of someone else are running")
+            raise RuntimeError("the prefix cache could not be reset: requests of another client are running")
         await engine.reset_mm_cache()
         await engine.reset_encoder_cache()
         self.version = version
@@ -264,16 +264,17 @@ class Routes:
         self._check_inside(path)
         if not path.is_dir():
             raise RequestError(HTTPStatus.NOT_FOUND,
-                               f"{path} does not exist here: trainer and server must see one folder")
+                               f"{path} does not exist on the server's host: trainer and server must share the folder")
         for file in path.iterdir():
             self._check_inside(file.resolve())
         if not any(path.glob(needed)):
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"{path} holds no {needed}, and nothing else is read")
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{path} contains no {needed}, and weights are not loaded from "
+                               "other files")
         return path
 
     def _check_inside(self, path: Path) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
-            raise RequestError(HTTPStatus.FORBIDDEN, f"{path} lies in none of the folders of {WEIGHTS}: "
+            raise RequestError(HTTPStatus.FORBIDDEN, f"{path} is in none of the folders of {WEIGHTS}: "
                                f"{', '.join(map(str, self._roots)) or 'none is set'}")
 
 
@@ -283,7 +284,7 @@ def _run_of(version: str) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, got {type(value).__name__}")
+        raise ValueError(f"the request must be a JSON object, got {type(value).__name__}")
     return value
 
 
@@ -337,7 +338,7 @@ async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes |
         left -= len(parts[-1])
         if left >= 0 and not message.get("more_body"):
             return b"".join(parts)
-    raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request of more than {MOST_BYTES:,} bytes")
+    raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request has more than {MOST_BYTES:,} bytes")
 
 
 async def _gone(receive: Any) -> None:

@@ -207,8 +207,8 @@ class ServerEngine:
             _, differences = counted_differences(self._written(policy, target))
             if differences:
                 raise TrainingError("the weight files for the servers differ from the policy: "
-                                    f"{describe_differences(differences)}. Check the disk of engine.scratch (else "
-                                    "run.dir).")
+                                    f"{describe_differences(differences)}. Check the disk of engine.scratch (or of "
+                                    "run.dir if it is not set).")
         return target
 
     def _written(self, policy: Policy, target: TargetWeights) -> Pairs:
@@ -234,7 +234,7 @@ class ServerEngine:
             assert self._target is not None
             _, differences = counted_differences(() if _sharded(policy) else self._written(policy, self._target))
             named = describe_differences(differences)
-            lost = f" The files for the servers differ already: {named}." if named else ""
+            lost = f" The weight files for the servers already differ from the policy: {named}." if named else ""
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
@@ -274,7 +274,7 @@ class ServerEngine:
         if alike and not differences:
             return
         cause = cause_of_mismatch(compared, differences) if compared else (
-            f"Its weights are sharded over several devices, which are not compared. {ADVICE}")
+            f"Its weights are sharded over several devices, so they are not compared. {ADVICE}")
         raise PolicyMismatch(f"the server {address} and the trainer are not the same policy after a sync: "
                              f"log-probabilities of a fixed answer differ by {gap:.2g}, where {target.allowed:g} is "
                              f"allowed. {cause}")
@@ -306,7 +306,8 @@ class ServerEngine:
         if not reason and self._slots < self._rank():
             reason = f"the servers have room for adapters of rank {self._slots} at most"
         if reason and comm.is_main():
-            _log.warning("every sync transfers all weights, with the adapter merged: %s", reason)
+            _log.warning("every sync transfers all weights with the adapter merged, because vLLM cannot load the "
+                         "adapter itself: %s", reason)
         return "merged" if reason else "adapter"
 
     def _rank(self) -> int:
@@ -342,14 +343,14 @@ def state_and_mismatches(client: ServerClient, address: str, setting: str, folde
     except TrainingError:
         state = None
     if not isinstance(state, dict) or "protocol" not in state:
-        raise ConfigError(f"{setting}={address} is a server, but none that `vlrl serve` started: stop it and start "
+        raise ConfigError(f"{setting}={address} is a server that `vlrl serve` did not start: stop it and start "
                           "`vlrl serve` with this config")
     expected = {**expected, "protocol": vllm_wire.PROTOCOL, "logprobs_mode": "processed_logprobs",
                 "extension": EXTENSION}
     wrong = [f"{name} is {state.get(name)} instead of {value}" for name, value in expected.items()
              if state.get(name) != value]
     if not any(folder.is_relative_to(root) for root in state.get("roots", ())):
-        wrong.append(f"it takes weights from {', '.join(state.get('roots', ())) or 'no folder'}, not from {folder}")
+        wrong.append(f"it loads weights from {', '.join(state.get('roots', ())) or 'no folder'}, not from {folder}")
     return state, wrong
 
 
@@ -360,8 +361,8 @@ def read_key(file: str, setting: str = "engine.key_file") -> str:
         return os.environ.get(KEY, "")
     try:
         if (mode := os.stat(file).st_mode & 0o777) & 0o077:
-            _log.warning("%s=%r can be read by others than its owner (mode %o), and anyone with the key controls the "
-                         "servers: chmod 600 %s", setting, file, mode, file)
+            _log.warning("%s=%r can be read by users other than its owner (mode %o), and anyone with the key controls "
+                         "the servers: chmod 600 %s", setting, file, mode, file)
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigError(f"{setting}={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "

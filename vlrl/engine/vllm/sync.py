@@ -123,7 +123,7 @@ class WeightSync:
         except (ValueError, RuntimeError, KeyError, OSError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TrainingError(f"vLLM cannot load the policy's weights: {first.rstrip('.')}. Set engine.name=hf, or "
-                                "check whether vLLM's list of models has the model.") from error
+                                "check whether vLLM supports the model.") from error
         if not self.llm.reset_prefix_cache():
             raise TrainingError("vLLM keeps the KV cache of the old weights, as completions are still being generated. "
                                 "Sync an engine only when it has finished or aborted all requests.")
@@ -166,7 +166,7 @@ class WeightSync:
             engine.remove_lora(before.lora_int_id)
         self._request = LoRARequest(f"step-{number}", number, str(folder))
         if not engine.add_lora(self._request):
-            raise RuntimeError(f"it did not load the adapter in {folder}")
+            raise RuntimeError(f"vLLM did not load the adapter in {folder}")
         if before is not None:
             shutil.rmtree(before.lora_path, ignore_errors=True)
 

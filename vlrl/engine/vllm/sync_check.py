@@ -106,14 +106,14 @@ class SyncCheck:
             return f"{message}. {cause_of_mismatch(compared, differences)}"
         if self.text is not None:
             alike = self._difference(policy, read, self.text) <= allowed
-            message += ("; those of an answer to text alone do not, so look at the vision tower and the merger" if alike
-                        else "; those of an answer to text alone do too, so look at the language model")
+            message += ("; without the image they agree, so the cause is in the vision tower or the merger" if alike
+                        else "; without the image they differ too, so the cause is in the language model")
         return f"{message}. The engine is in another process, so its weights are not compared by name. {ADVICE}"
 
 
 TOLERATE = "If such a difference is expected, raise engine.proof."
-ADVICE = (f"The sync omitted it or transferred it incorrectly. Set engine.name=hf to continue without this engine. "
-          f"{TOLERATE}")
+ADVICE = (f"The sync omitted a weight or transferred it incorrectly. Set engine.name=hf to continue without this "
+          f"engine. {TOLERATE}")
 
 
 def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:

@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    raise TypeError(f"a {type(value).__name__} cannot be sent to a server")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent to a server")
 
 
 def _special(value: Mapping[Any, Any]) -> bool:
