@@ -71,7 +71,7 @@ class Request:
     """[n] prefixes to continue; () = n new completions. With unchanged weights the result is the same as without an
     interruption. The returned completions include their prefix and have one additional turn."""
     way_out: str = ""
-    """For error messages: the setting to change so that no completion continues a text of another policy or model."""
+    """For error messages: a setting to change so that no completion has to continue the text of another one."""
     sample: Sample | None = None
     """The sample of an episode; its environment responds to the actions if the sample was reset (`Sample.opening`)."""
     max_turns: int | None = None
@@ -79,8 +79,8 @@ class Request:
     continues: tuple[CacheSlot, ...] = ()
     """[n] cache slots of the completions, if later requests will extend them; an engine may ignore the slots."""
     turns: tuple[Turn, ...] = ()
-    """The turns of the episode so far, which are the end of the prompt. Their token positions are counted from the end
-    of the episode's first prompt."""
+    """The turns of the episode so far, which form the end of the prompt. Token positions in them are counted from the
+    end of the episode's first prompt."""
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:

@@ -125,8 +125,8 @@ class HFEngine:
                                request.sampling.stop, self.policy.eos, self._texts.decode, turns)
 
     def _so_far(self, writing: DecodingBatch, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """The texts of a batch decoded so far by their name (request, rollout), without end tokens and incomplete
-        characters."""
+        """The texts of a batch decoded so far, by (index of the request, index of the rollout), without end tokens and
+        incomplete characters."""
         written = writing.written()
         rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
         ended = [row[:-1] if row and row[-1] in self.policy.eos else row for row in rows]

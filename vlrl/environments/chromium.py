@@ -14,9 +14,9 @@ _DISABLED = ("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserCl
              "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch",
              "msForceBrowserSignIn", "msEdgeUpdateLaunchServicesPreferredVersion",
              "WebUIOmniboxPopup", "WebUIOmniboxAimPopup")
-"""The features that playwright 1.65 disables, because Chromium uses only the last such list, and the suggestion lists
-of the address bar, for which Chromium 156 starts two processes per window that take most of the time of opening a
-page."""
+"""Chromium features to disable. Chromium uses only the last list of such features, so the features that playwright 1.65
+disables are repeated here. The last two are the suggestion lists of the address bar, for which Chromium 156 starts
+two processes per window that take most of the time of opening a page."""
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
          "--force-color-profile=srgb", "--hide-scrollbars", "--disable-features=" + ",".join(_DISABLED))
 """Command-line flags. The sandbox is off, because containers often run as root; pages are local files. The other flags

@@ -202,8 +202,8 @@ class EpisodeEngine:
         return step, self.encode.observation(step.observation, name)
 
     def _limit(self, playing: LiveEpisode, tokens: int, media: int) -> str:
-        """The limit that ends an episode instead of an observation with so many tokens and media: "turns", "media",
-        "tokens", or "" if the observation fits."""
+        """The limit that ends the episode because an observation of this size no longer fits: "turns", "media" or
+        "tokens"; "" if it fits."""
         limits = self.limits
         most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
         if sum(turn.role == "assistant" for turn in playing.turns) >= most:

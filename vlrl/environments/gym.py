@@ -38,8 +38,7 @@ class GymEnvironment(Environment):
     actions: names of the actions of a Discrete space, in order; () = the names that the environment defines, or else
         numbers.
     act: a function (text, space) -> action that replaces the default conversion of the text, and raises ValueError for
-    an
-        invalid action; or its address `path/file.py:function`.
+        an invalid action; or its address `path/file.py:function`.
     show: image = only the frame; text = the observation as text; both = both; auto = the frame, and the strings in the
         observation. With image or auto, an observation that has neither is written as text.
     goal, parts: see EpisodeReward. arguments: further arguments of `gymnasium.make`."""

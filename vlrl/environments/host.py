@@ -38,8 +38,8 @@ from vlrl.types import Observation, Sample, Step
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Pauses in seconds between the retries of a reset. All attempts together may take environment.reset_s."""
 _MOST_LOST = 3
-"""After this number of consecutive samples whose resets failed finally, resets are not retried until one succeeds, so
-that a server that is down does not delay every episode by the full time limit."""
+"""After this number of consecutive samples whose resets failed in all attempts, resets are attempted only once until
+one succeeds, so that a server that is down does not delay every episode by the full time limit."""
 _START_S = 60.0
 """Time limit in seconds for starting a process."""
 _NOTHING = pickle.dumps(("close", 0, None))

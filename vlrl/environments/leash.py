@@ -1,8 +1,9 @@
-"""Runs a command and ends it, with its process group, when the parent ends: `python leash.py PARENT command ...`.
+"""Runs a command and kills it, with its process group, when the parent process ends: `python leash.py PARENT command
+...`.
 
-A process killed by kill -9 cannot end the servers it started, and a server may not notice that its standard input was
-closed. Linux only; this file imports nothing of vlrl, so that it starts at once.
-"""
+A process that is killed by kill -9 cannot end the servers it started, and a server may not notice that its standard
+input was closed. PARENT is the parent's process id. Linux only; this file imports nothing of vlrl, so that it starts
+fast."""
 
 import ctypes
 import os

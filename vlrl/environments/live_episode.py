@@ -177,8 +177,8 @@ def action_of(episode: Completion, turn: int) -> Completion:
 
 
 def group_members(request: Request) -> list[tuple[int, Completion | None]]:
-    """Lists the episodes of a request: the index of each in its group, and the other episode whose actions it replays
-    first (or None)."""
+    """Lists the episodes of a request: the index of each in its group, and the episode whose actions it replays first
+    (None = no replay)."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]

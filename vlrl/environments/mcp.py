@@ -238,11 +238,9 @@ class McpEnvironment(ToolEnvironment):
     address: a command with arguments, or the URL of a server over streamable HTTP; several URLs are equivalent servers.
     tools: names of the tools that the model may call; () = all.
     reset: name of a tool, hidden from the model, that is called with {"seed": ...} when an episode begins; its result
-    is
-        the first observation.
+        is the first observation.
     environment: names of environment variables passed to the command, in addition to HOME, LOGNAME, PATH, SHELL, TERM
-    and
-        USER.
+        and USER.
     folder: the working directory of the command.
     step_s, reset_s: time limits in seconds for all calls of an action, and for everything up to the first observation.
 

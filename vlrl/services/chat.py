@@ -88,8 +88,8 @@ def key_of(variable: str | None, option: str) -> str:
 
 
 def _further(option: str, name: str) -> str:
-    """The name of a related option or setting: that for the key (`name` = key-env) or the model, given the one for the
-    address."""
+    """Converts the name of the option or setting for the address to that for the key (`name` = key-env) or the model.
+    """
     if not option.startswith("--"):
         return f"{option.rpartition('.')[0]}.{name.replace('-', '_')}"
     return f"--{name}" if option == "--endpoint" else f"{option}-{name}"
@@ -153,7 +153,8 @@ class ChatClient:
         return text.replace(self._key, "***") if self._key else text
 
     def models(self, timeout_s: float = CONNECT_S) -> tuple[list[str], str]:
-        """The names of the server's models, and "" or, if no names were returned, a description of the problem."""
+        """Returns the names of the server's models, and a description of the problem if there are none ("" otherwise).
+        """
         answer: Any = None
         try:
             answer = self._http.get(f"{self.address}/models", timeout=timeout_s)

@@ -1,6 +1,6 @@
 """Reward parts of `task.parts` in which a judge compares the answers of a group; see extra_parts.py.
 
-    pairwise        +1 or -1 by comparison with a reference answer from the group (BRPO, arXiv 2506.00103)
+    pairwise        +1 or -1 by comparison with a random answer of the group (BRPO, arXiv 2506.00103)
     tournament      1 - rank / (G - 1) in a seeded single-elimination tournament (ArenaRL)
     principles      grades by principles that the judge writes for the question (DeepSeek-GRM, arXiv 2504.02495)
 
@@ -37,12 +37,11 @@ from vlrl.types import Answer, Parts, Sample
 @part({"pairwise": 1.0, "order_disagreement": 0.0}, needs=("judge",))
 def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, most: float = 0.6,
              media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Compares the answers of a group with a reference answer, a member of the group that is chosen at random (BRPO,
-    arXiv 2506.00103).
+    """Compares each answer with one answer of the group that is chosen at random, the anchor (BRPO, arXiv 2506.00103).
 
-    `pairwise` is +1 if the judge prefers the answer in both orders, -1 if it does not, and 0 for the reference answer.
-    If the absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is
-    dropped. `order_disagreement` is 1 if the judge's preference depends on the order."""
+    `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1; it is 0 for the anchor. If
+    the absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is dropped.
+    `order_disagreement` is 1 if the judge's preference depends on the order."""
     if len(answers) < 2:
         return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
@@ -69,7 +68,7 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 @part({"tournament": 1.0}, needs=("judge",), replaces_outcome=True)
 def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
                reasoning: bool = False) -> list[Parts]:
-    """1 - rank / (G - 1) of each answer in a tournament with 2 G - 2 calls of the judge (ArenaRL).
+    """1 - rank / (G - 1) of each answer in a tournament with 2 G - 2 calls to the judge (ArenaRL).
 
     First the judge scores the first answer against each other answer, which determines the seeds. A single elimination
     follows, in which the best seed plays against the last one. Answers eliminated in the same round are ranked by their

@@ -94,8 +94,7 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
     - `missing` if the task cannot parse an answer,
     - 0 if the judge finds the answer wrong,
     - 1 - penalty * min(most, d) if the judge finds it correct, where d is the difference in length between the answer
-    and
-      the reference answer, in words and punctuation marks."""
+      and the reference answer, in words and punctuation marks."""
     said = {i: a for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
     verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
     off = {i: min(most, abs(len(_PIECE.findall(a.final)) - length)) for i, a in said.items()}

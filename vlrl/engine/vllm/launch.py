@@ -84,7 +84,7 @@ class ServerGroup:
     """The file with the servers' key; None if the key is not in a file."""
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """Message that is printed when a server responds again."""
+    """What follows when a server responds again; printed at the end of that message."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf
@@ -309,8 +309,8 @@ def _key_of(file: Path) -> str:
 
 @contextlib.contextmanager
 def serve_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder of the servers. Raises ConfigError if another `vlrl serve` has locked it, since the folder
-    contains the key and the logs of its servers."""
+    """A context in which the folder of the servers is locked. Raises ConfigError if another `vlrl serve` has locked it,
+    since the folder contains the key and the logs of its servers."""
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
         try:

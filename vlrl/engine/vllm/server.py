@@ -5,10 +5,10 @@ response contains n completions with token ids and log-probabilities. replicas.p
 retries when a server fails.
 
 vLLM's own endpoints cannot be used. The chat endpoint renders and tokenizes the prompt again, and accepts videos only
-as files or JPEGs, with different frame times. /inference/v1/generate accepts ids, but media either lose processor
-settings and video times in the same way, or must be tensors of vLLM's own processor. With both, the development
-endpoints, which replace weights, are open to anyone. So the servers have a small middleware (routes.py), which passes
-the same prompt and parameters to vLLM as the in-process engine does.
+as files or JPEGs, with different frame times. /inference/v1/generate accepts ids, but its media either lose processor
+settings and video times too, or must be tensors of vLLM's own processor. Both endpoints leave the development
+endpoints, which replace weights, open to anyone. So the servers have a small middleware (routes.py), which passes the
+same prompt and parameters to vLLM as the in-process engine does.
 
 Weights are transferred through a folder that both trainer and servers can access (engine.scratch, or else the run
 folder). Each sync creates a new version of the weights, which every request names. A server that was restarted, or
@@ -167,7 +167,7 @@ class ServerEngine:
 
     def sync(self, policy: Policy, step: int) -> None:
         """Makes the servers load the policy's weights, and checks that they reproduce the trainer's log-probabilities
-        of the probe. A collective call, while no process generates.
+        of the probe. A collective call; no process may generate at the same time.
 
         The main process writes the weights and notifies the servers. A server that does not respond gets no requests
         until it responds and has loaded the weights."""

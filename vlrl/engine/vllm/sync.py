@@ -113,7 +113,8 @@ class WeightSync:
 
     @torch.no_grad()
     def push(self, policy: Policy) -> None:
-        """Transfers the weights and empties all caches; a collective call under FSDP, while nothing is generated.
+        """Transfers the weights to vLLM and empties all caches. A collective call under FSDP; nothing may be generated
+        at the same time.
 
         Raises TrainingError if vLLM cannot load the weights."""
         begun = time.perf_counter()
