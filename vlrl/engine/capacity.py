@@ -25,7 +25,7 @@ from vlrl.models.policy import Policy
 from vlrl.types import Prompt
 
 Job = tuple[int, list[int]]
-"""(index of a request, indices of its rollouts in a batch)"""
+"""The rollouts of one request in a batch: (index of the request, indices of the rollouts in their group)."""
 GIB = 2**30
 MOST_ROWS = 256
 """Maximum number of completions per batch. For small models this limit applies first, so batches are the same on every

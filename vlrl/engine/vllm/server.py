@@ -320,7 +320,7 @@ class ServerEngine:
         if state.get("max_model_len", 0) < self.max_model_len:
             wrong.append(f"engine.max_model_len is {state.get('max_model_len')}, less than {self.max_model_len}")
         if self.way == "adapter" and state.get("lora_rank", 0) < self._rank():
-            wrong.append(f"model.lora.rank has to be at most {state.get('lora_rank', 0)}")
+            wrong.append(f"model.lora.rank is {self._rank()}, and it supports at most {state.get('lora_rank', 0)}")
         if wrong:
             raise ConfigError(f"the server {address} was started with other settings: {'; '.join(wrong)}. Start `vlrl "
                               "serve` with the config and settings of this run.")

@@ -3,8 +3,8 @@ a fixed answer.
 
 The check is cheap: one prompt with an image and a few answer tokens (the probe). If it fails, the weights of trainer
 and engine are compared by name, and the error names the parameter that differs. In the first two checks all weights are
-compared in any case: right after the start a parameter that the sync omits still has the correct value, and later
-changes may be too small to affect a log-probability."""
+compared in any case, because a parameter that the sync omits may have changed too little to affect a log-probability.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Read = Callable[[Prompt, np.ndarray], Sequence[float] | np.ndarray]
 """Returns the engine's [T] log-probabilities of the tokens of an answer to a prompt, at temperature 1 and with no token
 banned."""
 Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
-"""(name, the policy's tensor, the engine's tensor)."""
+"""An iterable of (name, the policy's tensor, the engine's tensor)."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 _ANSWER = "The circle is red."
 WHOLE = 2
-"""Number of checks, counted from the first one, in which all weights are compared."""
+"""All weights are compared in this number of checks, beginning with the first one."""
 _ULPS = 4
 """Allowed difference of a weight, in units in the last place of the tensor's largest absolute value."""
 _SLICE = 2**22

@@ -17,7 +17,7 @@ from vlrl.engine.vllm.policy_weights import gathered
 
 HEAD, SIDES = "lm_head.weight", ("lora_A", "lora_B")
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
-"""(name, the policy's tensor, the engine's tensor)."""
+"""An iterator over (name, the policy's tensor, the engine's tensor)."""
 
 
 class EngineWeights:
