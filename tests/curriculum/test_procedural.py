@@ -175,7 +175,7 @@ def test_the_contract_of_tasks_with_knobs():
             made(index, knobs), row={**made(index, knobs).row, "n": next(calls)}),
         "occurs before, in generate(": lambda made, index, knobs: made(0, knobs),
         "generate(0, .*KeyError": lambda made, index, knobs: made(index, {"size": 0.2}),
-        "after it was written as JSON": lambda made, index, knobs: replace(made(index, knobs), row={"n": (1, 2)})}
+        "when it is written as JSON": lambda made, index, knobs: replace(made(index, knobs), row={"n": (1, 2)})}
     for words, change in broken.items():
         assert re.search(words.replace("(", r"\("), "\n".join(checked(change)[1])), words
     for bounds in ((4.0, 1.0), (0.0, math.inf), (1.0,)):

@@ -366,11 +366,11 @@ def test_signs_of_mathematics():
 
 def test_no_verdict_never_pays(monkeypatch):
     def failing(*_):
-        raise verifier.VerifierError("math-verify gave no verdict within 5 s")
+        raise verifier.VerifierError("math-verify returned no verdict within 5 s")
     monkeypatch.setattr(verifier, "verified", failing)
     right, hung = scored(MATH, think("$\\frac{1}{2}$"), think("9^{9^{9}}"), recipe="kimi_k1_5", lengths=(5, 9))
     assert (right.reward, right.error, right.parts["length"]) == (1, None, 0.5)
-    assert hung.reward is None and hung.error.startswith("VerifierError: math-verify gave no verdict")
+    assert hung.reward is None and hung.error.startswith("VerifierError: math-verify returned no verdict")
 
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<|begin_of_box|>", "<|end_of_box|>", "\\boxed{", "{", "}",
