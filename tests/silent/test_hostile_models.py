@@ -23,7 +23,7 @@ def test_a_model_of_too_many_layers(folder, part, name):
     config = json.loads(path.read_text())
     config[part][name] = 100_000
     path.write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=rf"{part}.{name}=100000, and no model has more than 1,000"):
+    with pytest.raises(ConfigError, match=rf"{part}.{name}=100000, but no model has more than 1,000"):
         skeleton(settings(folder).model)
 
 

@@ -184,7 +184,7 @@ def test_an_evaluation_without_a_scorable_answer_is_not_best():
     assert trackers.best_of([lost], "heldout", "reward/mean") is None
     scored = {**away, "step": 2, "reward/mean": 0.1}
     assert trackers.best_of([away, scored], "heldout", "reward/mean") == scored
-    with pytest.raises(RunError, match=r"save.best='length' is no metric"):
+    with pytest.raises(RunError, match=r"save.best='length' is not a metric"):
         trackers.best_of([away, scored], "heldout", "length")
 
 

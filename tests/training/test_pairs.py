@@ -132,7 +132,7 @@ def test_the_gradient_is_that_of_a_plain_forward_and_of_no_packing(made):
 
 def test_what_does_not_go_together(tmp_path, tiny_models):
     config = config_of(tmp_path, tiny_models[FAMILY])
-    with pytest.raises(ConfigError, match=r"algo\.loss=bradley_terry learns from pairs.*vlrl sft"):
+    with pytest.raises(ConfigError, match=r"algo\.loss=bradley_terry trains on pairs.*vlrl sft"):
         train_loop(config)
     assert supervised_config(config).save.best == "accuracy"
     with pytest.raises(ConfigError, match=r"train\.sharding=zero2 does not go with algo\.loss=bradley_terry"):

@@ -331,7 +331,7 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: fl
                     causal: bool = False) -> Sequence[torch.Tensor]:
     """Gradients of q, k, v [B, H, T, d]; `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
     q, k, v, out, lse = saved
-    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel reads no strides of it
+    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel ignores its strides
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, lse, 0.0, causal, scale=scale)
 
@@ -367,7 +367,7 @@ def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.d
         row[:m] = np.concatenate([np.arange(start, start + n) for start, n, _ in over])
     places = torch.from_numpy(index).to(device)
     visible = torch.arange(p, device=device) < torch.tensor([m for _, m, _, _ in runs], device=device)[:, None]
-    before = Grid(places.flatten(), (r, p), None, places.flatten())  # what is padded is masked
+    before = Grid(places.flatten(), (r, p), None, places.flatten())  # padding is masked
     reach = torch.ones(a, a, dtype=torch.bool, device=device).tril()
     return Bucket(own, before, torch.cat([visible[:, None].expand(r, a, p), reach.expand(r, a, a)], -1)[:, None])
 
@@ -399,7 +399,7 @@ def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cac
     query [R, H, 1, d] -> [R, 1, H, d]."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
-    q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads of one key head are so many more queries
+    q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads that share a key head become further queries
     own, own_lse = _flash(q, key, value, scale)
     queries = (q if cache.grid is None else q[cache.grid]).view(len(keys), -1, *q.shape[1:])  # [P, G, H_kv, h, d]
     over, over_lse = _flash(queries.transpose(1, 2).flatten(2, 3), keys, values, scale, bias=cache.bias)

@@ -65,7 +65,7 @@ def _exchange(groups: Sequence[Group], entries: Sequence[_Entry], owners: list[i
     routes: dict[tuple[int, int], list[bytes]] = {}
     for e, to in moves:
         routes.setdefault((e.owner, to), []).append(packed.get(e.id, b""))
-    arrived = [pickle.loads(data) for data in comm.exchange(routes)]  # of this run's own processes
+    arrived = [pickle.loads(data) for data in comm.exchange(routes)]  # sent by processes of this run
     staying = [g for g in groups if g.id not in packed]
     return sorted([*staying, *arrived], key=lambda g: g.id), metrics
 

@@ -27,7 +27,7 @@ def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Call
 
         try:
             return AutoImageProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
-        except (ConfigError, OSError, ValueError, ImportError):  # loading the model says why
+        except (ConfigError, OSError, ValueError, ImportError):  # reported when the model is loaded
             return None
 
     @cache

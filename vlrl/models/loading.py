@@ -159,7 +159,7 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
     forbid_repacking(model)
     if device is None or device.type == "cpu":
         align_weights(model)
-    model.name_or_path = model.config.name_or_path = name  # what an adapter names as its base; not a path in a package
+    model.name_or_path = model.config.name_or_path = name  # adapters store this name as their base
     return model
 
 

@@ -99,7 +99,7 @@ def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[tor
             return args[0][:1, :1]
 
         def leave(_: Any, __: Any, output: torch.Tensor) -> None:
-            passed.append(output.detach().clone())  # some models write into it
+            passed.append(output.detach().clone())  # some models modify it in place
 
         with layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave):
             logits = model(**inputs).logits.detach()

@@ -67,7 +67,7 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
     _set_frame_area(unit, settings)
     if settings.video_total_pixels is not None:
         unit.cap_pixels_per_frame = True
-        unit.max_video_tokens = (settings.video_total_pixels + 0.5) / (0.9 * _side(unit) ** 2)  # it takes 0.9 of them
+        unit.max_video_tokens = (settings.video_total_pixels + 0.5) / (0.9 * _side(unit) ** 2)  # uses 0.9 of them
         _below_its_cap(unit, settings.frame_pixels[1])
 
 
@@ -83,7 +83,7 @@ def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
         unit.size = dict(unit.size) | {"longest_edge": high * settings.video_max_frames}
         _below_its_cap(unit, high)
     if total is not None:
-        unit.size = dict(unit.size) | {"longest_edge": 2 * total}  # it counts each of two merged frames
+        unit.size = dict(unit.size) | {"longest_edge": 2 * total}  # the processor counts both of two merged frames
     if high is not None or total is not None:
         unit.cap_pixels_per_frame = True
 

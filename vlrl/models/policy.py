@@ -30,7 +30,7 @@ from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_
 from vlrl.models.saving import write_model
 from vlrl.types import Prompt
 
-if TYPE_CHECKING:  # few runs learn a head
+if TYPE_CHECKING:  # few runs train a head
     from vlrl.models import heads
 
 _CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
@@ -134,7 +134,7 @@ class Policy:
         """Context manager of autocast to the compute type; does nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)  # accelerate's knows no float16 on a CPU
+        return torch.autocast(self.device.type, self.dtype)  # accelerate's has no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
         """Keyword arguments for the model's forward, from packed inputs.
@@ -186,7 +186,7 @@ class Policy:
         base = _unwrapped(model)
         inputs = self.inputs(batch.inputs, base)
         hidden, head = answer_states(model, base, {**inputs, "logits_to_keep": batch.columns, "use_cache": False})
-        if hidden.shape[1] != len(batch.columns):  # a model that knows no logits_to_keep
+        if hidden.shape[1] != len(batch.columns):  # a model without logits_to_keep
             hidden = hidden.index_select(1, batch.columns)
         hidden = hidden.flatten(0, 1)
         return hidden if batch.select is None else hidden.index_select(0, batch.select), head
@@ -368,7 +368,7 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
         if key not in outputs:
-            outputs[key] = values, call(*args, **kwargs)  # the arguments too: as long as they live their ids are theirs
+            outputs[key] = values, call(*args, **kwargs)  # values keep their ids while they live
         return outputs[key][1]
     return remembered
 
@@ -406,11 +406,11 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     choose_trained(model, family, settings, dtype)
     if not full:
         model = ADAPTERS["add"](model, family, settings, checkpoint)
-    if not shards.is_sharded(config):  # shards go there one at a time
+    if not shards.is_sharded(config):  # shards are moved one at a time
         model.to(accelerator.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
+        # only reentrant checkpointing needs them, and with them a frozen vision tower would have a backward pass
         _unwrapped(model).disable_input_require_grads()
     model.train()
     head = make_head(config, _unwrapped(model), accelerator.device)
@@ -426,7 +426,7 @@ def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | N
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
     """A gradient scaler that keeps small gradients above the smallest float16 number; does nothing for other types."""
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    scaler.scale(torch.zeros((), device=device))  # makes its tensors: a process may find nothing to train on in a step
+    scaler.scale(torch.zeros((), device=device))  # creates its tensors, even on ranks without loss
     return scaler
 
 

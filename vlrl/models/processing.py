@@ -30,8 +30,8 @@ _MEDIA = Table({"edited": "vlrl.data.media_edits:apply_edits", "clock": "vlrl.da
 _VISUALS = Table({name: f"vlrl.models.vision_cache:{name}" for name in ("processor_hash", "visuals_of")})
 _TOOLS = Table({name: f"vlrl.models.tool_prompts:{name}"
                 for name in ("in_system", "keeps_results", "results", "strips_thinking", "writes_calls")})
-_CHARACTERS = 16  # a token has fewer on average in nearly any text
-_MOST_AT_ONCE = 1 << 18  # characters that are tokenized without asking whether they could ever fit
+_CHARACTERS = 16  # more than the mean length of a token in nearly any text
+_MOST_AT_ONCE = 1 << 18  # texts up to this length are tokenized as a whole
 _STAND_IN = "vlrl-stands-in-for-an-action"
 _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
@@ -60,7 +60,7 @@ class Encoder:
         vision = {*family.vision_tokens, *tokenizer.convert_ids_to_tokens(family.vision_ids(processor))}
         self._vision = sorted(vision, key=len, reverse=True)
         self._reserved = sorted(control | ends | vision, key=len, reverse=True)
-        self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # but <think>
+        self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # not <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
         """The prompt of one sample, with the text `guidance` after its question.
@@ -89,7 +89,7 @@ class Encoder:
             tools = tools or sample.get("tools") or ()
         text = self._render(self._media_first(messages, sample.opening), loaded, sample, tools)
         begin = text[:max(_MOST_AT_ONCE, _CHARACTERS * self.config.limits.prompt_tokens)]
-        if len(begin) < len(text):  # megabytes, of which a tokenizer makes tokens for a minute
+        if len(begin) < len(text):  # tokenizing megabytes takes a minute
             self._check_length(len(self.processor.tokenizer(begin)["input_ids"]), sample.id, "more than ")
         encoded = self._encoded(sample.id, text, loaded, self._adds_special(text))
         self._check_length(len(encoded), sample.id)

@@ -26,7 +26,7 @@ def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
         while config is None and (base := adapter_base(name)):
             name = base
         config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-        family_of(config)  # refuses first
+        family_of(config)  # raises for unsupported models
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
             family = family_in(model)

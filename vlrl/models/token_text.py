@@ -61,7 +61,7 @@ def tokenizer_file(tokenizer: Any) -> str | None:
     """The contents of a tokenizer.json for this tokenizer; None if it is not a fast tokenizer or contains custom code.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
+    with contextlib.suppress(Exception):  # custom code raises a plain Exception
         return fast.to_str() if fast is not None else None
     return None
 

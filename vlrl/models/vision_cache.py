@@ -151,7 +151,7 @@ def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Map
     return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
 
 
-@torch.inference_mode(False)  # generation runs in it, and what is kept enters a graph later
+@torch.inference_mode(False)  # cached features may enter an autograd graph later
 @torch.no_grad()
 def _computed(model: Any, visual: VisualInput) -> Features:
     inputs = {k: v.to(model.device) for k, v in visual.inputs.items()}

@@ -137,7 +137,7 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
 
 def _rewards(rows: Sequence[dict]) -> dict[str, float]:
     rewards = np.array([r for row in rows for r in row["rewards"] if r is not None])
-    with np.errstate(over="ignore"):  # of a huge one the deviation is infinite
+    with np.errstate(over="ignore"):  # a huge reward has an infinite deviation
         out = {"reward/mean": _mean(rewards), "reward/std": float(rewards.std()) if len(rewards) else float("nan")}
     for part in sorted({p for row in rows for p in row["parts"]}):
         out[f"reward/{part}"] = _mean([v for row in rows for v in row["parts"].get(part, ()) if v is not None])

@@ -19,7 +19,7 @@ from vlrl.monitoring import LEAST_WIDTH
 from vlrl.types import Group
 
 _NOTEBOOK = Table({"cell": "vlrl.monitoring.notebook:Cell", "page": "vlrl.monitoring.notebook:page"})
-_MOST = 2000  # characters of one text that are printed
+_MOST = 2000  # characters printed of one string
 _NOT_PARTS = {"mean", "std", "min", "max"}
 
 
@@ -103,7 +103,7 @@ def terminal() -> Console:
     """A console for the terminal whose lines have at least LEAST_WIDTH columns."""
     console = Console(highlight=False)
     if console.width < LEAST_WIDTH:
-        console.width = LEAST_WIDTH  # which then keeps to it; another one follows its window
+        console.width = LEAST_WIDTH  # fixed from now on; else it follows the window
     return console
 
 

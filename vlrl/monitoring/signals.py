@@ -75,7 +75,7 @@ class StopSignals:
 
     def _stop(self) -> None:
         self.completed()
-        # one that was ignored before, as in the background of a script, would not end the process any more
+        # a signal that was ignored before (a background job of a script) would no longer end the process
         self._before = {number: _USUAL.get(number, signal.SIG_DFL) if handler is signal.SIG_IGN else handler
                         for number, handler in self._before.items()}
         self._restore()

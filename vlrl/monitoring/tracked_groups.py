@@ -24,8 +24,8 @@ TARGET = "#22c55e"
 _COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
 _SIDE = 512
 """Longest side in pixels of an image that is sent; images smaller than half of this are enlarged to half of it."""
-_MOST = 2000  # characters of one text of a table
-_MARKS = 200  # of one picture
+_MOST = 2000  # characters in a table cell
+_MARKS = 200  # marks drawn on one image
 
 
 @dataclass(frozen=True)

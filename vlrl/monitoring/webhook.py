@@ -65,7 +65,7 @@ class Webhook:
     def _work(self) -> None:
         import httpx
 
-        # plain http is for this machine alone, and a proxy is another one; a redirect leads where nobody allowed it
+        # plain http must stay on this machine, so no proxy; a redirect could lead to a host that nobody allowed
         with httpx.Client(verify=ssl.create_default_context(), trust_env=not self._url.startswith("http:"),
                           timeout=self._timeout_s, follow_redirects=False) as client:
             while (record := self._waiting.get()) is not None:

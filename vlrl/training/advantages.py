@@ -222,7 +222,8 @@ class _GroupValues:
 def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
                   plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None,
                   ) -> _GroupValues:
-    """The _GroupValues of a group. Fields that no function requires stay empty, as all are sent between ranks."""
+    """The _GroupValues of a group. Fields that no function requires stay empty, because all fields are sent between
+    ranks."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
     return _GroupValues(
@@ -312,7 +313,7 @@ def _applied(setting: str, function: Bound, s: Scores) -> Any:
         count = len(values)
     except VlrlError:
         raise
-    except Exception as error:  # anyone's code
+    except Exception as error:  # code of a user may raise anything
         raise ConfigError(f"{setting}={function.name!r}: {failure(error)}") from error
     if count != len(s.rewards):
         raise ConfigError(f"{setting}={function.name!r} returned {count} values for {len(s.rewards)} rollouts")

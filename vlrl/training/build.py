@@ -147,7 +147,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                              _measures(data.sampler, model, config, task, prefetch), progress, credit.has_signal)
         parts = Parts(config, task, model, encode, prefetch, engine, source, credit, optimizer_of(model, config),
                       algorithm, clock, scorer, warnings)
-        opened.pop_all()  # from here on the run closes them
+        opened.pop_all()  # the caller closes them from now on
     return parts
 
 
@@ -245,7 +245,7 @@ def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelih
 def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, apart: bool, clock: Clock,
             opened: contextlib.ExitStack) -> Engine:
     """The engine, wrapped for episodes if the task has environments. Also shards the model."""
-    copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
+    copies = apart and config.engine.name == "hf"  # copies the whole model, so before sharding
     if not copies:
         shard(model, encode, config)
     engine = make_engine(config, model, engine_folder(config), apart=apart, episodes=environments is not None)
@@ -292,7 +292,9 @@ def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> Subpro
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The host of a task's environments; None if the task has none. `ready` returns the task with its services."""
+    """The object that runs the task's environments in separate processes; None if the task has no environment.
+
+    `ready` returns the task with its services."""
     return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
 
@@ -316,7 +318,7 @@ def shard(model: Policy, encode: Encoder, config: Config) -> None:
     For any sharding it also prepares the policy's idle prompt."""
     if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
-    if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shares the model out together with its optimizer
+    if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shards the model in optimizer_of
         shards.KINDS["fsdp2"](model, model.idle, config.train)
 
 

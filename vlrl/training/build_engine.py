@@ -60,7 +60,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
                      "the engine's log-probabilities are normalized over this subset. The trainer's are normalized "
                      "over the whole vocabulary, so mismatch/kl is larger and algo.correction corrects for the "
                      "difference.", settings.top_p, settings.top_k)
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    shutil.rmtree(folder, ignore_errors=True)  # files of a killed run
     folder.mkdir(parents=True)
     return _ENGINES[settings.name](model, config, folder, episodes)
 

@@ -59,7 +59,7 @@ class EmergencyCheckpoint:
         parts = self.parts
         source, self._ahead = parts.source.at_rest()
         algorithm = parts.algorithm.state_dict(parts.policy)
-        algorithm.pop("reference", None)  # as large as the weights; it moves after them
+        algorithm.pop("reference", None)  # as large as the weights, and updated after them
         self._frozen = trainer_state.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),
                                           "algorithm": algorithm})
 
@@ -82,7 +82,7 @@ class EmergencyCheckpoint:
             path = self._save(weights, live, patience)
             error.add_note(f"The {self.done} completed steps are saved in {path}; the same command resumes from there.")
         except Exception as problem:
-            if not comm.is_main():  # what is lost is said by the main process
+            if not comm.is_main():  # the main process reports what is lost
                 if not isinstance(problem, NotSaved):
                     error.add_note(f"This process could not contribute its shards: {problem}")
                 return

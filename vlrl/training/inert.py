@@ -81,7 +81,7 @@ def unread_credit(run: Run) -> Iterator[Inert]:
         yield Inert("algo.kl_coef", algo.kl_coef, f"{why}, and algo.kl_in=reward has no other effect; set "
                     "algo.kl_in=loss")
     for shaping in run.uses("shaping") if why and not batch.reads("reward") and not batch.by_reward else ():
-        # one of a user's own may make a reward unscorable, which more functions read
+        # a user's shaping may make a reward unscorable (NaN), which further functions read
         if not shaping.own or (deaf and algo.batch.name == "all"):
             yield Inert(shaping.setting, shaping.named.name, why)
 

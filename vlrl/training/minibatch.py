@@ -76,7 +76,7 @@ class TrainingRow:
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
         """`whole`, an array over the rollout's tokens, with the row's values [T, ...] written into it.
 
-        None stands for an array of zeros."""
+        If `whole` is None, a new array of zeros is used."""
         if self.row is self.rollout.completion:
             return values
         if whole is None:

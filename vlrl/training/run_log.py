@@ -64,7 +64,7 @@ class RunLog:
         alerts = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
             self.folder.append_timeline(step, spans)
-        supervised = self.config.algo.loss.name in SUPERVISED  # a given answer says nothing of the model
+        supervised = self.config.algo.loss.name in SUPERVISED  # answers of the data set show nothing about the model
         self.progress.update(step + 1, {k: v for k, v in line.items()
                                         if not (supervised and k.startswith("reward/"))})
         every = self.config.log.samples_every

@@ -99,7 +99,7 @@ class Session:
             if self.config.resume == "never":
                 files.move_aside(self.folder.path)
             latest = resume.find_checkpoint(self.folder, self.config)
-            # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
+            # without a checkpoint earlier evaluations may be of another model or other settings
             self.folder.truncate(latest.step, evaluated=latest.path is not None)
             self._pin_sources(goes_on=latest.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
@@ -178,7 +178,7 @@ class Session:
         except Exception as later:
             if error is None:
                 raise
-            # the first error is raised on
+            # the first error is raised
             self._tell(f"\nwarning: while the run ended: {type(later).__name__}: {later}\n")
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
@@ -272,7 +272,7 @@ class Session:
     def _end_writing(self, writer: BackgroundWriter | Saver, what: str) -> None:
         try:
             writer.close()
-        except Exception as error:  # the run ends by another error, which is to be seen
+        except Exception as error:  # must not hide the error that ends the run
             self.progress.print(f"warning: {what} not on disk: {error}")
 
     def _evaluate(self) -> None:
@@ -281,7 +281,7 @@ class Session:
         known = comm.broadcast({(r["step"], r["split"]): r for r in self.folder.evals()} if comm.is_main() else None)
         for split in self.config.eval.splits if self.config.eval.samples else ():
             if (done, split) in known:
-                if done == self.start:  # trackers drop from there on what the run had logged before
+                if done == self.start:  # trackers drop what was logged from this step on
                     self._log.track_evaluation(known[done, split])
                 continue
             with parts.clock("eval"):

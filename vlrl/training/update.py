@@ -70,7 +70,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     for _ in range(config.rollout.updates):
         for i, part in enumerate(parts):
             also = [one for each in passes if (one := each[i]) is not None and one.active]
-            if part.total_tokens or also:  # none on any process: there is nothing to learn from
+            if part.total_tokens or also:  # else no rank has anything to train on
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
                 _accumulate(policy, part, algorithm, config, step, meter, also)
@@ -206,7 +206,7 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
     scaler, engine = policy.scaler, engine_of(policy.shards)
     if engine:
         _set_rates(optimizer, rate)
-        norm, head_norm = engine.step(), 0.0  # which leaves out what is not finite
+        norm, head_norm = engine.step(), 0.0  # it skips non-finite gradients
     else:
         norm, head_norm = _clipped(policy, optimizer, config.train.max_grad_norm, summed)
     finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm + head_norm)
@@ -258,7 +258,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
     """Counts a skipped optimizer step and reports its groups; raises NonFinite above limits.nonfinite_steps."""
     suspects = sorted(meter.suspects) or [r for r, t in enumerate(part.rollouts) if t.mask.any()]
     suspected = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
-    # the micro-batches whose loss it was; else all that gave the gradient
+    # groups with a non-finite loss if there are any, else all groups behind the gradient
     sure = any(from_loss for from_loss, _ in suspected)
     names = list(dict.fromkeys(name for from_loss, own in suspected if from_loss or not sure for name in own))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

@@ -40,14 +40,14 @@ def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | 
     else:
         lora = settings.lora
         targets = adapted_layers(model, family, lora.target)
-        with warnings.catch_warnings():  # of experts that have no linear layers, which PEFT thinks of by itself
+        with warnings.catch_warnings():  # PEFT adds patterns for experts
             warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
             peft = get_peft_model(model, LoraConfig(
                 r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
                 lora_dropout=lora.dropout, target_modules=targets, bias="none"))
     for config in peft.peft_config.values():
         assert isinstance(config, LoraConfig)
-        if isinstance(config.target_modules, set):  # else each process writes them in another order
+        if isinstance(config.target_modules, set):  # else the order differs between processes
             config.target_modules = sorted(config.target_modules)
     for _, parameter in peft.named_parameters():
         if parameter.requires_grad:
@@ -63,11 +63,11 @@ def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.devi
     from transformers.utils import cached_file
 
     rounded = Quantization.read(resolve(name))
-    if rounded:  # what it learned belongs to the rounded weights
+    if rounded:  # it was trained on the rounded weights
         model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
     else:
         model = load_model(base, dtype, what, device=device)
-    cached_file(resolve(name), "adapter_model.safetensors")  # raises without one: PEFT would take a pickle
+    cached_file(resolve(name), "adapter_model.safetensors")  # raises if missing: PEFT would load a pickle
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         adapted = PeftModel.from_pretrained(model, resolve(name))

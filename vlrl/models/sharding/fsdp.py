@@ -39,7 +39,7 @@ class FSDPShards(Shards):
 
     def scatter(self) -> None:
         for root in self.roots:
-            # FSDP prefetches by the passes that it remembers, and processes may have had different numbers of them
+            # FSDP prefetches in the order of earlier passes, and ranks may have had different numbers of passes
             root.reset_iter_state()
             for module in _sharded_modules(root):  # the root holds the output layer, which is used after its forward
                 module.set_reshard_after_forward(module is not root, recurse=False)
@@ -100,7 +100,7 @@ def _sharded(model: Any, policy: Policy, settings: TrainSettings) -> Any:
     for module in _sharded_modules(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    root._get_fsdp_state()._lazy_init()  # else done by the first pass, which a process without prompts may not have
+    root._get_fsdp_state()._lazy_init()  # else in the first pass, which a rank without prompts may skip
     return root
 
 

@@ -64,7 +64,7 @@ class Zero(Shards):
     def backward(self, loss: torch.Tensor) -> None:
         """Runs the backward pass; gradients are summed over all ranks and accumulated. A non-finite loss makes them
         NaN."""
-        factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed takes means
+        factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed averages over ranks
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
     def step(self) -> float:
@@ -206,7 +206,7 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
         "train_micro_batch_size_per_gpu": 1, "managed_gradient_accumulation": False, "steps_per_print": None,
         "gradient_clipping": config.train.max_grad_norm, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # gathers by the order of passes before would differ where processes had different numbers of them
+        # prefetching by the order of earlier passes would differ between ranks with different numbers of passes
         "zero_optimization": {"stage": stage, "overlap_comm": False, "reduce_bucket_size": BUCKET,
                               "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}})[0]
     zero = Zero(engine, stage)
