@@ -158,10 +158,10 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
-    """The drop of the last line, if it is large enough, below the best earlier line; `lines` are lines of eval.jsonl of
-    one split.
+    """A Breach if `metric` in the last line has dropped below its value in the best earlier line; else None.
 
-    It must exceed `share` of the best value. If both lines have 95 % intervals, these must not overlap."""
+    `lines` are lines of eval.jsonl of one split. The drop must exceed `share` of the best value. If both lines have 95
+    % intervals, these must not overlap."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
