@@ -1,4 +1,5 @@
-"""The built-in tasks, imported as vlrl.tasks.<name>: each has a prompt, data and rewards. No torch, no model names.
+"""The built-in tasks, imported as vlrl.tasks.<name>: each has a prompt, data and rewards. They import no torch and name
+no model.
 
-A module with an underscore holds recipes, formats and rules of the task it is named after. A user's own tasks.py cannot
-shadow these."""
+A module whose name begins with an underscore belongs to the task that it is named after, and holds recipes, formats or
+rules of that task. A user's own tasks.py cannot shadow these modules."""

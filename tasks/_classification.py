@@ -1,4 +1,4 @@
-"""Recipes of the classification task, recognition of class names, and selection of training samples."""
+"""Recipes of the classification task, matching of class names, and selection of training samples."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ _AROUND = ".,;:!?\"'()[]{}<>*`"
 _FILLER = frozenset("a an the this that these it is its it's was be in of on to for as and image picture photo "
                     "photograph shows shown showing show see seen contains depicts looks like appears seems answer "
                     "class label category species type kind name named called i think".split())
-"""Words that may surround a class name if the row does not list the possible names."""
+"""Words that may surround a class name in an answer if the row does not list the possible names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """How an answer is written, and when it names a class."""
+    """How an answer is written, and how the class name in an answer is recognized."""
 
     find: Callable[[Answer], str | None]
-    """The part of an answer that names the class; None without one."""
+    """Returns the part of an answer that names the class; None if there is no such part."""
     same: Callable[[str, str, Sequence[str]], bool]
-    """(given text, class name, the other names listed in the row) -> whether the text names this class."""
+    """(text of the answer, class name, the other class names listed in the row) -> whether the text names this class.
+    """
     say: Callable[[str], str]
-    """A text in this format."""
+    """Writes a text as an answer in this format."""
     format: Callable[[Record, Answer], float] | None = None
-    """1 for an answer in the right format, else 0; None if the recipe has no such part."""
+    """Returns 1 for an answer in the right format, else 0; None if the recipe has no format reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,11 @@ class ClassRecipe(Recipe):
     """A recipe whose answer is a class name."""
 
     forms: tuple[AnswerFormat, AnswerFormat]
-    """Formats for templates without and with thinking."""
+    """Two answer formats: for prompt templates without thinking, and for prompt templates with thinking."""
 
 
 def form_of(task: Any, sample: Sample) -> AnswerFormat:
-    """The format that the template of this visit asks for."""
+    """The answer format that belongs to the prompt template chosen for this visit of the sample."""
     return task.used.forms[task.thinks(sample)]
 
 
@@ -74,7 +75,7 @@ def form_of(task: Any, sample: Sample) -> AnswerFormat:
 
 
 def labels_of(row: Record) -> list[str]:
-    """The right classes of a row as a list."""
+    """The right classes of a row, as a list."""
     label = row["label"]
     return label if isinstance(label, list) else [label]
 
@@ -86,7 +87,10 @@ def names_of(row: Record, label: str) -> list[str]:
 
 
 def accuracy(task: Any, sample: Sample, given: str | None) -> float:
-    """1 for the right class, else 0; for several right classes `task.multi_score` of the two sets, in [0, 1]."""
+    """The accuracy of the class names in an answer, in [0, 1].
+
+    For a row with one label: 1 if the answer names the right class, else 0. For a row with several labels: the score
+    `task.multi_score` of the set of named classes against the set of right classes."""
     if given is None:
         return 0.0
     form, row = form_of(task, sample), sample.row
@@ -101,14 +105,16 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
 
 
 def listed(given: str) -> list[str]:
-    """The distinct names in a text, separated by commas, semicolons or line breaks."""
+    """The distinct names in a text that separates them by commas, semicolons or line breaks."""
     texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
 def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: bool) -> bool:
-    """Whether a text names a class. If `negations` are read, a text that starts with one counts only for names that do
-    so too, and a clause that denies the class does not count."""
+    """Whether an answer's text names the class `label`.
+
+    With `negations`, a text that starts with a negation matches only class names that also start with a negation, and a
+    clause that denies the class does not count."""
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if negations and denies(given) else own
@@ -120,7 +126,7 @@ def _names(form: AnswerFormat, row: Record, given: str, label: str, negations: b
 SET_SCORES: dict[str, Callable[[set[str], set[str]], float]] = {
     "jaccard": lambda a, b: len(a & b) / len(a | b), "f1": lambda a, b: 2 * len(a & b) / (len(a) + len(b)),
     "exact": lambda a, b: float(a == b)}
-"""Scores of a set of named classes against the right set, by `task.multi_score`."""
+"""Values of `task.multi_score` -> score of the set of named classes against the set of right classes."""
 
 
 def _exactly(given: str, name: str, _others: Sequence[str]) -> bool:
@@ -132,17 +138,18 @@ def _cleaned(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
-    """Equal, ignoring case, surrounding spaces and underscores for spaces."""
+    """Whether two names are equal when case, surrounding spaces, and the difference between underscores and spaces are
+    ignored."""
     return given.strip().lower().replace("_", " ") == name.strip().lower().replace("_", " ")
 
 
 def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
-    """Whether a text names a class, ignoring case, spaces and underscores: it is the name, contains it, or is at least
-    half of it.
+    """Whether a text names a class: it equals the class name, contains it, or makes up at least half of it. Case is
+    ignored, and underscores count as spaces.
 
-    Visual-RFT (2503.01785) accepts any containment, even of an empty text, so that one letter or a list of all names is
-    right. Here whole words count, and none of the `others` may match as well; without others only words such as "it is
-    a" may surround the name."""
+    Visual-RFT (2503.01785) accepts any containment, even of an empty text, so that a single letter or a list of all
+    names is right. Here only whole words count, and the text must not match any of the `others`. If `others` is empty,
+    the class name may only be surrounded by words such as "it is a"."""
     if len(given) > _LONGEST:
         return False
     words, wanted = _words(given), _words(name)
@@ -168,7 +175,7 @@ def _words(text: str) -> list[str]:
 
 
 def _around(words: Sequence[str], joined: str) -> list[str] | None:
-    """The words outside the first run of words that spells `joined`; None without such a run."""
+    """The words before and after the first run of words that spells `joined`; None if there is no such run."""
     for start in range(len(words)):
         run = ""
         for end, word in enumerate(islice(words, start, None), start + 1):
@@ -184,7 +191,8 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Record, answer: Answer) -> float:
-    """1 for names from the row's list; without a list, for one line without tags."""
+    """1 if the answer consists of names from the row's list; if the row has no list, 1 for a single line without tags.
+    Else 0."""
     text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
@@ -224,7 +232,8 @@ PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
 
 def _tag_or_all(answer: Answer) -> str:
-    """The first answer tag after the thinking, else the full text, as CLS-RL compares it."""
+    """The content of the first <answer> tag after the thinking, or the full text if there is none: the part that CLS-RL
+    compares."""
     tagged = answer_tag(answer.text)
     return said(answer) if tagged is None else tagged
 
@@ -264,10 +273,12 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 
 
 def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
-    """Indices of `shots` samples of each class (all of a smaller class), given (id, classes) of each sample.
+    """Selects `shots` samples per class, from the (id, classes) of each sample; returns their indices. A class with
+    fewer samples is taken completely.
 
-    The choice depends only on the ids, in an order drawn by `seed`, so smaller selections are subsets of larger ones
-    and the order of the rows does not matter. A sample of several classes is taken if one of them still needs it."""
+    The samples are taken in an order that depends only on their ids and on `seed`. Smaller selections are therefore
+    subsets of larger ones, and the order of the rows does not matter. A sample with several classes is taken if at
+    least one of its classes still needs samples."""
     def drawn(place: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{samples[place][0]}".encode("utf-8", "backslashreplace")).digest()
     taken: Counter[str] = Counter()
@@ -280,10 +291,12 @@ def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, se
 
 
 def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
-    """All classes of the rows: in the order `given`; else by the number (`class_id`) of every row with one label, as
-    CoOp (2109.01134) orders them, a name once per number; else by name.
+    """All classes of the rows, in a fixed order.
 
-    Raises DataError for a class that is not in `given`, or that has no number although others have one."""
+    The order is `given`, if it is not empty. Else classes are ordered by the number (`class_id`) of the rows with a
+    single label, as in CoOp (2109.01134); a name with several numbers appears once per number. If no row has a number,
+    classes are ordered by name. Raises DataError for a class that is missing in `given`, or that has no number although
+    other classes have one."""
     names: set[str] = set()
     numbers: set[tuple[Any, str]] = set()
     for row in rows:
@@ -307,8 +320,8 @@ def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
 
 
 def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
-    """The first and the second half of the classes, as `base` and `new` (CoOp, 2109.01134; the extra class of an odd
-    number is in base). Raises DataError for a name that is in both."""
+    """Splits the classes into the halves `base` and `new` of CoOp (2109.01134); with an odd number of classes, `base`
+    has one more. Raises DataError for a name that occurs in both halves."""
     middle = math.ceil(len(ordered) / 2)
     base, new = ([*dict.fromkeys(half)] for half in (ordered[:middle], ordered[middle:]))
     if both := next((name for name in new if name in base), None):
@@ -320,7 +333,8 @@ def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
 
 
 def checked(row: Record) -> dict[str, Any]:
-    """The row with its names as texts. Raises DataError naming the unusable field."""
+    """The row with its label, class names and synonyms converted to strings. Raises DataError naming the first unusable
+    field."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]

@@ -1,8 +1,8 @@
-"""A driver good enough for demonstrations, which first tries its preferred actions in a copy of the world.
+"""A rule-based driver for demonstrations: it tries each action that it prefers in a copy of the world, and takes the
+first safe one.
 
-It takes a decision only if the vehicle can stop afterwards without an infraction, so there is always a way out. It
-knows what the other vehicles will do, which no model does, so it is no measure of what can be inferred from the
-image."""
+An action is safe if the vehicle can come to a stop afterwards without an infraction. The driver knows what the other
+vehicles will do, which no model knows, so its success does not show what can be inferred from the images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ._drive_world import STEP, Decision, World
 
 _STOPPING = 4  # seconds within which a stop is tried
 _BEHIND = 35.0
-"""Metres to a slower vehicle below which a lane change is considered, and how much freer the other lane must be."""
+"""Thresholds of a lane change: how close (in metres) a slower vehicle ahead must be, and by how many metres the other
+lane must be freer."""
 _FREER = 8.0
 _SIDEWAYS, _EASY = 4.0, 2.0  # lateral acceleration in a bend, and deceleration before it, in m/s^2
 _BEND = 3  # points over which curvature is measured, because roads meet at cut angles
@@ -25,7 +26,8 @@ _AIMS = (0.5, 1.0, 1.5)  # seconds of the waypoints
 
 @lru_cache(maxsize=4096)
 def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: bool) -> tuple[Decision, ...] | None:
-    """The decisions, as words or as waypoints, of a drive that arrives in time; None if the expert's does not."""
+    """The expert's decisions in a drive that reaches the goal in time; None if the expert does not reach the goal. With
+    `ways` the decisions are waypoints, else words."""
     world, decisions = World(scenario, seed, seconds, traffic), []
     while world.left:
         decisions.append(choose(world, ways))
@@ -36,14 +38,14 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 
 def choose(world: World, ways: bool) -> Decision:
-    """Its first preference that leaves room to stop, as words or as waypoints."""
+    """The expert's most preferred safe decision: as waypoints with `ways`, else as words."""
     liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
     return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)
 
 
 def as_waypoints(world: World, words: Decision) -> Decision:
-    """The waypoints of the path that words lead to."""
+    """Converts a decision in words to the waypoints of the path that the vehicle would drive."""
     tried, points = world.copy(), []
     places = [world.ego.position, *tried.drive(words).places, *tried.drive(Decision()).places]
     cos, sin = math.cos(world.ego.heading), math.sin(world.ego.heading)
@@ -79,7 +81,7 @@ def _liked(world: World) -> Iterator[Decision]:
 
 
 def _pace(world: World) -> float:
-    """The speed for the limit and the bends ahead."""
+    """The target speed, from the speed limit and the bends ahead."""
     pace, points = world.limit, world.route.points(world.ego.lane_index[2], min(world.done, world.route.length - 1))
     headings = np.unwrap(np.arctan2(*np.diff(points, axis=0).T[::-1]))
     for place, turn in enumerate(headings[_BEND:] - headings[:-_BEND]):
@@ -90,7 +92,7 @@ def _pace(world: World) -> float:
 
 
 def _paths(world: World) -> list[str]:
-    """The preferred paths, best first."""
+    """The words for the path, in order of the expert's preference."""
     ego, graph = world.ego, world.road.network.graph
     if ego.lane_index != ego.target_lane_index:
         return ["STRAIGHT"]  # on its way to another lane
@@ -110,7 +112,7 @@ def _paths(world: World) -> list[str]:
 
 
 def _free(world: World, number: int) -> float:
-    """Metres to the next vehicle ahead in a lane of this road; 100 without one."""
+    """Metres to the next vehicle ahead in the given lane of the current road; 100 if there is none."""
     lane = world.road.network.get_lane((*world.ego.lane_index[:2], number))
     own, ahead = lane.local_coordinates(world.ego.position)[0], [100.0]
     for other in world.road.vehicles:

@@ -1,4 +1,4 @@
-"""Initial states of drives: the vehicle and the others on the four roads, and its goal."""
+"""Initial states of drives on four kinds of road: the driven vehicle, the other vehicles, and the goal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from vlrl.environments.traffic import Lane, empty_road, place_obstacle, place_ve
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene before it is driven; the own vehicle is the first on the road."""
+    """The initial state of a drive; the driven vehicle is the first one on the road."""
 
     road: Road
     lane: Lane
-    """The starting lane of the own vehicle, and its distance from the start of that lane in metres."""
+    """The lane in which the driven vehicle starts; `begin` is the vehicle's distance from the start of that lane in
+    metres."""
     at: float
     nodes: tuple[str, ...]
-    """The route after that lane, as nodes of the road network."""
+    """The rest of the route after the starting lane, as nodes of the road network."""
     limit: float
-    """Metres per second."""
+    """The speed limit in metres per second."""
     navigation: str
 
 
@@ -31,7 +32,7 @@ Make = Callable[..., Any]
 
 
 def _begin(road: Road, rng: random.Random, make: Make, lane: Lane, at: float, limit: float) -> None:
-    """Puts the own vehicle on a lane, at 50 to 90 % of the limit."""
+    """Puts the driven vehicle on a lane, with a speed of 50 to 90 % of the limit."""
     where, speed = road.network.get_lane(lane), rng.uniform(0.5, 0.9) * limit
     ego = make(road, where.position(at, 0), where.heading_at(at), speed, target_lane_index=lane)
     ego.lane_index, ego.lane = lane, where
@@ -40,7 +41,7 @@ def _begin(road: Road, rng: random.Random, make: Make, lane: Lane, at: float, li
 
 
 def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Three lanes with slower traffic, too slow to stay behind."""
+    """A highway with three lanes and slower traffic that the driver has to overtake to reach the goal in time."""
     road, limit = empty_road("highway", rng.getrandbits(32)), rng.choice((12.0, 14.0, 16.0))
     lane, at = ("0", "1", rng.randrange(3)), rng.uniform(100, 900)
     _begin(road, rng, make, lane, at, limit)
@@ -56,7 +57,7 @@ def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """On the ramp of a motorway, whose lane ends: into a gap in the adjacent lane."""
+    """The ramp of a motorway: the lane ends, so the driver has to merge into a gap in the adjacent lane."""
     road, limit, at = empty_road("merge", rng.getrandbits(32)), rng.choice((10.0, 12.0, 14.0)), rng.uniform(2, 14)
     lane = ("b", "c", 2)
     _begin(road, rng, make, lane, at, limit)
@@ -76,7 +77,8 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Four arms; others yield to traffic with the right of way, the own vehicle as it is driven."""
+    """An intersection with four arms. The other vehicles yield according to the right of way; the driven vehicle has to
+    be driven so."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))
@@ -97,7 +99,7 @@ def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def roundabout(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """Into a roundabout, past traffic on its ring, and out of it."""
+    """A roundabout with traffic on its ring: the driver has to enter and to leave it."""
     road, limit, arms, arm = empty_road("roundabout", rng.getrandbits(32)), 8.0, "senw", rng.randrange(4)
     here, lane = arms[arm], (f"{arms[arm]}er", f"{arms[arm]}es", 0)
     exits = rng.choice((1, 2, 3))

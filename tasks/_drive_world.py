@@ -1,9 +1,9 @@
-"""A closed-loop drive: a vehicle with a route, in traffic of highway-env (vlrl/environments/traffic.py).
+"""A closed-loop drive: a vehicle with a route, in the traffic of highway-env (vlrl/environments/traffic.py).
 
     world = World("merge", "train-17", seconds=10)
     second = world.drive(Decision("ACCELERATE", "LEFT_CHANGE"))     # or Decision(way=[[7, 0, 1], [15, 0, 2]])
 
-The same scenario and seed give the same world, and the same decisions the same outcomes."""
+The same scenario and seed give the same world, and the same decisions give the same outcomes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from vlrl.rewards.driving import positions_at
 from ._drive_scenes import SCENES
 
 STEP = 0.2
-"""Seconds of one simulation step; a decision lasts one second."""
+"""Seconds per simulation step; a decision lasts one second."""
 PACE = 0.65
-"""Share of the speed limit at which the goal is reached in time."""
+"""Share of the speed limit at which the vehicle reaches the goal in time."""
 _MARGIN = 1.0  # metres beside the lanes of the route that still count as on it
 _FASTER = 3.0  # largest change of speed per second by a speed word, in m/s
 _SOON = 0.5  # seconds ahead at which a vehicle following waypoints aims
@@ -41,7 +41,7 @@ _SHIFT = {"LEFT_CHANGE": -1, "RIGHT_CHANGE": 1}
 
 @dataclass(frozen=True)
 class Decision:
-    """An action for one second: words for speed and path, or waypoints [x, y, t] relative to the vehicle."""
+    """An action for one second: words for speed and path, or (in `way`) waypoints [x, y, t] relative to the vehicle."""
 
     speed: str = "KEEP"
     path: str = "STRAIGHT"
@@ -50,41 +50,43 @@ class Decision:
 
 @dataclass
 class DrivenSecond:
-    """The outcome of a decision."""
+    """What happened in the second after a decision."""
 
     before: float
-    """Share of the route completed before, in [0, 1]; `now` after."""
+    """Share of the route completed before this second, in [0, 1]; `now` is the share completed after it."""
     now: float = 0.0
     collision: bool = False
     off_road: bool = False
     fastest: float = 0.0
-    """Metres per second."""
+    """Highest speed in metres per second."""
     ttc: float = math.inf
     """Smallest time to a collision with anything ahead, in seconds."""
     along: list[float] = field(default_factory=list)
-    """Acceleration of each step along and across the vehicle, m/s^2."""
+    """Longitudinal acceleration in each simulation step, in m/s^2; `across` is the lateral acceleration."""
     across: list[float] = field(default_factory=list)
     places: list[np.ndarray] = field(default_factory=list, compare=False)
-    """World x, y after each step."""
+    """Position [x, y] of the vehicle after each step, in world coordinates."""
 
     @property
     def ended(self) -> bool:
-        """Whether a hard infraction ended the drive."""
+        """Whether a collision or leaving the road ended the drive."""
         return self.collision or self.off_road
 
 
 class Ego(MDPVehicle):
     """The driven vehicle. It keeps to a lane of its route or follows waypoints, within the limits of a car.
 
-    An MDPVehicle, so that highway-env's RegulatedRoad leaves the right of way to its driver."""
+    It is an MDPVehicle because highway-env's RegulatedRoad does not enforce the right of way on vehicles of this class.
+    """
 
     KP_LATERAL, KP_HEADING = 0.55, 2.1  # so that a lane change is comfortable
     BRAKE, PUSH = -6.0, 2.4
     way: np.ndarray | None = None
-    """[n, 3] world x, y and seconds since the decision, the first at 0."""
+    """[n, 3] waypoints: x and y in world coordinates, and seconds since the decision. The first is the current position
+    at 0 s."""
     clock = 0.0
     edges: Collection[tuple[str, str]] = ()
-    """The edges of its route in the road network."""
+    """The edges of the vehicle's route in the road network."""
 
     def act(self, action: Any = None) -> None:
         if self.way is None:
@@ -96,7 +98,7 @@ class Ego(MDPVehicle):
         Vehicle.act(self, {"steering": steering, "acceleration": float(np.clip(push, self.BRAKE, self.PUSH))})
 
     def _following(self, way: np.ndarray) -> tuple[float, float]:
-        """Steering angle and acceleration towards the position of the waypoints half a second ahead."""
+        """Steering angle and acceleration that bring the vehicle to where the waypoints are half a second ahead."""
         aim = [np.interp(self.clock + _SOON, way[:, 2], way[:, axis]) for axis in (0, 1)]
         dx, dy = float(aim[0] - self.position[0]), float(aim[1] - self.position[1])
         cos, sin = math.cos(self.heading), math.sin(self.heading)
@@ -110,14 +112,15 @@ class Ego(MDPVehicle):
         self.speed, self.clock = max(0.0, self.speed), self.clock + dt
 
     def on_state_update(self) -> None:
-        """Keeps the vehicle on the nearest lane of its route, since other lanes cross it."""
+        """Assigns the vehicle to the nearest lane of its route, and never to a lane of another road that crosses it."""
         lanes = [lane for lane in neighbouring_lanes(self.road.network, self.lane_index) if lane[0][:2] in self.edges]
         self.lane_index, self.lane = min(lanes, key=lambda lane: lane[1].distance_with_heading(
             self.position, self.heading))
 
 
 class Route:
-    """The roads that lead to a goal, and the progress of a vehicle along them."""
+    """The roads from the start of a drive to its goal. It converts between positions and metres driven along the route.
+    """
 
     def __init__(self, road: Road, start: Lane, nodes: Sequence[str], begin: float, length: float):
         self.network: Any = road.network
@@ -125,27 +128,27 @@ class Route:
         self.lengths = [self.network.get_lane((*edge, 0)).length for edge in self.edges]
         self.begin = begin
         self.length = float(min(length, sum(self.lengths) - begin - 1))
-        """Metres to the goal."""
+        """Metres from the start to the goal."""
 
     def done(self, lane: Lane, position: np.ndarray) -> float:
-        """Metres driven along the route, on one of its lanes."""
+        """Metres from the start along the route to a position on one of its lanes."""
         place, way = self.edges.index(lane[:2]), self.network.get_lane(lane)
         along = way.local_coordinates(position)[0] / way.length
         return float(sum(self.lengths[:place]) + along * self.lengths[place] - self.begin)
 
     def after(self, lane: Lane) -> list[tuple[str, str, None]]:
-        """The route from a lane on, in highway-env's format."""
+        """The edges of the route from a lane to the end, in the format of highway-env."""
         return [(*edge, None) for edge in self.edges[self.edges.index(lane[:2]):]]
 
     def holds(self, lane: Lane, position: np.ndarray) -> bool:
-        """Whether a position is on a lane, or close beside it."""
+        """Whether a position is on a lane, with a small margin to each side."""
         way = self.network.get_lane(lane)
         along, aside = way.local_coordinates(position)
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """[n, 2] positions on the route ahead, two metres apart and up to the goal, in the given lane where it
-        exists."""
+        """[n, 2] positions along the route ahead, two metres apart, up to the goal. They follow lane number `lane`, or
+        the last lane where the road has fewer lanes."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 
@@ -160,7 +163,7 @@ class Route:
 
 
 class World:
-    """A scene with its vehicle, from the first second on."""
+    """A scene, its driven vehicle and the time that is left."""
 
     def __init__(self, scenario: str, seed: str, seconds: int, traffic: float = 1.0):
         rng = random.Random(f"drive/{scenario}/{seed}")
@@ -172,11 +175,11 @@ class World:
         self.ego.edges = self.route.edges
         self.ego.route = cast(Any, self.route.after(self.scene.lane))
         self.done = 0.0
-        """Metres of the route."""
+        """Metres of the route that are completed."""
         self.left = seconds
 
     def copy(self) -> World:
-        """An independent world that continues in the same way."""
+        """An independent copy of the world that would continue in the same way."""
         shared = (self.road.network, self.route, self.scene)
         return copy.deepcopy(self, {id(thing): thing for thing in shared})
 
@@ -185,7 +188,8 @@ class World:
         return min(1.0, self.done / self.route.length)
 
     def drive(self, decision: Decision) -> DrivenSecond:
-        """Simulates one second, or less if the goal is reached or an infraction ends the drive."""
+        """Carries out a decision for one second; stops earlier if the vehicle reaches the goal or an infraction ends
+        the drive."""
         self._decide(decision)
         second = DrivenSecond(self.completion)
         for _ in range(round(1 / STEP)):
@@ -203,7 +207,7 @@ class World:
         return second
 
     def picture(self, width: int) -> Image.Image:
-        """The current view, `width` x `width / 2` pixels."""
+        """An image of the current view, `width` pixels wide and half as high."""
         here, vehicles = self._here, cast(list[Any], self.road.vehicles)
         near = [v for v in vehicles if np.linalg.norm(v.position - here) < 2 * _FAR]
         states = np.array([(*v.position, v.heading, v.speed, cast(Any, v.action)["acceleration"]) for v in near])
@@ -214,7 +218,7 @@ class World:
 
     @property
     def _here(self) -> np.ndarray:
-        """World x, y as a copy, because highway-env moves its own array in place."""
+        """The position of the vehicle, as a copy because highway-env changes its array in place."""
         return np.array(self.ego.position)
 
     @property
@@ -224,12 +228,13 @@ class World:
 
     @property
     def offset(self) -> tuple[float, float]:
-        """Metres from the lane centre, and radians relative to the lane."""
+        """The vehicle's distance from the centre of its lane in metres, and its heading relative to the lane in
+        radians."""
         along, aside = self.ego.lane.local_coordinates(self.ego.position)
         return float(aside), float(self.ego.lane.local_angle(self.ego.heading, along))
 
     def state(self) -> str:
-        """The vehicle's state in coarse steps: tenths of the route, lane, speed and gap."""
+        """A coarse description of the vehicle's state: tenths of the route, lane, and rounded speed and gap."""
         lane = "".join(map(str, self.ego.lane_index[1:]))
         return f"{int(10 * self.completion)}/{lane}/{round(self.ego.speed / 3)}/{int(self.gap / 10)}"
 
@@ -248,7 +253,7 @@ class World:
             ego.target_lane_index = beside
 
     def _in_world(self, way: Sequence[Sequence[float]]) -> np.ndarray:
-        """Waypoints of the vehicle's frame (x ahead, y to the left) in world coordinates."""
+        """Converts waypoints from the vehicle's frame (x ahead, y to the left) to world coordinates."""
         times = np.array([0.0, *(point[2] for point in way)])
         x, y = positions_at(cast(Any, way), times).T
         cos, sin = math.cos(self.ego.heading), math.sin(self.ego.heading)
@@ -267,7 +272,7 @@ class World:
             second.ttc = min(second.ttc, rules.time_to_collision(gap, closing))
 
     def _ahead(self) -> list[tuple[float, float]]:
-        """The gap in metres, and its closing speed in m/s, to everything in the vehicle's path."""
+        """(distance in metres, closing speed in m/s) of everything in the vehicle's path."""
         (x, y), gaps = map(float, self.ego.position), []
         frame = Frame(x, y, float(self.ego.heading))
         for thing in (*self.road.vehicles, *self.road.objects):

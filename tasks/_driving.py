@@ -1,4 +1,5 @@
-"""Recipes of the driving task: plans as words, trajectories as waypoints, and images of a plan's outcome."""
+"""Recipes of the driving task. They answer with a plan in words, are rewarded by images of the plan's outcome, or
+answer with a trajectory of waypoints."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _SAME_TIME = 0.01  # seconds within which two times are equal
 
 
 def words_of(plan: Any) -> dict[str, list[str]] | None:
-    """The words of a row's plan by head, as `read_plan` gives them; None unless each head has known words only."""
+    """The words of a row's plan, as {head: words} in the format of `read_plan`. None if a head (speed or path) is
+    missing or has an unknown word."""
     if not isinstance(plan, Mapping):
         return None
     given: dict[str, Any] = {head: [plan.get(head)] if isinstance(plan.get(head), str) else plan.get(head)
@@ -45,7 +47,7 @@ def needs_plan(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def plan_text(plan: Mapping[str, Sequence[str]]) -> str:
-    """`SPEED, PATH`, as in an answer."""
+    """A plan as an answer writes it: `SPEED, PATH`."""
     return ", ".join(word for head in HEADS for word in plan[head])
 
 
@@ -54,12 +56,12 @@ def _true_plan(_task: Any, sample: Sample) -> dict[str, list[str]] | None:
 
 
 def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
-    """The words of the first answer tag, or of the text outside the thinking."""
+    """The plan words in the first <answer> tag, or in the text outside the thinking if there is no tag."""
     return rules.read_plan(answer_text(answer.text), task.negation == "read")
 
 
 def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
-    """As `_plan_of`; None without any word."""
+    """Like `_plan_of`, but None if the answer has no plan word."""
     plan = _plan_of(task, answer)
     return plan if any(plan.values()) else None
 
@@ -70,7 +72,8 @@ def _oracle_plan(task: Any, sample: Sample) -> str | None:
 
 
 def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """`speed_acc`, `path_acc` and `joint_acc`: whether exactly the true words were given."""
+    """The metrics `speed_acc`, `path_acc` and `joint_acc` (both heads): 1 if the answer has exactly the true words,
+    else 0."""
     truth = _true_plan(task, sample)
     if truth is None:
         return {}
@@ -79,13 +82,14 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
-    """Whether exactly the true words of both heads are given."""
+    """Whether an answer has exactly the true words for speed and for path; None for a row without a true plan."""
     metrics = plan_metrics(task, sample, _plan_of(task, answer))
     return bool(metrics["joint_acc"]) if metrics else None
 
 
 def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """F1 of every word, e.g. `f1/STOP`, and their mean over the true words of a head: `speed_f1`, `path_f1`."""
+    """The F1 of every word, e.g. `f1/STOP`, and `speed_f1` and `path_f1`, the mean F1 of the words that occur in the
+    true plans."""
     summary: dict[str, float] = {}
     for head in HEADS:
         pairs = [((r["parsed"] or {}).get(head, ()), r["target"][head]) for r in records if r["target"]]
@@ -97,14 +101,14 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """The words of a plan with one for each head; None for any other."""
+    """{head: word} of a plan with exactly one word per head; None for any other plan."""
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None
 
 
 def alphadrive_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """As reported by AlphaDrive's authors: F1 of every word, `alphadrive_f1/STOP`, and the accuracy by plan,
-    `alphadrive_acc/STOP_STRAIGHT`."""
+    """The metrics that AlphaDrive's authors report: the F1 of every word, e.g. `alphadrive_f1/STOP`, and the accuracy
+    for every true plan, e.g. `alphadrive_acc/STOP_STRAIGHT`."""
     known = [(str(r["answer"]), plan) for r in records if (plan := one_plan(r["target"]))]
     cells: dict[str, list[bool]] = {}
     for text, plan in known:
@@ -129,7 +133,10 @@ PLAN = Recipe(
 
 
 def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
-    """A group function whose parts are `pay` of the F1, the weight of the words, and their `novelty` in the group."""
+    """Makes a group reward function with the parts `speed` and `path`.
+
+    Each part is `pay(F1 of the words, mean weight of the words, novelty)`, where `novelty` compares the words with
+    those of the other answers in the group."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any = None) -> list[Parts]:
         truth = _true_plan(task, sample) or {}
         plans = [_plan_of(task, answer) for answer in answers]
@@ -175,19 +182,20 @@ def read_way(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] |
 
 
 def written_way(points: Sequence[Sequence[float]]) -> str:
-    """`[[x, y, t], ...]` with two decimals."""
+    """Waypoints as an answer writes them: `[[x, y, t], ...]` with two decimals."""
     return f"[{', '.join(format_box([round(v, 2) for v in point]) for point in points)}]"
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
-    """1 for nothing but the list, with a waypoint at every requested time."""
+    """1 if the answer is only the list, with exactly one waypoint at each requested time; else 0."""
     bare = answer.final.strip()
     complete = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
     return float(complete and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
 
 
 def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """0 or 1 for hitting an obstacle and for leaving the road, until the time of the last true waypoint."""
+    """Two penalties of a trajectory, each 0 or 1: for hitting an obstacle, and for leaving the road. Both are checked
+    up to the time of the last true waypoint."""
     obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
     if not obstacles and not drivable:
         return 0.0, 0.0
@@ -198,7 +206,8 @@ def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple
 
 
 def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """An unreadable answer counts as the worst: otherwise silence would be safer than driving."""
+    """The reward parts of a trajectory. An answer that cannot be parsed gets the worst value of each part, so that it
+    never pays to give no trajectory."""
     points, truth = read_way(task, sample, answer), sample["trajectory"]
     if points is None:
         return {"l2": 0.0, "collision": 1.0, "off_road": 1.0, "format": 0.0}
@@ -208,8 +217,12 @@ def _trajectory(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def way_metrics(_task: Any, sample: Sample, points: Any, parts: Parts) -> dict[str, float]:
-    """`l2@1s`, `l2@2s`, `l2@3s`: metres from the true position at that time, if the truth reaches that far; an
-    unreadable answer stands still. `collision_rate` and `off_road_rate` for rows with obstacles or a road."""
+    """The metrics of a trajectory:
+        `l2@1s`, `l2@2s`, `l2@3s`: metres from the true position at that time, if the true trajectory is long enough;
+        `collision_rate`: for rows with obstacles;
+        `off_road_rate`: for rows with a road.
+
+    An answer that cannot be parsed is scored as a vehicle that stays where it is."""
     truth = sample["trajectory"]
     times = [t for t in (1, 2, 3) if t <= truth[-1][2] + _SAME_TIME]
     away = rules.distances(points or [[0.0, 0.0, 1.0]], truth, times) if times else ()
@@ -239,8 +252,10 @@ def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
-    """A group function with the part `goal`: `pay` of the cosines of each plan's outcome image with the (negative,
-    positive) texts; 0 for a plan without an image."""
+    """Makes a group reward function with the part `goal`, from the image of each plan's outcome.
+
+    The part is `pay(task, cosines)`, with the cosine similarities of the image to task.goal_negative and
+    task.goal_positive. It is 0 for a plan that the row has no image for."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
         clip = services.clip  # asked for first: where it is absent, no picture is read
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]
@@ -260,7 +275,8 @@ def _picture(path: str) -> Any:
 
 
 def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
-    """A recipe for rows without a true plan: the image decides, so there is no perfect answer."""
+    """Makes a recipe for rows without a true plan. Only the image of the outcome decides, so there is no perfect
+    answer."""
     return replace(
         PLAN, rewards={"goal": 1.0, "format": 0.1}, oracle=lambda _task, _sample: None, problem=needs_outcomes,
         score=lambda _task, _sample, answer: {"format": rules.plan_format(answer.final)}, group=_outcomes(pay),

@@ -41,33 +41,33 @@ _THOUSAND = re.compile(r"\[(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3}),\s
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """What a row asks for: its expression, else its labels, else its question."""
+    """The name of what a row asks for: its expression, else its labels, else its question."""
     return row.get("expression") or ", ".join(row.get("labels") or ()) or row.get("question") or ""
 
 
 def first_box(_task: Any, sample: Sample) -> list[float] | None:
-    """The target of a recipe with one box: the row's first, None if the object is absent."""
+    """The target of a recipe with one box: the first box of the row; None if the object is absent."""
     return sample["boxes"][0]["box"] if sample.get("boxes") else None
 
 
 def truths(task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """All boxes of a row with their labels."""
+    """All boxes of a row, with their labels."""
     return labelled(task, sample.get("boxes") or (), name_of(sample.row))
 
 
 def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") -> list[dict[str, Any]]:
-    """Boxes of a row in the format of detections; the label `name` is used for those without one."""
+    """Converts boxes of a row to the format of detections; a box without a label gets the label `name`."""
     return [{"box": entry["box"], "label": label_of(task, entry.get("label") or name)} for entry in entries]
 
 
 def label_of(task: Any, text: Any) -> str:
-    """A label in the form in which labels are compared."""
+    """Normalizes a label for comparisons, as `task.label_case` says."""
     return str(text) if task.label_case == "kept" else " ".join(str(text).casefold().split())
 
 
 def _one_box_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, none: str = "None",
                     **other: Any) -> Recipe:
-    """A recipe of the row's first box; `none` is the perfect answer if the object is absent."""
+    """Makes a recipe whose target is the first box of the row; `none` is the perfect answer if the object is absent."""
     def oracle(task: Any, sample: Sample) -> str:
         box = first_box(task, sample)
         return write(task, sample, [box]) if box else think_answer(none)
@@ -77,7 +77,8 @@ def _one_box_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, 
 
 def _all_boxes_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, none: str = "",
                       **other: Any) -> Recipe:
-    """A recipe of all boxes; `none` is the perfect answer if that of no boxes is empty."""
+    """Makes a recipe whose targets are all boxes of the row; `none` is the perfect answer if `write` returns an empty
+    text for a row without boxes."""
     return Recipe(prompt=prompt, asked=asked, read=read, score=score, write=write, target=truths,
                   oracle=lambda task, sample: write(task, sample, [t["box"] for t in truths(task, sample)]) or none,
                   **{"rewards": {"accuracy": 1.0, "format": 1.0}, **other})
@@ -100,7 +101,7 @@ def _soft_iou(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _read_first(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The first box of the answer; further boxes neither gain nor cost anything."""
+    """The first box of the answer; further boxes do not change the score."""
     return pixels(task, sample, parse_box(answer.final))
 
 
@@ -123,7 +124,7 @@ def _read_rec(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VLM-R1 REC: the continuous IoU of the first box in the first answer tag."""
+    """VLM-R1 REC: the accuracy is the IoU of the first box in the first <answer> tag."""
     truth = first_box(task, sample)
     if truth is None:
         return {"accuracy": float(says_none(answer_tag(answer.text) or "")),
@@ -134,7 +135,7 @@ def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _braced(task: Any, sample: Sample, text: str) -> bool:
-    """Whether a box of integers is enclosed in braces."""
+    """Whether the text has a box of integers in braces."""
     between = text[text.find("{") + 1:text.rfind("}")] if "{" in text else ""
     return parse_integer_box(between) is not None or (
         "." in between and not whole_units(task, sample) and parse_box(between) is not None)
@@ -151,7 +152,7 @@ VLM_R1_REC = _one_box_recipe(
 
 
 def _open(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Curr-ReFT's third stage: 1 for a box, anywhere in the answer, with an IoU above .5."""
+    """Stage 3 of Curr-ReFT: the accuracy is 1 if a box, anywhere in the answer, has an IoU above .5."""
     truth = first_box(task, sample)
     if truth is None:
         return {"accuracy": float(says_none(answer_text(answer.text))), "format": think_answer_format(answer.text)}
@@ -171,7 +172,7 @@ CURR_REFT_OPEN = replace(VLM_R1_REC, read=_read_open, score=_open)
 
 
 def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
-    """The detections of a literal, in original pixels, each with its label."""
+    """The detections in a Python or JSON literal: boxes in pixels of the original image, each with its label."""
     detections = read_detections(read_literal(text), boxes) if text is not None else []
     return [{"box": pixels(task, sample, d["box"]), "label": label_of(task, d["label"])} for d in detections]
 
@@ -186,11 +187,12 @@ OVD: Mapping[str, Callable[[Sequence[Detection], Sequence[Detection]], float]] =
         average_precision(detections, wanted) * length_penalty(len(detections), len(wanted))),
     "od_ap": average_precision, "map": average_precision, "weighted_sum": weighted_sum,
     "od_ap50": lambda detections, wanted: average_precision(detections, wanted, (0.5,))}
-"""VLM-R1's rewards of a list of boxes, by their name in `accu_reward_method` of its rows."""
+"""Name in the field `accu_reward_method` of VLM-R1's rows -> reward of a list of boxes."""
 
 
 def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
-    """The reward of `task.ovd_reward`, of the row, or odLength."""
+    """The name of the reward to use: `task.ovd_reward` if it names one, else the row's accu_reward_method, else
+    odLength."""
     meta = row.get("meta")
     method = row.get("accu_reward_method") or (meta.get("accu_reward_method") if isinstance(meta, Mapping) else None)
     if task.ovd_reward != "row" or method in (None, "default"):
@@ -206,7 +208,8 @@ def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VLM-R1 OVD: the reward of boxes that the row names; None or an empty list where nothing is there."""
+    """VLM-R1 OVD: the accuracy is the reward that `_ovd_method` chooses. If the row has no boxes, the right answer is
+    "None" or an empty list."""
     wanted, given = truths(task, sample), answer_tag(answer.text, "last")
     boxes = _read_ovd(task, sample, answer)
     if not wanted:  # nothing readable is no claim that nothing is there
@@ -240,7 +243,8 @@ VLM_R1_OVD = _all_boxes_recipe(
 
 
 def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """The boxes of the JSON list, else those written plainly with numbers 0..1000; inverted ones are dropped."""
+    """The boxes of the JSON list; without a list, boxes written as four numbers 0..1000. Boxes with exchanged corners
+    are dropped."""
     text = answer_text(answer.text)
     detections = _detections(task, sample, json_block(text) or text)
     if not detections:
@@ -254,7 +258,8 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
 
 
 def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Vision-R1's criteria: quality of the matched boxes, share of objects found, and the dual format."""
+    """The reward parts of Vision-R1: `precision` (quality of the matched boxes), `recall` (share of objects found), and
+    `format`."""
     wanted, boxes = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not boxes:
         text = answer_text(answer.text)
@@ -270,7 +275,8 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _bars(task: Any, step: int) -> tuple[float, float, float, tuple[float, float]]:
-    """(lowest, highest) quality for precision, the quality for recall, (lowest, highest) recall."""
+    """Thresholds of Vision-R1 at a step: (lowest, highest) box quality for precision, lowest box quality for recall,
+    (lowest, highest) recall."""
     if not task.progressive:
         return 0.0, 1.0, 0.5, (0.0, 1.0)
     return (0.5, 0.75, 0.5, (0.5, 0.75)) if step < task.switch_step else (0.75, 0.9, 0.75, (0.5, 0.75))
@@ -293,7 +299,7 @@ VISION_R1_GRIFFON = _all_boxes_recipe(
 
 
 def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Boxes with a confidence, without exact duplicates."""
+    """The boxes that have a confidence, without exact duplicates."""
     out: dict[tuple[float, ...], dict[str, Any]] = {}
     for d in read_detections(read_literal(answer_tag(answer.text) or ""), "Position"):
         score = d["entry"].get("Confidence")
@@ -304,7 +310,8 @@ def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str,
 
 
 def _visual_rft(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Visual-RFT detection: IoU over the larger count of boxes and objects, calibrated confidence, format."""
+    """Visual-RFT detection. The reward parts are the sum of IoUs divided by the larger of the numbers of boxes and
+    objects, the calibration of the confidences, and the format."""
     wanted, boxes = truths(task, sample), _read_positions(task, sample, answer)
     framed = think_answer_format(answer.text)
     if not boxes:
@@ -336,7 +343,7 @@ VISUAL_RFT_DETECTION = _all_boxes_recipe(
 
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """Boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
+    """The boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
     label = label_of(task, name_of(sample.row))
     boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
     return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]
@@ -348,7 +355,8 @@ def _corners(text: str) -> list[float] | None:
 
 
 def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Perception-R1: squared IoU, over the best assignment for several objects or boxes."""
+    """Perception-R1: squared IoU; with several objects or boxes, the mean over the best assignment of boxes to objects.
+    """
     wanted, boxes = truths(task, sample), _read_marked(task, sample, answer)
     squared = [[iou(d["box"], t["box"]) ** 2 for t in wanted] for d in boxes]
     if not wanted:
@@ -374,7 +382,8 @@ def _read_lisa(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _lisa(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Reasoning grounding of Visual-RFT: GIoU of one box, at least 0 so that silence earns no more than a try."""
+    """Visual-RFT's reasoning grounding: the GIoU of the box, but at least 0, so that an answer without a box never
+    earns more than an attempt."""
     truth, box = first_box(task, sample), _read_lisa(task, sample, answer)
     if truth is None:
         score = float(says_none(answer_tag(answer.text) or ""))

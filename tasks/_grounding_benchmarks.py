@@ -1,5 +1,8 @@
-"""`task.benchmark` of the grounding task: an answer as the authors of a benchmark score it, in addition to the task's
-own metrics. A rule gives metrics of one answer; a reading gives the detections for a split's mAP."""
+"""`task.benchmark` of the grounding task: scores an answer as the authors of a benchmark do, in addition to the task's
+own metrics.
+
+There are two kinds of benchmark functions: one computes metrics of a single answer, the other parses the detections
+from which a split's mAP is computed."""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ _LONGEST = 2000  # characters of an answer in which Qwen-VL's box is searched
 
 
 def _qwen_vl(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """Qwen-VL (2308.12966, evaluate_grounding.py) on RefCOCO: the first `(x1,y1),(x2,y2)` in 0..999, an IoU of at least
-    .5 in single precision; an unreadable answer is a box without extent."""
+    """RefCOCO as scored by Qwen-VL (2308.12966, evaluate_grounding.py): the first `(x1,y1),(x2,y2)` in 0..999 is right
+    if its IoU, in single precision, is at least .5. An answer that cannot be parsed is a box of zero area."""
     import numpy as np
 
     truth = _first(sample)
@@ -54,8 +57,9 @@ def _qwen_box(text: str) -> list[float]:
 
 
 def _vlm_r1(task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """VLM-R1 (2504.07615, test_rec_r1.py) on RefCOCO: the last box of integers between braces in the first <answer>,
-    else [0, 0, 0, 0]; an IoU above .5, where an overlap of up to one pixel counts as none."""
+    """RefCOCO as scored by VLM-R1 (2504.07615, test_rec_r1.py): the last box of integers in braces in the first
+    <answer>, else [0, 0, 0, 0], is right if its IoU is above .5. An overlap of at most one pixel counts as no
+    overlap."""
     truth = _first(sample)
     if truth is None:
         return {}
@@ -81,9 +85,12 @@ def _first(sample: Sample) -> list[float] | None:
 
 
 def _visual_rft(row: Mapping[str, Any], text: str, label: str) -> Detections:
-    """Visual-RFT (2503.01785, Qwen2_VL_coco_infere.py) on COCO and LVIS: the list in the first <answer>, or the full
-    text; line breaks, `, ...` and double brackets are repaired, a truncated list is closed. Boxes are in 0..1000. Of
-    equal boxes the first counts, and everything from the first entry without a box or confidence is dropped."""
+    """The detections of an answer on COCO and LVIS as parsed by Visual-RFT (2503.01785, Qwen2_VL_coco_infere.py), with
+    boxes in 0..1000.
+
+    The list is taken from the first <answer>, or from the full text if there is none. Line breaks, `, ...` and double
+    brackets are repaired, and a truncated list is closed. Of equal boxes only the first counts. The first entry without
+    a box or confidence is dropped together with all entries after it."""
     for wrong, right in (("[[", "["), ("]]", "]"), ("\n", ""), (", ...", "")):
         text = text.replace(wrong, right)
     body, closed, _ = text.partition("<answer>")[2].partition("</answer>")
@@ -125,7 +132,7 @@ READINGS: Mapping[str, Callable[[Mapping[str, Any], str, str], Detections]] = {"
 
 
 def check(name: str, one_box: bool) -> None:
-    """Raises ConfigError for a benchmark that does not fit the recipe's kind of answer, one box or all."""
+    """Raises ConfigError if a benchmark does not fit the recipe's answers (one box, or all boxes)."""
     known, other = (RULES, READINGS) if one_box else (READINGS, RULES)
     if name and name not in known:
         why = ("needs a recipe with all boxes" if one_box else "needs a recipe with one box") if name in other else \
@@ -135,10 +142,11 @@ def check(name: str, one_box: bool) -> None:
 
 def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detections], name_of: Callable[[Any], str],
          benchmark: str) -> dict[str, float]:
-    """COCO's mAP of the answers as the task reads them and, as `<benchmark>_map`, as that benchmark does.
+    """COCO's mAP of the answers as the task parses them and, as `<benchmark>_map`, as the benchmark parses them.
 
-    Crowds and boxes without extent, which COCO's files have in `meta`, count as there. Images are sorted by number if
-    all have one, as in COCO's evaluation: the order of images decides between detections of equal confidence."""
+    Crowds and boxes of zero area, which COCO's rows have in `meta`, are handled as in COCO's evaluation. If all images
+    have a number, they are sorted by it, as in COCO's evaluation, because the order of images decides between
+    detections with equal confidence."""
     if all(str(r["sample"].get("id", "")).isdecimal() for r in records):
         records = sorted(records, key=lambda r: int(r["sample"]["id"]))
     metas = [meta if isinstance(meta := r["sample"].get("meta"), Mapping) else {} for r in records]

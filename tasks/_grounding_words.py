@@ -1,4 +1,4 @@
-"""Recipes of the grounding task whose answers are a word, letters, a number or points."""
+"""Recipes of the grounding task whose answers are yes or no, option letters, a number or points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAGS = ("Output the thinking process in <think> </think> and the final answer (
 
 
 def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """1 for exactly the target of the row."""
+    """The reward parts of an answer that must equal the row's target: `accuracy` 1 or 0, and `format`."""
     recipe = task.used
     given = recipe.read(task, sample, answer)
     return {"accuracy": float(given is not None and given == recipe.target(task, sample)),
@@ -31,7 +31,7 @@ def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _unless_read(read: Callable[[str], Any], wanted: str) -> Callable[[Any, Mapping[str, Any]], str | None]:
-    """The problem of a row with an answer that `read` cannot read."""
+    """Makes a check of rows: it returns a problem if `read` cannot parse the row's answer, else None."""
     def problem(_task: Any, row: Mapping[str, Any]) -> str | None:
         unread = row.get("answer") is not None and read(str(row["answer"])) is None
         return f"answer={str(row['answer'])[:80]!r} must be {wanted}" if unread else None
@@ -42,7 +42,7 @@ def _unless_read(read: Callable[[str], Any], wanted: str) -> Callable[[Any, Mapp
 
 
 def _is_there(_task: Any, sample: Sample) -> str:
-    """The row's own answer, else whether the named object is there."""
+    """The right answer, "yes" or "no": the row's `answer`, else whether the row has a box."""
     if sample.get("answer") is not None:
         return yes_no(str(sample["answer"])) or ""
     return "yes" if sample.get("boxes") else "no"
@@ -63,12 +63,12 @@ CURR_REFT_BINARY = Recipe(
 
 
 def options_of(row: Mapping[str, Any]) -> list[str]:
-    """A row's own options, else the labels that may be in the image."""
+    """The options of a row, else its labels."""
     return [str(option) for option in row.get("options") or row.get("labels") or ()]
 
 
 def _right_letters(_task: Any, sample: Sample) -> str:
-    """The row's own answer, else the letters of the labels that have a box: "A,C"."""
+    """The right option letters, e.g. "A,C": those of the row's `answer`, else those of the labels that have a box."""
     if sample.get("answer") is not None:
         return choice_letters(str(sample["answer"]), LETTERS)
     there = {entry.get("label") for entry in sample.get("boxes") or ()}
@@ -90,8 +90,8 @@ def choice_question(row: Mapping[str, Any]) -> str:
 
 
 def _named(task: Any, answer: Answer) -> str:
-    """The text of an answer; "" if it starts with a negation ("not C") or retracts ("C is wrong"), unless negations are
-    ignored."""
+    """The answer's text; "" if it starts with a negation ("not C") or is retracted ("C is wrong"), unless task.negation
+    says to ignore that."""
     text = answer_text(answer.text)
     return "" if task.negation == "read" and (denies(text) or retracted(text)) else text
 
@@ -107,7 +107,7 @@ CURR_REFT_CHOICE = Recipe(
 
 
 def _count(_task: Any, sample: Sample) -> int:
-    """The row's count, else the answer to its question, else the number of its points or boxes."""
+    """The right number: the row's `count`, else its `answer`, else the number of its points or boxes."""
     if sample.get("count") is not None:
         return int(sample["count"])
     if sample.get("answer") is not None:
@@ -127,12 +127,12 @@ COUNTING = Recipe(
 
 
 def _places(_task: Any, sample: Sample) -> list[list[float]]:
-    """Where to point: the row's points, else its boxes."""
+    """The targets to point at: the row's points, else its boxes."""
     return [list(p) for p in sample.get("points") or [entry["box"] for entry in sample["boxes"]]]
 
 
 def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]:
-    """The points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers in pairs."""
+    """Parses the points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers taken in pairs."""
     text = answer_text(answer.text)
     given = read_fenced(text)
     if isinstance(given, list) and given:
@@ -146,7 +146,8 @@ def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]
 
 
 def _pointing(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Share of positions hit by exactly one point, over the larger count of positions and points."""
+    """The reward parts of points. `accuracy` is the number of targets matched by a point of their own, divided by the
+    larger of the numbers of targets and points."""
     places, points = _places(task, sample), _read_points(task, sample, answer)
     reach = task.reach * max(sample["width"], sample["height"])
     hits = [[_near(p, place, reach) for place in places] for p in points]
@@ -177,11 +178,12 @@ POINTING = Recipe(
 _OWN_KIND = {"curr_reft_binary": (r"^\W*(?:is|are|was|were|do|does|did|can|could|has|have|will)\b", "yes or no"),
              "curr_reft_choice": (r"\b(?:which|what|who|select|choose)\b", "options"),
              "counting": (r"\bhow many\b|\bcount\b|\bnumber of\b", "a number")}
-"""Recipe -> pattern of the questions it can reward by the boxes of a row alone, and what it asks for."""
+"""Recipe -> (pattern of the questions that the recipe can score by the row's boxes alone, the kind of answer that it
+asks for)."""
 
 
 def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
-    """Why a recipe cannot ask the question of a row that is answered by boxes; None if it can."""
+    """Why a recipe cannot ask the question of a row whose answer is boxes; None if it can."""
     question, known = row.get("question"), _OWN_KIND.get(recipe)
     if not known or not isinstance(question, str) or row.get("answer") is not None or re.search(
             known[0], question, re.IGNORECASE):
@@ -191,7 +193,7 @@ def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
 
 
 def count_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the `count` and `points` of a row, or None."""
+    """What is wrong with the fields `count` and `points` of a row; None if nothing is."""
     count, points = row.get("count"), row.get("points")
     if count is not None and not (is_number(count) and count == int(count) and count >= 0):
         return f"count={count!r} must be a whole number of at least 0"
