@@ -1,4 +1,5 @@
-"""Recipes of the gui task that locate one element, by a box or a point, and those that need no label."""
+"""Recipes of the gui task that locate one element by a box or a point, including two recipes for rows without labels.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(
 
 
 def element(_task: Any, sample: Sample) -> list[float] | None:
-    """The box of the target element, the row's own or its action's; None without one."""
+    """The box of the target element: the row's `box`, else the box of its `action`; None if neither exists."""
     return sample.get("box") or (sample.get("action") or {}).get("box")
 
 
@@ -32,7 +33,7 @@ def needs_box(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def middle(place: Box) -> tuple[float, float]:
-    """A point unchanged, or the centre of a box."""
+    """The centre of a box; a point is returned unchanged."""
     return (place[0], place[1]) if len(place) == 2 else centre(place)
 
 
@@ -54,7 +55,7 @@ def _recipe(prompt: str, rewards: Mapping[str, float], read: Any, score: Any, wr
 
 
 def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The first box of the answer, else its first point."""
+    """The first box of the answer; if it has no box, its first point."""
     box = parse_box(answer.final)
     if box is None and (match := _POINT.search(answer.final)):
         box = [float(v) for v in match.groups()]
@@ -73,7 +74,7 @@ ELEMENT = _recipe("Locate the element: {instruction}. Answer with its box as [x1
 
 
 def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    """The centre of the first box as `[x, y]`."""
+    """The centre of the first box, written as `[x, y]`."""
     return format_box(in_model_units(task, sample, middle(boxes[0])))
 
 
@@ -87,13 +88,14 @@ CLICK = _recipe("Where to click: {instruction}. Answer with the point as [x, y].
 
 
 def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The box of the first entry of the JSON list."""
+    """The box of the first entry of the JSON list in the answer."""
     entry = first_object(read_fenced(answer_text(answer.text)))
     return pixels(task, sample, numbers_of(entry.get("bbox_2d"), 4)) if entry else None
 
 
 def _g1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-G1: centre inside, IoU, and the distances of the four sides. The row's rate weights only the loss."""
+    """The reward parts of GUI-G1: whether the centre of the box lies in the target, the IoU, and how close the four
+    sides are. GUI-G1's difficulty weight of a row does not affect these parts; it scales only the loss."""
     box, truth = _read_g1(task, sample, answer), element(task, sample)
     if box is None or truth is None:
         return {"hit": 0.0, "iou": 0.0, "box": 0.0}
@@ -115,7 +117,8 @@ def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box of integers as format."""
+    """The reward parts of GUI-G2: two Gaussian terms, rounded to three digits, and `format`, 1 if the answer is only a
+    box of integers."""
     box, truth = _read_g2(task, sample, answer), element(task, sample)
     framed = box_format(said(answer), whole=whole_units(task, sample))
     if box is None or truth is None:
@@ -138,14 +141,15 @@ def _read_tool_call(task: Any, sample: Sample, answer: Answer) -> list[float] | 
 
 
 def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """SE-GUI: inside or not, plus a dense term that falls with the squared distance to the centre."""
+    """The reward parts of SE-GUI. `point` is whether the point lies in the target, plus a term that decreases with the
+    squared distance to the target's centre."""
     point, truth = _read_tool_call(task, sample, answer), element(task, sample)
     paid = distance_reward(point, truth, sample["width"], sample["height"]) if point and truth else 0.0
     return {"point": paid, "format": max(think_answer_within(answer.text), _one_call(said(answer)))}
 
 
 def _one_call(text: str) -> float:
-    """1 for exactly one <tool_call> that holds an object with a `[x, y]` in it."""
+    """1 if the text has exactly one <tool_call>, and it holds an object with a point `[x, y]`; else 0."""
     once = text.count("<tool_call>") == text.count("</tool_call>") == 1
     call = between(text, "<tool_call>", "</tool_call>") if once else None
     return float(call is not None and isinstance(read_literal(call), dict) and _POINT.search(call) is not None)
@@ -166,7 +170,8 @@ SE_GUI = _recipe(
 
 
 def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The region an answer votes for: its four numbers, or the square around its two; None for any other count."""
+    """The region that an answer votes for: its box of four numbers, or the square around its point of two numbers. None
+    for any other count of numbers."""
     place = pixels(task, sample, decimals(answer_text(answer.text), most=5))
     if place is None or len(place) not in (2, 4):
         return None
@@ -178,14 +183,16 @@ def _read_region(task: Any, sample: Sample, answer: Answer) -> list[float] | Non
 
 
 def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) -> list[Parts]:
-    """GUI-RC as a reward: whether the centre of an answer lies in the region that most of the group agree on."""
+    """GUI-RC as a reward: 1 if the centre of the answer's region lies in the region that most answers of the group
+    agree on, else 0."""
     regions = [_read_region(task, sample, answer) for answer in answers]
     agreed = region_vote([r for r in regions if r])
     return [{"vote": float(bool(r and agreed and inside(centre(r), agreed)))} for r in regions]
 
 
 def _unlabelled(part: str, group: Any) -> Recipe:
-    """A recipe rewarded by agreement alone; labels are used for metrics only, so there is no perfect answer."""
+    """Makes a recipe that rewards only the agreement within the group. Labels are used for metrics only, so there is no
+    perfect answer."""
     return _recipe(
         "Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
         {part: 1.0}, _read_region, lambda _task, _sample, _answer: {}, _write_box,

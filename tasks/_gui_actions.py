@@ -1,4 +1,4 @@
-"""Recipes of the gui task that predict an action: its type, where, with which text or direction."""
+"""Recipes of the gui task whose answer is an action: its type, its position, and its text or direction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
 
 
 def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action: its type, and box, point and text if it has them. A row with only a box is a click."""
+    """The right action: its type, and its box, point and text if it has them. For a row with only a box, it is a click
+    on that box."""
     action = sample.get("action") or {"type": "click"}
     point = next((action[k] for k in ("point", "coordinate") if action.get(k)), None)
     if point is None and is_number(action.get("x")) and is_number(action.get("y")):
@@ -45,7 +46,7 @@ def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def action_problem(task: Any, row: Mapping[str, Any]) -> str | None:
-    """What a row lacks for an action recipe, or None."""
+    """What a row lacks for a recipe whose answer is an action; None if nothing."""
     if row.get("action") is None and row.get("box") is None:
         return "the row has neither an action nor a box, so there is nothing to predict"
     right = wanted(task, Sample(id="", row=row))
@@ -59,7 +60,7 @@ def _lower(value: Any) -> str:
 
 
 def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: bool = False) -> bool:
-    """Inside the box, or within 140 pixels of the point if the row has no box."""
+    """Whether a point lies in the target's box, or within 140 pixels of the target's point if the row has no box."""
     if point is None:
         return False
     if "box" in right:
@@ -70,8 +71,8 @@ def _is_hit(right: Mapping[str, Any], point: Sequence[float] | None, strict: boo
 
 def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] | None, strict: bool = False,
                  texts: Sequence[str] = _TEXTS) -> bool:
-    """Whether the type is right and so is its argument: a click inside its target, a text with a word F1 of at least .5
-    if the type is one of `texts`."""
+    """Whether the type of an action and its argument are right: the point of a click lies in the target, and the text
+    of a type in `texts` has a word F1 of at least .5."""
     if given is None or _lower(given["type"]) != _lower(right["type"]):
         return False
     if right["type"] in CLICKS:
@@ -83,7 +84,7 @@ def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] |
 
 
 def _read_list(point_key: str, task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The action of `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
+    """Parses the action from `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
     return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
 
 
@@ -112,7 +113,7 @@ def _oracle_list(point_key: str, task: Any, sample: Sample) -> str:
 
 
 def _list_format(point_key: str) -> dict[str, Any]:
-    """The functions of a recipe whose answers are a list with one action."""
+    """The functions that a recipe needs for answers that are a list with one action."""
     return {"read": partial(_read_list, point_key), "oracle": partial(_oracle_list, point_key),
             "write": partial(_write_list, point_key), "target": wanted, "problem": action_problem}
 
@@ -122,10 +123,11 @@ def _tagged(answer: str) -> str:
 
 
 def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
-    """`type_acc` and `step_success` of a row with an action, `click_acc` of one with only an element.
+    """The metrics of an answer: `type_acc` and `step_success` for a row with an action, `click_acc` for a row with only
+    an element.
 
-    If the row has a point and no box, 14 % of the screen sides around it count, as OS-Atlas (2410.23218) and GUI-R1
-    (2504.10458) evaluate AndroidControl."""
+    If the row has a point and no box, a click within 14 % of the screen size of that point is right, as OS-Atlas
+    (2410.23218) and GUI-R1 (2504.10458) evaluate AndroidControl."""
     right, action = wanted(task, sample), in_pixels(task, sample, given)
     if isinstance(action, list):  # a bare place
         return {"click_acc": float(_is_hit(right, middle(action)))}
@@ -139,14 +141,16 @@ def step_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def _in_thousandths(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
-    """The action with its point in thousandths of the screen sides, in which 14 % are _POINT_RADIUS."""
+    """The action with its point in thousandths of the screen's width and height. In this unit 14 % of the screen is
+    _POINT_RADIUS."""
     point = action.get("point")
     return dict(action) if not point else {
         **action, "point": [1000 * point[0] / sample["width"], 1000 * point[1] / sample["height"]]}
 
 
 def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
-    """The parsed answer of a recipe; an action as {"type", "point", "text"}, with the centre of a box as its point."""
+    """The parsed answer of a recipe with positions in pixels. An action becomes {"type", "point", "text"}; if it has a
+    box, its point is the centre of the box."""
     if not isinstance(given, dict) or "type" in given:
         return given
     box = pixels(task, sample, numbers_of(given.get("box_2d"), 4))
@@ -159,7 +163,8 @@ def in_pixels(task: Any, sample: Sample, given: Any) -> Any:
 
 
 def _ui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """UI-R1: the exact type, the click inside the box (always right for other actions), and the format."""
+    """The reward parts of UI-R1: `type` (the exact type), `coordinate` (a click lies in the box; always 1 for other
+    actions of the right type) and `format`."""
     right, given = wanted(task, sample), task.used.read(task, sample, answer)
     same = given is not None and given["type"].strip() == right["type"].strip()
     point = given.get("point") if given else None
@@ -179,14 +184,15 @@ UI_R1 = Recipe(
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GUI-R1: the action and the format. The name of an opened app is not compared."""
+    """The reward parts of GUI-R1: `accuracy` of the action, and `format`. For opening an app, the name of the app is
+    not compared."""
     given = task.used.read(task, sample, answer)
     return {"accuracy": float(step_success(task, wanted(task, sample), given, strict=True, texts=_GUI_R1_TEXTS)),
             "format": float(bool(think_answer_format(answer.text)) and _gui_r1_form(task, sample, answer))}
 
 
 def _gui_r1_form(task: Any, sample: Sample, answer: Answer) -> bool:
-    """Whether it is a list of actions, each with a point of two integers and the text its type needs."""
+    """Whether the answer is a list of actions, each with a point of two integers and, if its type needs one, a text."""
     entries = read_literal(answer_tag(answer.text) or "")
     return isinstance(entries, list) and bool(entries) and all(_is_gui_r1_action(task, sample, e) for e in entries)
 
@@ -218,7 +224,8 @@ GUI_R1 = Recipe(
 
 
 def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
-    """An action, or the position of an element: a box of four numbers, a point of two."""
+    """The action of the answer, or for a row with only an element its position: a box of four numbers or a point of
+    two."""
     text = answer_text(answer.text)
     call = between(text, "<tool_call>", "</tool_call>")
     value = read_literal(text if call is None else call)
@@ -237,7 +244,8 @@ def _read_infigui(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _infigui(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """InfiGUI-R1: accuracy counts only in the right format; the judge of a sub-goal is left out."""
+    """The reward parts of InfiGUI-R1. `accuracy` is 0 unless the format is right. The paper's judge of sub-goals is not
+    implemented."""
     framed = _thinks_first(answer.text)
     given = _read_infigui(task, sample, answer) if framed else None
     return {"accuracy": _infigui_accuracy(task, sample, given) if given else 0.0, "format": float(framed)}
@@ -257,7 +265,8 @@ def _infigui_accuracy(task: Any, sample: Sample, given: Any) -> float:
 
 
 def _thinks_first(text: str) -> bool:
-    """Whether one <think> block at the start is followed by an answer, in one pair of tags or in none."""
+    """Whether the text is one <think> block followed by an answer, which may be in one pair of <answer> tags or without
+    tags."""
     if "<answer>" in text or "</answer>" in text:
         return bool(think_answer_format(text))
     head, closed, rest = text.strip().partition("</think>")
@@ -290,7 +299,8 @@ INFIGUI_R1 = Recipe(
 
 
 def _glm_answer(text: str) -> str | None:
-    """The content of the only box of a valid answer: thinking, then an answer, no nested tags, no \\boxed."""
+    r"""The content of the answer's box, None if the text is not valid. A valid text has thinking, then an answer with
+    exactly one box; it has no nested tags and no \boxed."""
     match = _GLM_FORM.fullmatch(text)
     if not match or text.lower().count("<think>") != 1 or text.lower().count("<answer>") != 1 or "\\boxed{" in match[2]:
         return None
@@ -302,7 +312,7 @@ def _glm_answer(text: str) -> str | None:
 
 
 def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The action as written, its position in the model's convention."""
+    """Parses a GLM-style action; its position stays in the model's coordinate convention."""
     given = read_literal(_glm_answer(answer.text) or "")
     if not isinstance(given, dict):
         return None
@@ -311,15 +321,15 @@ def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | N
 
 
 def _tame(value: Any) -> Any:
-    """A text, a number or a box unchanged; None for anything else."""
+    """Returns a text, a number or a box unchanged, and None for anything else."""
     if isinstance(value, str):
         return value[:10_000]
     return value if is_number(value) or numbers_of(value, 4) else None
 
 
 def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action in the format of the prompt: action_type, box_2d, the text under the key of its type, and the
-    other fields of the row's action."""
+    """The right action in the prompt's format: action_type, box_2d, the text under the key that belongs to the type,
+    and the other fields of the row's action."""
     action = dict(sample.get("action") or {"type": "click"})
     kind = action.pop("type")
     for place in ("box", "point", "coordinate", "x", "y"):
@@ -333,8 +343,8 @@ def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _glm_box(task: Any, sample: Sample) -> Box | None:
-    """The visible part of the target's box; for a click without a box, a hundredth of the screen to each side of its
-    point."""
+    """The visible part of the target's box. For a click without a box: a square around its point, which reaches a
+    hundredth of the screen to each side."""
     right, (width, height) = wanted(task, sample), (sample["width"], sample["height"])
     box = right.get("box")
     if box is None and right["type"] in CLICKS:
@@ -344,7 +354,8 @@ def _glm_box(task: Any, sample: Sample) -> Box | None:
 
 
 def _glm(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """GLM-4.5V's AndroidWorld reward: 0 unless the keys are the same, else the product over them."""
+    """GLM-4.5V's AndroidWorld reward: 0 unless the answer has exactly the right keys, else the product of the scores of
+    their values."""
     given, right = _read_glm(task, sample, answer), _glm_right(task, sample)
     if given is None or given.keys() != right.keys():
         return {"accuracy": 0.0}
@@ -367,8 +378,9 @@ def _glm_value(task: Any, sample: Sample, key: str, given: Any, right: Any) -> f
 
 
 def _glm_place(task: Any, sample: Sample, box: Sequence[float] | None) -> float:
-    """IoU with the target, for a box of integers on the screen (0..999 in GLM's convention) with ordered corners; if
-    the row has only a point, whether the box centre lies within 140 pixels of it (our rule)."""
+    """The score of a box of integers on the screen with ordered corners (0..999 in GLM's convention): its IoU with the
+    target's box. If the row has only a point: 1 if the centre of the box lies within 140 pixels of it, else 0 (a
+    rule of this project, not of GLM)."""
     if box is None or (whole_units(task, sample) and not all(v.is_integer() for v in box)):
         return 0.0
     right, last = wanted(task, sample), task.coordinates.from_original(sample, [sample["width"], sample["height"]])

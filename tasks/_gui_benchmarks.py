@@ -1,7 +1,8 @@
-"""`task.benchmark` of the gui task: an answer as the authors of a benchmark score it, in addition to the task's own
+"""`task.benchmark` of the gui task: scores an answer as the authors of a benchmark do, in addition to the task's own
 metrics.
 
-Each rule takes (task, sample, answer, parsed action or None) and gives metrics; {} for rows it does not apply to."""
+Each benchmark function takes (task, sample, answer, parsed action or None) and returns metrics; {} for rows that it
+does not apply to."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _DIGITS = 6  # decimals of thousandths, so that a point on an edge stays on it
 
 
 def _shares(sample: Sample, place: Sequence[float], full: float = 1.0) -> list[float]:
-    """A point or box in pixels as shares of the sides, of which each is `full` long."""
+    """A point or box in pixels, as shares of the image's width and height multiplied by `full`."""
     sides = [sample["width"], sample["height"]] * 2
     return [full * v / side for v, side in zip(place, sides, strict=False)]
 
@@ -32,14 +33,14 @@ def _thousandths(sample: Sample, place: Sequence[float]) -> list[float]:
 
 
 def _right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action, with a point if it has a position: its own, else the centre of the box."""
+    """The right action. If it has a position, its point is the row's point, else the centre of its box."""
     right = wanted(task, sample)
     place = right.get("point") or right.get("box")
     return {**right, "point": [*middle(place)]} if place else right
 
 
 def _placed(sample: Sample, action: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """An action with its point in thousandths."""
+    """The action with its point in thousandths of the screen's width and height."""
     if action is None:
         return None
     point = action.get("point")
@@ -57,7 +58,7 @@ def _screenspot(task: Any, sample: Sample, answer: Answer, _given: Any) -> dict[
 
 
 def _gui_r1(task: Any, sample: Sample, answer: Answer, _given: Any) -> dict[str, float]:
-    """A box counts by its upper left corner, as in the original."""
+    """The metrics of GUI-R1. The position of a box is its upper left corner, as in the original evaluation."""
     if not sample.get("action"):
         return {}
     right, given = wanted(task, sample), steps.gui_r1_action(answer.text)
@@ -75,7 +76,8 @@ def _gui_odyssey(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict
 
 
 def _gui_act(task: Any, sample: Sample, _answer: Answer, given: Any) -> dict[str, float]:
-    """The number of the right element is the row's `element`, else that of the first one with the target's box."""
+    """The metrics of GUI-Act. The number of the right element is the row's `element`, else the number of the first
+    listed element with the target's box."""
     if not sample.get("action"):
         return {}
     right, elements = _right(task, sample), sample.get("elements") or []
@@ -94,7 +96,7 @@ def _tapped(sample: Sample, action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_box(action: Mapping[str, Any]) -> list[int] | None:
-    """The box of an action in integer pixels, or its point as a box without extent."""
+    """The box of an action in integer pixels; for an action with a point, a box of zero area at that point."""
     place = action.get("box") or (action["point"] * 2 if action.get("point") else None)
     return place and [int(v) for v in place]
 
@@ -104,7 +106,7 @@ def _named(name: str, scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
-    """What a row lacks for its benchmark, or None."""
+    """What a row lacks for its benchmark; None if nothing."""
     kind = (row.get("action") or {}).get("type")
     if benchmark != "gui_act":
         return None
@@ -128,9 +130,12 @@ RULES: Mapping[str, Rule] = {"screenspot": _screenspot,
 
 
 def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """`gui_odyssey_sr` of rows with an `episode`: the share of episodes whose steps are all right, of those with all
-    their `steps` present; and, for rows with a category, the means over the categories, by which the authors report
-    their random split, `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`."""
+    """Metrics of whole episodes, for rows with an `episode`.
+
+    `gui_odyssey_sr` is the share of complete episodes in which every step is right. An episode is complete if as many
+    of its steps were evaluated as its `steps` says. If all rows have a category, there are also
+    `gui_odyssey_step/categories` and `gui_odyssey_sr/categories`: means over the categories, as the authors report
+    their random split."""
     known = [r for r in records if "gui_odyssey_step" in r["metrics"]]
     by_category: dict[str, list[Mapping[str, Any]]] = {}
     for record in known:
@@ -146,7 +151,7 @@ def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _success(records: Sequence[Mapping[str, Any]]) -> float:
-    """The share of complete episodes that are right; 0 without one."""
+    """The share of complete episodes in which every step is right; 0 if there is no complete episode."""
     episodes: dict[str, list[float]] = {}
     length: dict[str, int] = {}
     for record in records:

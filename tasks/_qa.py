@@ -1,4 +1,4 @@
-"""Recipes of the qa task: prompts, formats, and reward parts besides the right answer."""
+"""Recipes of the qa task: prompts, answer formats, and reward parts in addition to accuracy."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _STRUCTURE = "".join(f"<{stage}>I look at the picture.</{stage}>" for stage in _
 
 @dataclass(frozen=True, kw_only=True)
 class QaRecipe(Recipe):
-    """A recipe with one answer in some format."""
+    """A recipe whose answers have one final answer in some format."""
 
     form: Callable[[str], float]
-    """1 for a text in the right format, else 0."""
+    """Returns 1 for a text in the right format, else 0."""
     thinks: bool = True
-    """Whether thinking is part of the format; otherwise thinking that the prompt has opened precedes it."""
+    """Whether the format includes the thinking. If not, the format is checked on the text after any thinking that the
+    prompt has opened."""
     find: Callable[[Answer], str]
-    """The part of an answer that is scored; empty for none."""
+    """Returns the part of an answer that is scored; "" if there is none."""
     say: Callable[[str], str]
-    """A text in the right format."""
+    """Writes a text in the right format."""
     combine: str = "sum"
-    """The meaning of `task.combine=auto`."""
+    """How the reward parts are combined with `task.combine=auto`."""
 
 
 def _read(task: Any, sample: Sample, answer: Answer) -> Any:
@@ -51,8 +52,8 @@ def _read(task: Any, sample: Sample, answer: Answer) -> Any:
 
 
 def _says_so(text: str, row: Mapping[str, Any]) -> bool:
-    """Whether a text that starts with a negation contains a right answer or an option that does too ("not enough
-    data")."""
+    """Whether a text that starts with a negation contains a right answer, or an option, that starts with a negation too
+    ("not enough data")."""
     known = [*kinds.right_answers(row), *kinds.options_of(row)]
     return any(denies(name) and name.strip().casefold() in text.casefold() for name in known)
 
@@ -66,7 +67,8 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
             find: Callable[[Answer], str] = lambda answer: answer.final,
             say: Callable[[str], str] = think_answer,
             **other: Any) -> QaRecipe:
-    """A recipe of the parts `accuracy` and `format`; by default thinking and answer are in tags."""
+    """Makes a recipe with the parts `accuracy` and `format`. By default the answer has thinking and final answer in
+    tags."""
     return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
                     target=lambda _task, sample: right[0] if len(right := kinds.target(sample.row)) == 1 else right,
                     oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
@@ -90,14 +92,15 @@ MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
 
 
 def _boxed_thinking(text: str) -> float:
-    """1 for <think> ... </think> followed by exactly one box."""
+    r"""1 for <think> ... </think> followed by exactly one \boxed{}, else 0."""
     text = text.strip()
     once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
     return float(once and len(boxed(text.partition("</think>")[2])) == 1)
 
 
 def _in_box(answer: Answer) -> str:
-    """The boxed content after the thinking; empty if boxes differ, and for thinking that never ends."""
+    r"""The content of \boxed{} after the thinking. "" if there are several boxes that differ, or if the thinking never
+    ends."""
     _, closed, rest = answer.text.rpartition("</think>")
     contents = set(boxed(rest)) if closed or "<think>" not in rest else set()
     return contents.pop() if len(contents) == 1 else ""
@@ -114,9 +117,10 @@ EASY_R1 = _recipe(
 
 
 def glm_answer(text: str) -> str | None:
-    """The boxed answer of a text that passes GLM-4.1V's format check (2507.01006), else None.
+    r"""The boxed answer of a text that passes GLM-4.1V's format check (2507.01006), else None.
 
-    Thinking and answer in tags and nothing else, no nested tag, no \\boxed, exactly one box, no mix of languages."""
+    The check requires thinking and answer in tags and nothing else, exactly one box, no nested tags, no \boxed and no
+    mix of languages."""
     lowered, text = text.lower(), text.strip()
     framed = _GATE.fullmatch(text) if all(lowered.count(tag) == 1 for tag in _FOUR_TAGS) else None
     if not framed:
@@ -128,7 +132,8 @@ def glm_answer(text: str) -> str | None:
 
 
 def mixes_languages(text: str) -> bool:
-    """Whether one paragraph is Chinese (50 such characters, 80 %) and another English (200 letters, 70 %)."""
+    """Whether one paragraph is Chinese (at least 50 Chinese characters, 80 % of it) and another is English (at least
+    200 letters, 70 % of it)."""
     chinese = english = False
     for paragraph in text.split("\n"):
         signs = sum(not c.isspace() for c in paragraph) or 1
@@ -140,8 +145,8 @@ def mixes_languages(text: str) -> bool:
 
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """1 if a judge accepts an answer that passed the format check without full marks by the rule, None if the judge
-    failed, else 0."""
+    """The part `judge` of each answer in a group. It is 1 if the rule does not give full accuracy but the judge accepts
+    the answer, and the answer has passed the format check; None if the judge failed; else 0."""
     given = [glm_answer(answer.text) for answer in answers]
     unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
     replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
@@ -157,7 +162,7 @@ def _question(sample: Sample, given: str) -> str:
 
 
 def _safely(task: Any, sample: Sample, answer: Answer) -> float:
-    """The accuracy of one answer of a group; 0 without a verdict of the verifier, so that other answers keep theirs."""
+    """The accuracy of an answer; 0 if the verifier fails, so that the other answers of the group keep their scores."""
     try:
         return _score(task, sample, answer)["accuracy"] or 0.0
     except VerifierError:
@@ -176,9 +181,10 @@ GLM_V = _recipe(
 
 
 def length_rewards(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
-    """Kimi k1.5's length reward (2501.12599, section 2.3.3), in [-0.5, 0.5].
+    """Kimi k1.5's length reward (2501.12599, section 2.3.3) of each answer in a group, in [-0.5, 0.5].
 
-    .5 - (length - min) / (max - min) over the group; a wrong answer gets it only if negative; 0 for equal lengths."""
+    The value is .5 - (length - min) / (max - min), with the shortest and the longest length of the group. For a wrong
+    answer, positive values become 0. All values are 0 if all lengths are equal."""
     low, high = min(lengths), max(lengths)
     if low == high:
         return [0.0] * len(lengths)
@@ -196,13 +202,14 @@ KIMI_K1_5 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 0.0, "lengt
 
 
 def noise_step(step: int, first: float, over: int) -> int:
-    """Diffusion steps of noise at a training step: `first` * (1 - sigmoid(30 (step - 40) / over)), NoisyRollout
-    (2504.13055); nearly `first` at the start, half of it at step 40."""
+    """The number of diffusion steps of noise at a training step, as in NoisyRollout (2504.13055): `first` * (1 -
+    sigmoid(30 (step - 40) / over)). It is nearly `first` at the start, and half of it at step 40."""
     return round(first / (1 + floats.exp(min(30 * (step - 40) / over, 700))))
 
 
 def _noisy(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Half of the group, drawn with noise on every image and trained under the clean ones."""
+    """The prompt variant for half of the group: completions are sampled with noise on every image, and trained with the
+    clean images in the prompt."""
     amount = noise_step(step, task.noise, task.noise_steps)
     if not amount or n < 2 or not any(m.kind == "image" for m in sample.media):
         return ()
@@ -219,8 +226,8 @@ NOISY_ROLLOUT = _recipe("{asked}\n" + _TAGS, {"accuracy": 0.5, "format": 0.5}, v
 
 
 def structured_format(text: str) -> float:
-    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in order, then the
-    answer."""
+    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in this order, followed by
+    the answer; else 0."""
     if not think_answer_format(text):
         return 0.0
     thinking, at = (between(text, "<think>", "</think>") or "").strip(), 0

@@ -1,8 +1,8 @@
-"""One item asked in three forms, increasingly hard to guess: yes or no, a choice, an open question (Curr-ReFT,
-2503.07065).
+"""The three forms in which a question can be asked, increasingly hard to guess: yes or no, a choice, an open question
+(Curr-ReFT, 2503.07065).
 
-A form maps a row to the row that asks in it. Random choices (the order of options, whether the proposed answer is
-right) depend only on the row's id, so an item is the same at every visit."""
+Each form function converts a row to the row that asks in this form. Random choices (the order of options, whether the
+proposed answer is right) depend only on the row's id and question, so a question is the same at every visit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def own(row: Record) -> Record:
 
 
 def yes_no(row: Record) -> Record:
-    """Whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
+    """A row that asks whether a proposed answer is right. The proposed answer is the right one with probability 1/2,
+    else a wrong one."""
     if row["answer_type"] == "yes_no":
         return row
     right, wrong = _right(row), _wrong(row)
@@ -36,7 +37,7 @@ def yes_no(row: Record) -> Record:
 
 
 def choice(row: Record) -> Record:
-    """One of several options: the row's own, or generated around a number."""
+    """A row that asks to choose among options: the row's options, or for a number generated ones."""
     if row["answer_type"] == "choice":
         return row
     right = _right(row)
@@ -46,7 +47,7 @@ def choice(row: Record) -> Record:
 
 
 def open_question(row: Record) -> Record:
-    """Without options: the answer is the text of the right one, or its number."""
+    """A row that asks without options. Its answer is the text of the right option, or the number in it."""
     if row["answer_type"] != "choice":
         return row
     right = _right(row)
@@ -55,11 +56,11 @@ def open_question(row: Record) -> Record:
 
 
 FORMS: dict[str, Callable[[Record], Record]] = {"own": own, "yes_no": yes_no, "choice": choice, "open": open_question}
-"""By `task.form`, from the easiest to the hardest."""
+"""Value of `task.form` -> function; from the easiest to the hardest."""
 
 
 def _right(row: Record) -> str:
-    """The right answer as a text."""
+    """The right answer as a text; for a choice, the text of the right option."""
     if row["answer_type"] != "choice":
         return kinds.right_answers(row)[0]
     letter, options = kinds.target(row)[0], kinds.options_of(row)
@@ -70,7 +71,7 @@ def _right(row: Record) -> str:
 
 
 def _wrong(row: Record) -> list[str]:
-    """Wrong answers: the row's other options, or numbers around the right one."""
+    """Wrong answers to a row: its other options, the opposite of yes or no, or numbers near the right one."""
     kind = row["answer_type"]
     if kind == "choice":
         return [option for option in kinds.options_of(row) if option != _right(row)]

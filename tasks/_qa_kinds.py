@@ -1,4 +1,4 @@
-"""Answer types of the qa task: what is asked for, how an answer is read, and how it is compared with the right one."""
+"""Answer types of the qa task: how an answer is described in prompts, parsed, and compared with the right answer."""
 
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ _PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fract
 
 @dataclass(frozen=True)
 class AnswerKind:
-    """One `answer_type`."""
+    """The functions of one `answer_type`."""
 
     asks: str
-    """Description of the answer, for prompts."""
+    """Description of the expected answer, for prompts."""
     read: Callable[[str, Record], Any]
-    """The JSON-able answer in a text; None if there is none or more than one. Also reads right answers."""
+    """Parses the answer in a text to a JSON value; None if the text has no answer or more than one. Right answers are
+    parsed by it, too."""
     same: Callable[[Any, Any, Any, Record], float]
-    """(task, given, right, row) -> score in [0, 1]."""
+    """(task, parsed answer, parsed right answer, row) -> score in [0, 1]."""
     names: bool = True
-    """Whether an answer names one thing, so that a leading "not" negates it."""
+    """Whether an answer names a single thing, so that a leading "not" negates it."""
     retracts: Callable[[str, Record], bool] = lambda text, _row: retracted(text)
-    """Whether a text of such a type retracts its answer elsewhere."""
+    """Whether a text names an answer and later takes it back, as in "3 is wrong"."""
 
 
 def right_answers(row: Record) -> list[str]:
-    """The answers that count as right: one, or those of a list; a list of options is one answer that names several."""
+    """The right answers of a row as strings, any one of which is enough. For a choice with several right options, all
+    of them are one string."""
     answer = row.get("answer")
     if isinstance(answer, list) and row.get("answer_type") == "choice":
         return [", ".join(map(str, answer))]
@@ -59,8 +61,11 @@ def right_answers(row: Record) -> list[str]:
 
 
 def read(text: str, row: Record, negations: bool = True) -> Any:
-    """The JSON-able answer in a text; None if there is none or more than one, and, if `negations` are read, for a
-    retracted one ("3 is wrong"). A text equal to an unreadable right answer counts as the first readable one."""
+    """Parses the answer in a text to a JSON value. None if the text has no answer or more than one, or with `negations`
+    if it takes its answer back ("3 is wrong").
+
+    A right answer that cannot be parsed can still be given: a text equal to it is parsed as the first right answer that
+    can be."""
     kind = kind_of(row)
     if not any(same_label(text, right) for right in right_answers(row)):
         text = math.unwrapped(text)
@@ -75,8 +80,9 @@ def read(text: str, row: Record, negations: bool = True) -> Any:
 
 
 def kind_of(row: Record) -> AnswerKind:
-    """How a row's answer is read: by its type, but as written if that is a number or a formula and a right answer is
-    neither, such as a phone number or a score of 3-2."""
+    """The answer type by which a row's answers are parsed. This is the row's answer_type, unless that is a number or a
+    formula and a right answer is neither, such as a phone number or a score of 3-2; such answers are compared as
+    written."""
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(
@@ -91,7 +97,7 @@ def _answers(row: Record) -> list[Any]:
 
 
 def target(row: Record) -> list[Any]:
-    """The readable right answers, as `AnswerKind.read` returns them."""
+    """The right answers of a row as `AnswerKind.read` parses them, without those that it cannot parse."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
         return [] if None in letters else [",".join(sorted({*map(str, letters)}))]
@@ -99,14 +105,14 @@ def target(row: Record) -> list[Any]:
 
 
 def score(task: Any, row: Record, given: Any) -> float:
-    """The score of a parsed answer against the best matching right answer, in [0, 1]; 0 for None."""
+    """The score in [0, 1] of a parsed answer against the right answer that it matches best; 0 for None."""
     if given is None:
         return 0.0
     return max((kind_of(row).same(task, given, right, row) for right in target(row)), default=0.0)
 
 
 def _text(answer: Any) -> str:
-    """An answer of a row as a text; integers without a point."""
+    """An answer of a row as a string; a float with an integer value has no decimal point."""
     return f"{answer:.15g}" if isinstance(answer, float) else str(answer)
 
 
@@ -114,7 +120,7 @@ def _text(answer: Any) -> str:
 
 
 def options_of(row: Record) -> list[str]:
-    """The option texts of a row, without leading letters."""
+    """The options of a row as strings, without leading letters such as "A."."""
     given = [str(option) for option in row.get("options") or ()]
     bare = [option_text(option) for option in given]
     lettered = all(re.match(rf"\s*\(?{letter}[).:]\s", option) for letter, option in zip(LETTERS, given, strict=False))
@@ -122,10 +128,10 @@ def options_of(row: Record) -> list[str]:
 
 
 def read_choice(text: str, row: Record) -> str | None:
-    """The letter of the single option that a text names, or "A,C" for several that it lists; None for none.
+    """The letter of the only option that a text names, or "A,C" if it lists several; None if it names none.
 
-    By its letter, by its text, or by containing the text of exactly one option (View-R1). A text of more than 2,000
-    characters names none."""
+    A text names an option by its letter, by its text, or by containing the text of exactly one option (View-R1). A text
+    of more than 2,000 characters names none."""
     if len(text) > _LONGEST_CHOICE:
         return None
     options = options_of(row)
@@ -146,8 +152,7 @@ def read_choice(text: str, row: Record) -> str | None:
 
 
 def _denies_option(text: str, row: Record) -> bool:
-    """Whether the clause in which a text names an option among other words negates it: "a dog is not there", "B is
-    wrong"."""
+    """Whether a text names an option in a clause that negates it: "a dog is not there", "B is wrong"."""
     options, named = options_of(row), read_choice(text, row)
     if named is None or "," in named or option_letter(text, options):
         return False
@@ -164,7 +169,8 @@ def _denies_option(text: str, row: Record) -> bool:
 
 
 def _words(text: str) -> str:
-    """Lower-case words and numbers, surrounded by spaces; single characters for scripts without spaces."""
+    """The lower-case words and numbers of a text, separated and surrounded by spaces. In scripts without spaces each
+    character is a word."""
     tokens = _TOKEN.findall(western(text).casefold())
     return f" {' '.join(w for token in tokens for w in ([token] if token.isascii() else words(token)))} "
 
@@ -185,7 +191,8 @@ def _option_problem(row: Record) -> str | None:
 
 
 def tolerance(row: Record) -> tuple[float, float]:
-    """The tolerance of a number: in its own units, and as a share of it (`tolerance: "5%"`)."""
+    """The tolerance of a number as (absolute tolerance, relative tolerance); a row may state it as `tolerance: "5%"`.
+    """
     given = row.get("tolerance") or 0.0
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
 
@@ -195,13 +202,14 @@ def _equal(_task: Any, given: Any, right: Any, _row: Record) -> float:
 
 
 def _number(text: str, row: Record) -> float | None:
-    """The only number in a text; a percentage as a number if the row asks for a percentage."""
+    """The only number in a text. If the row asks for a percentage, "5%" is 5, else .05."""
     asks = any(_PERCENT.search(str(said)) for said in (row["question"], *_answers(row)))
     return quantity(text, percent=asks)
 
 
 def _near(_task: Any, given: float, right: float, row: Record) -> float:
-    """1 within the row's tolerance, or if both are equal at the row's `precision`."""
+    """1 if a number is within the row's tolerance of the right one, or if both are equal when rounded to the row's
+    `precision`; else 0."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
     return float(same or (row.get("precision") is not None and not row.get("tolerance")
@@ -228,8 +236,8 @@ def _whole_text(text: str, _row: Record) -> str | None:
 TEXT_SCORES: dict[str, Callable[[str, str], float]] = {
     "exact": lambda _given, _right: 0.0, "rouge": free_text,
     "edit": lambda given, right: edit_similarity(clean_label(given), clean_label(right))}
-"""Score of a text that is not equal to the right one up to case and punctuation, by `task.text_score`; 0 if the right
-one is a code, a number or a quantity."""
+"""Value of `task.text_score` -> score of a text that differs from the right answer by more than case and punctuation.
+If the right answer is a code, a number or a quantity, such a text scores 0 instead."""
 
 KINDS: dict[str, AnswerKind] = {
     "choice": AnswerKind("the letter of the right option", read_choice, _equal, retracts=_denies_option),
@@ -247,7 +255,8 @@ KINDS: dict[str, AnswerKind] = {
 }
 CODE = AnswerKind("the right text as it is written", _whole_text, lambda _t, a, b, _r: float(same_code(a, b)),
                   names=False)
-"""For a number or formula type whose right answer is neither: see kind_of."""
+"""The answer type for rows of a number or formula type whose right answer is neither (see kind_of): compared as
+written."""
 _WORKED_OUT = ("number", "count", "math", "regression")
 
 
@@ -255,7 +264,7 @@ _WORKED_OUT = ("number", "count", "math", "regression")
 
 
 def problem(task: Any, row: Record) -> str | None:
-    """What is wrong with a qa row, or None."""
+    """What is wrong with a qa row; None if nothing is."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
@@ -297,7 +306,7 @@ def _readable(task: Any, value: str) -> bool:
 
 
 def spoken(sample: Sample) -> str:
-    """The right answer as a model would write it."""
+    """A right answer as a model would write it."""
     row = sample.row
     if row["answer_type"] == "choice":
         return target(row)[0]

@@ -1,13 +1,13 @@
 """Drawn scenes for grounding: a few coloured shapes on a light background, each with its exact box.
 
-Everything is a pure function of ``(seed, split, index)``, so no file is needed, two splits never share a random stream,
-and any scene can be drawn again on its own:
+Everything is a pure function of ``(seed, split, index)``. No file is needed, no two splits share a random stream, and
+any scene can be drawn again without the others:
 
     image, row = scene(0, "train", 7)
     row["expression"]  # "red circle"
     row["boxes"]       # [{"box": [31.0, 40.0, 75.0, 84.0], "label": "red circle"}], pixels of the image
 
-`generated_scene` draws one with given knobs: how many objects there are, and how large the one to find is."""
+`generated_scene` draws a scene with chosen knobs: the number of objects, and the size of the object to find."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COUNT_WEIGHTS = (0.5, 0.35, 0.15)  # of one, two and three objects
 MARGIN, SMALLEST, LARGEST = 0.102, 0.19, 0.44
 
 KNOBS = {"objects": (1.0, 4.0), "size": (0.08, LARGEST)}
-"""Number of objects (rounded), and the side of the target as a share of the image's."""
+"""Ranges of the knobs: the number of objects (rounded), and the side length of the target as a share of the image's."""
 
 Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels; x2 and y2 lie just outside
 
 
 def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Image, dict]:
-    """Draws one scene and describes one of its objects as a canonical grounding row."""
+    """Draws one scene. Returns the image, and a canonical grounding row that asks for one of the objects."""
     rng = random.Random(f"scene/{seed}/{split}/{index}")
     image = background(rng, size)
     objects: list[tuple[str, str, Box]] = []
@@ -43,12 +43,12 @@ def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Ima
 
 
 def background(rng: random.Random, side: int) -> Image.Image:
-    """A square in a light colour."""
+    """A square image in a light colour, with sides of `side` pixels."""
     return Image.new("RGB", (side, side), tuple(rng.randint(236, 255) for _ in range(3)))
 
 
 def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
-    """As ``scene``, with the given values of KNOBS."""
+    """Like ``scene``, with the number of objects and the size of the target as in `knobs`."""
     count, share = (float(knobs[name]) for name in KNOBS)
     rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")
     image = background(rng, size)
@@ -61,7 +61,8 @@ def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int
 
 
 def _places(rng: random.Random, size: int, count: int, share: float, tries: int = 100) -> list[Box]:
-    """Disjoint squares, the first with the given side; of several tries the first with room for all."""
+    """Chooses disjoint squares at random; the first has the given side. Returns the first of `tries` attempts that has
+    room for all squares, else the attempt with the most squares."""
     best: list[Box] = []
     for _ in range(tries):
         places: list[Box] = []
@@ -87,7 +88,7 @@ def _row(name: str, size: int, target: tuple[str, str, Box], objects: int) -> di
 
 def free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
                 sides: tuple[float, float] = (SMALLEST, LARGEST)) -> Box | None:
-    """A random square disjoint from ``taken``; None if no try fits (never for the first object)."""
+    """A random square disjoint from ``taken``; None if no try finds one, which cannot happen for the first object."""
     margin = -int(-size * MARGIN // 1)  # rounded up
     for _ in range(tries):
         side = rng.randint(*(max(1, round(size * share)) for share in sides))
@@ -98,7 +99,7 @@ def free_place(rng: random.Random, size: int, taken: list[Box], tries: int = 30,
 
 
 def paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: Box) -> Box:
-    """Paints ``shape`` inside ``place`` and returns the exact extent of the painted pixels."""
+    """Paints ``shape`` inside ``place``; returns the exact box of the painted pixels."""
     mask = Image.new("L", image.size, 0)
     draw = ImageDraw.Draw(mask)
     x1, y1, x2, y2 = place[0], place[1], place[2] - 1, place[3] - 1  # Pillow paints both ends
@@ -115,7 +116,8 @@ def paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: B
 
 
 def _difficulty(box: Box, size: int, objects: int) -> float:
-    """In [0, 1]: half from how small the object is, half from the number of other objects."""
+    """The difficulty of a scene in [0, 1]: half of it from how small the target is, half from the number of other
+    objects."""
     side = (box[2] - box[0]) / size
     smallness = min(1.0, max(0.0, (LARGEST - side) / (LARGEST - SMALLEST)))
     return round(min(1.0, 0.5 * smallness + 0.5 * (objects - 1) / (len(COUNT_WEIGHTS) - 1)), 3)

@@ -1,4 +1,4 @@
-"""What several tasks share: samples made by code, means by category, and perfect answers with thinking."""
+"""Functions that several tasks use: lists of generated samples, means of metrics, and perfect answers with thinking."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from vlrl.types import Sample
 
 
 def drawn(task: Any, split: str, make: Callable[[str, int], Sample]) -> Sequence[Sample]:
-    """`task.count` samples made by `make(split, index)` on access. Raises ConfigError for an unknown split."""
+    """A list of `task.count` samples, each made by `make(split, index)` when it is accessed. Raises ConfigError for an
+    unknown split."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: task '{type(task).name}' has {' and '.join(SPLITS)}")
     return Drawn(task.count, lambda index: make(split, index))
 
 
 def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The mean of the values of each name, sorted by name."""
+    """Name -> the mean of its values, sorted by name."""
     columns: dict[str, list[float]] = {}
     for name, value in values:
         columns.setdefault(name, []).append(value)
@@ -26,7 +27,7 @@ def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def accuracy_by(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> dict[str, float]:
-    """The mean of the part `accuracy` by each value of these fields of the rows, e.g. `accuracy/math`."""
+    """The mean of the reward part `accuracy` for each value of these fields of the rows, e.g. `accuracy/math`."""
     paid = ((record["sample"], value) for record in records
             if (value := record["parts"].get("accuracy")) is not None)
     return means((f"accuracy/{name}", value) for row, value in paid
@@ -34,5 +35,5 @@ def accuracy_by(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
 
 
 def think_answer(answer: str, thought: str = "I look at the picture.") -> str:
-    """`<think>...</think><answer>...</answer>`, as a perfect answer."""
+    """A perfect answer with thinking: `<think>...</think><answer>...</answer>`."""
     return f"<think>{thought}</think><answer>{answer}</answer>"

@@ -1,4 +1,4 @@
-"""Recipes of the video task with typed answers: an option, a number, a transcript, a free text."""
+"""Recipes of the video task whose answers have a type: an option, a number, a transcript, or free text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from . import _video_tracks as tracks
 from ._shared import think_answer
 
 TYPED = tuple(STRICT)
-"""Answer types scored here: choice, number, ocr, text, regression."""
+"""The answer types that these recipes can score."""
 _SHOWN = 1000
 Accuracy = Callable[[Any, Sample, Answer], float]
 
@@ -32,12 +32,12 @@ Accuracy = Callable[[Any, Sample, Answer], float]
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """The type of a row's answer; choice for a choice with evidence."""
+    """The type of a row's answer. A choice with evidence (`span+choice`) is a choice."""
     return "choice" if row["answer_type"] == "span+choice" else row["answer_type"]
 
 
 def truth(sample: Sample) -> str:
-    """The right answer as a text: an option by its letter, an integer without a point."""
+    """The right answer as a string: the letter of an option, an integer without a decimal point, or the text."""
     answer = sample["answer"]
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
@@ -46,14 +46,16 @@ def truth(sample: Sample) -> str:
 
 
 def options_of(row: Mapping[str, Any]) -> list[str]:
-    """The option texts; the labels of a choice without options."""
+    """The texts of a row's options; for a choice without options, the row's labels."""
     return bare_options(row.get("options") or (row.get("labels") if kind_of(row) == "choice" else None) or ())
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: `choices` and `to_name` to choose from (unless the question has them), `plainly` (the full
-    prompt of the plain recipe), `by_type` (the end of Video-R1's prompt), `attribute` of a face, and those of
-    tracks.placeholders."""
+    """The values of placeholders in prompt templates, in addition to those of tracks.placeholders:
+        `choices`, `to_name`: the options or the names to choose from; "" if the question contains them;
+        `plainly`: the full prompt of the plain recipe;
+        `by_type`: the end of Video-R1's prompt for the row's answer type;
+        `attribute`: the attribute of a face that the question is about."""
     options = [f"{letter}. {option}" for letter, option in zip(LETTERS, options_of(row), strict=False)]
     names = (row.get("labels") or []) if row["answer_type"] == "text" else []
     values = tracks.placeholders(task, row) | {
@@ -66,7 +68,7 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
-    """What a row lacks for a recipe of typed answers, or None."""
+    """What a row lacks for a recipe of typed answers; None if nothing."""
     kind, answer, options = kind_of(row), row.get("answer"), options_of(row)
     if kind not in TYPED:
         return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, which knows {', '.join(TYPED)}; "
@@ -97,12 +99,12 @@ def _tagged(answer: Answer) -> str:
 
 
 def strict(_task: Any, sample: Sample, answer: Answer) -> float:
-    """Video-R1's typed accuracy of the first answer tag, by the type of the row."""
+    """Video-R1's accuracy of the text in the first answer tag, for the row's answer type."""
     return STRICT[kind_of(sample.row)](_tagged(answer), truth(sample))
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy of an answer that may be more than the bare letter, number or label."""
+    """The accuracy of an answer that may have more words than only the letter, the number or the label."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))
@@ -113,7 +115,7 @@ def free_tagged(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
-    """A recipe of accuracy and format whose answers are <think>...</think><answer>...</answer>."""
+    """Makes a recipe with the parts accuracy and format, whose answers are <think>...</think><answer>...</answer>."""
     given: dict[str, Any] = {"rewards": {"accuracy": 1.0, "format": 1.0}, "problem": typed_problem, **more}
     return Recipe(
         prompt=prompt, read=lambda _task, _sample, answer: _tagged(answer)[:_SHOWN] or None, target=_target,
@@ -155,11 +157,11 @@ PLAIN = {
         tracks.VIDEOCHAT_R1_TRACK, read=_read_track, score=_track, 
         say=lambda task, sample, track: answer_tag(tracks.VIDEOCHAT_R1_TRACK.say(task, sample, track)) or "",
         prompt="Where is {object} in each of {count} frames?\nAnswer [[x1, y1, x2, y2], ...].")}
-"""The prompt, reading and scoring of answer types whose plain answer is not a line of text."""
+"""Answer type -> the recipe that asks for a plain answer; only for types whose plain answer is not one line of text."""
 
 
 def plain(row: Any) -> times.TimeRecipe:
-    """The prompt, reading and scoring of the plain answer to a row or sample."""
+    """The recipe that asks for a plain answer to this row or sample."""
     return PLAIN.get(row["answer_type"], _LINE)
 
 
@@ -187,11 +189,12 @@ BY_TYPE = {
     "ocr": " Please transcribe text from the image/video clearly and provide your text answer within the <answer> "
            "</answer> tags.",
     "text": " Please provide your text answer within the <answer> </answer> tags."}
-"""The end of Video-R1's prompt, by answer type."""
+"""Answer type -> the end of Video-R1's prompt."""
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """Half as many answers to the same clip with its frames shuffled; none for images."""
+    """A prompt variant: half as many completions as the group has, for the same clip with its frames shuffled. There is
+    none for samples without a video."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))
@@ -200,7 +203,7 @@ def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]
 
 
 def _temporal(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """T-GRPO's `temporal` and Video-R1's `length`."""
+    """The parts `temporal` (of T-GRPO) and `length` (of Video-R1) for a group."""
     still = bool(sample.media) and all(media.kind != "video" for media in sample.media)
     right = [strict(task, sample, answer) for answer in answers]
     shuffled = [strict(task, sample, answer) for answer in services.variants.get("shuffled", ()) if not still]
@@ -218,7 +221,8 @@ VIDEO_R1 = _thinking(
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """GRPO-CARE's `consistency`: mean probability of an answer's tokens under the reference, given its own thinking."""
+    """GRPO-CARE's part `consistency` for a group. It compares the mean probabilities that the reference model assigns
+    to the answers' tokens, given their thinking."""
     right = [strict(task, sample, answer) for answer in answers]
     likely = [float(np.exp(logprobs).mean()) if len(logprobs) else None
               for logprobs in services.reference_logprobs(answers)]

@@ -1,8 +1,8 @@
-"""`task.benchmark` of the video task: an answer as the authors of a benchmark score it, in addition to the task's own
+"""`task.benchmark` of the video task: scores an answer as the authors of a benchmark do, in addition to the task's own
 metrics.
 
-Each rule takes (task, sample, answer) and gives metrics; {} for rows it does not apply to, and for answers that the
-authors do not count."""
+Each benchmark function takes (task, sample, answer) and returns metrics. It returns {} for rows that it does not apply
+to, and for answers that the authors do not count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _letters(name: str, read: Callable[[str, str], float | None]) -> Rule:
 
 
 def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
-    """Time-R1 (2503.13377, evaluate.py) on Charades-STA and ActivityNet: the last "a to b" of the full output."""
+    """Charades-STA and ActivityNet as scored by Time-R1 (2503.13377, evaluate.py): the span is the last "a to b" of the
+    full output."""
     spans = sample.get("spans") or []
     if len(spans) != 1:
         return {}
@@ -47,8 +48,8 @@ RULES: Mapping[str, Rule] = {"mvbench": _letters("mvbench", mvbench), "video_mme
 
 
 def summaries(records: Sequence[Mapping[str, Any]], benchmark: str) -> dict[str, float]:
-    """The mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`; for ActivityNet-QA also by its types
-    0 to 8 and over the free questions."""
+    """The mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`. For ActivityNet-QA also by its
+    question types 0 to 8, and over the free questions."""
     names = sorted({name for record in records for name in record["metrics"] if name.startswith(f"{benchmark}_")})
     return means((f"{name}/{kind}", record["metrics"][name]) for record in records for name in names
                  if name in record["metrics"] for kind in _kinds(record["sample"], name))

@@ -1,4 +1,4 @@
-"""OneThinker's recipe of the video task: one prompt and one reward for every type of answer (2512.03043)."""
+"""OneThinker's recipe of the video task: one prompt and one reward for all answer types (2512.03043)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 
 def placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """`as_type`: the answer format of the row's type."""
+    """The placeholder `as_type` of the prompt: the answer format for the row's type."""
     seconds = ", ".join(frame_names(Sample(id="", row=row)))
     return {"as_type": _FORMS.get(_kind(row), "").replace("{seconds}", seconds)}
 
@@ -77,7 +77,8 @@ def _say_one(task: Any, sample: Sample, value: Any) -> str:
 
 
 def _one(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """OneThinker: accuracy by the row's type, and half a point for an answer in the format of its type."""
+    """OneThinker's reward parts: accuracy by the row's answer type, and half a point if the answer has the format of
+    this type."""
     parsed, framed = _read_one(task, sample, answer), think_answer_format(answer.text)
     return {"accuracy": _accuracy(task, sample, parsed), "format": framed,
             "structure": framed and _structure(sample, answer, parsed)}
@@ -94,7 +95,7 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
 
 
 def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
-    """.5 for the right format; for a track .25, plus .25 times the share of the frames with a box."""
+    """The format part: .5 for the right format. For a track .25, plus .25 times the share of frames that have a box."""
     if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":
@@ -104,7 +105,7 @@ def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
 
 
 def relative_accuracy(given: str, truth: str) -> float:
-    """MRA (VSI-Bench, 2412.14171): share of the thresholds .5, .55, ... .95 that 1 - relative error exceeds."""
+    """MRA (VSI-Bench, 2412.14171): the share of the thresholds .5, .55, ... .95 that 1 - relative error exceeds."""
     a, b = read_number(given), read_number(truth)
     if a is None or b is None or a == b:
         return float(a is not None and a == b)

@@ -1,6 +1,6 @@
-"""Recipes of the video task for when something happens: spans in seconds from the start of the clip.
+"""Recipes of the video task for when something happens. Answers are spans in seconds from the start of the clip.
 
-Rows have `spans` [[start, end], ...], and for some recipes `duration` (of the clip), or `options` and `answer`."""
+Rows have `spans` [[start, end], ...], and for some recipes the `duration` of the clip, or `options` and `answer`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ _LETTERS = "ABCDEFG"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRecipe(Recipe):
-    """A recipe whose perfect answer and cheats are a target written out."""
+    """A recipe with a function that writes an answer with given spans; it makes the perfect answer and the cheating
+    answers."""
 
     say: Callable[[Any, Sample, Any], str]
-    """An answer that states a target."""
+    """Writes an answer that gives these spans, from (task, sample, spans)."""
 
 
 def spans_of(_task: Any, sample: Sample) -> list[list[float]]:
@@ -59,7 +60,8 @@ def thinking(answer: str) -> str:
 
 
 def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row; with answer_type span and no `spans`, those of its `answer`: [3, 7], [[3, 7]], "3 to 7"."""
+    """The row with `spans`. If answer_type is span and the row has none, they are taken from its `answer`: [3, 7], [[3,
+    7]] or "3 to 7"."""
     answer = row.get("answer")
     if row.get("answer_type") != "span" or row.get("spans") is not None or not answer:
         return row
@@ -115,13 +117,14 @@ _IN_SECONDS = ("Then, provide the start and end times (in seconds, precise to tw
 
 
 def _read_last(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """The last `a to b` of the last answer tag."""
+    """The last `a to b` of the last answer tag, as a list with one span; None if there is none."""
     span = last_span(answer_tag(answer.text, "last") or "")
     return [span] if span else None
 
 
 def _time_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1: tIoU reduced by how far both ends are off, as a share of the clip."""
+    """The reward parts of Time-R1: `span`, the temporal IoU reduced by the errors of both ends as shares of the clip's
+    duration, and `format`."""
     spans = _read_last(task, sample, answer)
     paid = boundary_iou(spans[0], sample["spans"][0], sample["duration"]) if spans else 0.0
     return {"span": paid, "format": think_answer_format(answer.text)}
@@ -144,7 +147,8 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1's optional rewards of the thinking: a time range, characters up to 500, two keywords, two lines."""
+    """Time-R1's reward parts, and its optional ones for the thinking: whether it has a time range, its number of
+    characters up to 500, up to two keywords, and up to two lines."""
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),
@@ -154,7 +158,7 @@ def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _diversity(_task: Any, _sample: Sample, answers: Sequence[Answer], *_services: Any) -> list[Parts]:
-    """Difference of an answer from the others of its group: the mean of 1 - ROUGE-L."""
+    """The part `diversity` of each answer in a group: the mean of 1 - ROUGE-L to the other answers."""
     words = [rouge_tokens(answer.text[:20_000]) for answer in answers]
     apart = [[1 - (2 * LCSseq.similarity(a, b) / (len(a) + len(b)) if a and b else 0.0)
               for j, b in enumerate(words) if j != i] for i, a in enumerate(words)]
@@ -190,7 +194,8 @@ _CAPITAL = re.compile(r"(?<![\w'])[A-G](?![\w'])", re.ASCII)
 
 
 def _first_letter(text: str, letters: str) -> str | None:
-    """The first of the letters that stands alone; a lower-case one only if it is the whole text."""
+    """The first of these letters that stands alone in a text. A lower-case letter counts only if it is the whole text.
+    """
     candidates = [clean_label(text).upper(), *_CAPITAL.findall(text)]
     return next((letter for letter in candidates if letter in [*letters]), None)
 
@@ -210,7 +215,7 @@ def _evidence(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _read_gqa(_task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The first letter of the first answer tag, and the spans of the first <glue> after the thinking."""
+    """The first letter in the first answer tag, and the spans in the first <glue> tag after the thinking."""
     shown = answer.text.partition("</think>")[2] if "</think>" in answer.text else said(answer)
     chosen, glue = answer_tag(answer.text), extract_tag(shown, "glue")
     if chosen is None and glue is None:
@@ -227,7 +232,7 @@ def _gqa(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gqa_format(text: str) -> float:
-    """1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else."""
+    """1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else; else 0."""
     before, opened, glue = text.strip().partition("<glue>")
     if not opened or not glue.endswith("</glue>") or span_list(glue.removesuffix("</glue>")) is None:
         return 0.0
@@ -265,7 +270,8 @@ def _read_start_end(_task: Any, _sample: Sample, answer: Answer) -> list[list[fl
 
 
 def _temporal_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Temporal-R1: tIoU, which is the same in seconds and in shares of the clip, and quoted times as format."""
+    """The reward parts of Temporal-R1: the temporal IoU (the same in seconds and in shares of the clip), and `format`,
+    which requires quoted times."""
     spans = _read_start_end(task, sample, answer)
     framed = think_answer_format(answer.text) and _START_END.fullmatch(answer_tag(answer.text) or "") is not None
     return {"accuracy": temporal_iou(spans[0], sample["spans"][0]) if spans else 0.0, "format": float(framed)}
@@ -284,14 +290,15 @@ TEMPORAL_R1 = TimeRecipe(
 
 
 def span_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the times of a row, or None."""
+    """What is wrong with the times of a row; None if nothing is."""
     duration, spans = row.get("duration"), row.get("spans")
     problem = positive_problem("duration", duration) if duration is not None else None
     return problem or (spans_problem(spans) if spans is not None else None)
 
 
 def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """`event`: the question as a lower-case phrase; `when`: as a question; `lettered`: the options with letters."""
+    """The placeholders of prompts: `event` is the question as a lower-case phrase, `when` the same as a question,
+    `lettered` the options with letters."""
     question = str(row.get("question", "")).strip()
     options = row.get("options") if isinstance(row.get("options"), list) else []
     return {"event": question.lower().removesuffix("."),
@@ -301,9 +308,13 @@ def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def span_measures(target: Any, parsed: Any) -> dict[str, float]:
-    """`miou`, `miop`, and `r1@0.3` to `r1@0.7` (whether the IoU reaches that) of a row with spans; if it also has an
-    answer, `gqa_acc`: that answer with an IoP of at least .5 (NExT-GQA, 2309.01327). There a single answered span is
-    compared with the best true span; several spans are compared as unions."""
+    """The metrics of an answer for a row with spans:
+        `miou`, `miop`: the temporal IoU, and the intersection over the predicted span (IoP);
+        `r1@0.3`, `r1@0.5`, `r1@0.7`: whether the IoU is at least this value;
+        `gqa_acc`, if the row has an answer: whether the answer is right and the IoP at least .5 (NExT-GQA, 2309.01327).
+
+    For rows with an answer, a single predicted span is compared with the true span that fits best; in all other cases
+    unions of spans are compared."""
     grounded = isinstance(target, dict)
     truth, spans = target["spans"] if grounded else target, parsed["spans"] if grounded and parsed else parsed
     overlap = 0.0 if spans is None else union_iou(spans, truth)
@@ -317,7 +328,7 @@ def span_measures(target: Any, parsed: Any) -> dict[str, float]:
 
 
 def span_cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Answers that need no look at the clip, or that fit no clip, by name."""
+    """Name -> an answer that can be given without looking at the clip, or that fits no clip."""
     end = float(sample.get("duration") or 2 * max([s[1] for s in sample.get("spans") or []], default=10.0))
     seconds = [[float(t), t + 1.0] for t in range(min(60, int(end)))]
     cases = {"whole clip as written": [[0.0, end]], "from the end to the start": [[end, 0.0]],

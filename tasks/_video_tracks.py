@@ -1,8 +1,8 @@
-"""Recipes of the video task that follow an object, and what spans and tracks share: rows, placeholders, metrics,
-cheats, marks.
+"""Recipes of the video task that follow an object, and functions for both spans and tracks: checks of rows,
+placeholders, metrics, cheating answers, and marks for the viewer.
 
-Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}] with the `width` and
-`height` of the frames; the first track is asked for."""
+Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}], and the `width` and
+`height` of the frames. The prompt asks for the first track."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def boxes_of(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def frame_names(sample: Sample) -> list[str]:
-    """The second that names each frame: its time, or its number from 1 if the row has no times."""
+    """The name of each frame: its time in seconds, or its number counted from 1 if the row has no times."""
     track = track_of(sample)
     return [format_time(t) for t in track.get("times") or range(1, len(track.get("boxes", [])) + 1)]
 
@@ -46,13 +46,14 @@ def needs_track(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _read_boxes(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """A list with a box for every frame, in the first answer tag."""
+    """The list in the first answer tag, if it has a box for every frame; else None."""
     boxes = read_track(answer_tag(answer.text) or "", len(track_of(sample).get("boxes", [])))
     return None if boxes is None else {"boxes": [pixels(task, sample, box) for box in boxes]}
 
 
 def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """VideoChat-R1: the mean IoU over the frames, and the format with the requested number of boxes."""
+    """The reward parts of VideoChat-R1: the mean IoU over the frames, and `format`, which requires as many boxes as
+    were asked for."""
     track = _read_boxes(task, sample, answer)
     if track is None:
         return {"iou": 0.0, "format": 0.0}
@@ -79,7 +80,7 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the times and tracks of a row, or None."""
+    """What is wrong with the times and tracks of a row; None if nothing is."""
     error, tracks = times.span_problem(row), row.get("tracks")
     if error or tracks in (None, []):  # what a recipe needs it says itself
         return error
@@ -93,7 +94,8 @@ def problem(row: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts for templates: those of times.span_placeholders; `object`, `first_box` and `count` of a track."""
+    """The placeholders of prompts: those of times.span_placeholders, and `object`, `first_box` and `count` of a track.
+    """
     sample = Sample(id=str(row.get("id", "")), row=row)
     values, track = times.span_placeholders(row), track_of(sample)
     if not track.get("boxes"):
@@ -106,8 +108,10 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
-    """Metrics of one answer: those of times.span_measures; for a track `overlap` and `sr@0.5` over all frames (the
-    first as in VideoChat-R1, 2504.06958), and got10k's `ao` and `sr`; {} for others."""
+    """The metrics of one answer; {} for a row without spans and tracks.
+
+    For spans, those of times.span_measures. For a track, `overlap` and `sr@0.5` over all frames (counting the first
+    frame, as in VideoChat-R1, 2504.06958), and `ao` and `sr` as in GOT-10k."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -124,8 +128,8 @@ _BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overla
 
 
 def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each of these metrics by category, e.g. `miou/indoor`; for tracks also `ao` and `sr` over all frames,
-    `ao/frames` and `sr/frames`, which GOT-10k's toolkit reports for a whole set (1810.11981)."""
+    """The mean of each metric of `measures` by category, e.g. `miou/indoor`. For tracks also `ao/frames` and
+    `sr/frames`, the means over all frames, which GOT-10k's toolkit reports for a whole data set (1810.11981)."""
     by_category = means((f"{name}/{category}", r["metrics"][name]) for r in records
                         if (category := r["sample"].get("category")) for name in _BY_CATEGORY if name in r["metrics"])
     followed = [(sum(box is not None for box in r["target"]["boxes"][1:]), r["metrics"]) for r in records
@@ -136,7 +140,8 @@ def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def cheats(task: Any, sample: Sample) -> dict[str, str]:
-    """Answers that need no look at the clip, by name; {} for recipes of other answers."""
+    """Name -> an answer that can be given without looking at the clip; {} for recipes with other answers than spans and
+    tracks."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)
@@ -151,7 +156,7 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
 
 
 def marks(sample: Sample, parsed: Any, role: str) -> list[dict[str, Any]]:
-    """The track or the spans of a parsed answer or target; [] for others."""
+    """The marks that the viewer draws for a parsed answer or a target: a track or spans; [] for other answers."""
     boxes, spans = (parsed.get("boxes"), parsed.get("spans")) if isinstance(parsed, dict) else (None, parsed)
     if isinstance(boxes, list):
         track = track_of(sample)

@@ -1,7 +1,8 @@
-"""Action formats of the task `web`: those of GUI-R1, of UI-TARS, and plain calls.
+"""Action formats of the task `web`: the formats of GUI-R1 and UI-TARS, and plain calls such as click(300, 500).
 
-Each format describes its verbs to the model, reads an action, checks that a text is the format and nothing else, and
-writes an action for demonstrations. Points are in the convention of the model family. No model text raises."""
+Each format describes its actions to the model, parses an action from a text, checks that a text has nothing but an
+action in this format, and writes actions for demonstrations. Points are in the coordinate convention of the model
+family. No text of a model causes another exception than UnreadableAction."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ _SAME = {"tap": "click", "left_click": "click", "left_single": "click", "left_do
          "doubleclick": "double_click", "dblclick": "double_click", "input_text": "type", "press": "key",
          "hotkey": "key", "enter": "key", "press_enter": "key", "complete": "answer", "finished": "answer",
          "left_click_drag": "drag"}
-"""Names that other formats use for a verb."""
+"""Names of actions in other formats -> the verb that they mean here."""
 _ENTERS = ("enter", "press_enter")
 
 
 class UnreadableAction(Exception):
-    """Why an action cannot be read, in words for the model."""
+    """A text that cannot be parsed as an action. The message tells the model why."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,16 @@ class ActionFormat:
     """One way to write actions."""
 
     prompt: str
-    """Its description for the model."""
+    """Description of the format in the prompt."""
     read: Callable[[Any, Sample, str], Action]
-    """The action in CSS pixels; raises UnreadableAction."""
+    """Parses an action; its points are converted to CSS pixels. Raises UnreadableAction."""
     strict: Callable[[str], bool]
-    """Whether a readable action is the format and nothing else."""
+    """Whether a text that can be parsed has nothing but the action in this format."""
     write: Callable[[Any, Sample, Action], str]
 
 
 def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
-    """The action in a text, after any thinking that its prompt has opened. Raises UnreadableAction."""
+    """Parses the action in a text, after any thinking that the prompt has opened. Raises UnreadableAction."""
     text = said(text)
     if len(text) > _LONGEST:
         raise UnreadableAction(f"it is longer than {_LONGEST} characters")
@@ -62,7 +63,8 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
 
 
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
-    """An action whose arguments fit its verb."""
+    """The action with this verb, its points converted to CSS pixels. Raises UnreadableAction if the arguments do not
+    fit the verb."""
     name = verb.strip().lower()
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)
@@ -88,13 +90,13 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
 
 
 def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
-    """A point in CSS pixels as the model is to write it."""
+    """A point in CSS pixels, written as the model would write it."""
     place = in_model_units(task, sample, [v * sample["scale"] for v in point or (0, 0)])
     return [round(v) for v in place] if whole_units(task, sample) else place
 
 
 def _key(text: str) -> str:
-    """A key in the browser's notation: "ctrl+a" is Control+a."""
+    """A key in the browser's notation: "ctrl+a" becomes Control+a. Raises UnreadableAction for an unknown key."""
     *before, last = [part for part in re.split(r"[+ ]", text.strip()[:100]) if part] or [""]
     modifiers = [_MODIFIERS.get(part.lower(), "") for part in before]
     key = _KEYS.get(last.lower(), last if len(last) == 1 and last.isascii() and last.isprintable() else "")
@@ -156,7 +158,7 @@ def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
 
 
 def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
-    """The point of the first of these arguments; the centre of a box."""
+    """The point in the first argument that has one; for a box, its centre."""
     text = next((given[name] for name in names if name in given), "")
     numbers = decimals(text.replace("(", " ").replace(")", " "), most=5)
     if len(numbers) == 4:

@@ -1,12 +1,12 @@
-"""Fresh pages of one browser per process, driven by a thread, for the episodes of the task `web`.
+"""Pages of a browser for the episodes of the task `web`. A process has one browser, which a thread drives.
 
-    pages = shared(BrowserSettings(root=folder))   # one for a process, started on first use
+    pages = shared(BrowserSettings(root=folder))   # one per process, started on first use
     tab = pages.take()
     pages.use(tab, lambda: tab.page.goto(...)), pages.drop(tab)
 
-No episode sees anything of another's page: each has its own context, and a reused context was emptied. Pages reach no
-address: their files are served under a host name that does not exist, and every other request is refused, by the
-context and by the browser."""
+Episodes are isolated from each other: each page has its own browser context, and a context is emptied before it is used
+again. Pages cannot reach any network address: their files are served under a host name that does not exist, and the
+context and the browser refuse every other request."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from vlrl.environments.chromium import FLAGS, STEADY, browser_start_error, chrom
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 HOST = "pages.invalid"
-"""Host name of the pages; RFC 2606 guarantees that it never exists."""
+"""Host name under which the pages are served; RFC 2606 guarantees that it never exists."""
 SIDES = (160, 210)
-"""CSS pixels of the visible part of a page: MiniWoB's."""
+"""Width and height of the visible part of a page in CSS pixels, as in MiniWoB."""
 _VIEW = (500, 320)  # CSS pixels of the window, also MiniWoB's, with room for what lies beside a page
 _SPARES = 1  # empty pages kept ready for an episode
 _START_S = 60.0
@@ -47,7 +47,8 @@ _SHUT = ("--host-resolver-rules=MAP * ~NOTFOUND", "--force-webrtc-ip-handling-po
          "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-quic", "--dns-prefetch-disable",
          "--no-pings", "--disable-component-update", "--disable-sync", "--disable-default-apps",
          "--proxy-server=socks5://0.0.0.0:1", "--proxy-bypass-list=<-loopback>")
-"""No name is resolved, and remaining requests meet a proxy that does not exist."""
+"""Browser flags that disable network access: no host name is resolved, and all other requests go to a proxy that does
+not exist."""
 _SMALL = ("--js-flags=--max-old-space-size=256", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
           "--disable-extensions", "--disable-smooth-scrolling")
 QUIET = """
@@ -62,8 +63,8 @@ QUIET = """
     try { window.name = ''; sessionStorage.clear(); } catch (e) {}
 })();
 """
-"""Runs before a page's own scripts: disables motion, blinking and network access other than requests, and clears what
-an earlier document of the page left."""
+"""A script that runs before the scripts of a page. It disables animations, blinking, and network access other than
+requests, and removes what an earlier document of the page has left."""
 
 _SINCE = f"""
 (() => {{
@@ -72,60 +73,61 @@ _SINCE = f"""
   window.requestAnimationFrame = then => frame(() => then(performance.now()));
 }})();
 """
-"""Runs after the clock is installed, which would otherwise count the real milliseconds until it was paused, and those
-of earlier episodes."""
+"""A script that runs after the clock is installed. Without it, the clock would count the real milliseconds until it was
+paused, and those of earlier episodes."""
 _ENDED = "the browser has ended"
 
 
 class BrowserLost(Exception):
-    """The browser has ended; its pages can be opened again."""
+    """The browser has ended. Its pages can be opened again in a new browser."""
 
 
 class PageFailed(Exception):
-    """A page cannot continue, with the reason."""
+    """The page of an episode cannot be used any more; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class BrowserSettings:
-    """Settings shared by the pages of a process."""
+    """Settings that apply to all pages of a process."""
 
     root: Path
-    """Folder of the pages and of all that they load."""
+    """Folder with the pages and all files that they load."""
     scale: int = 2
-    """Pixels of a screenshot per CSS pixel."""
+    """Screenshot pixels per CSS pixel."""
     program: str = ""
     seconds: float = 20.0
     """Time limit of one call to a page."""
     most: int = 32
-    """Pages that are open at once; the least recently used one is closed to make room."""
+    """Largest number of open pages. To open another one, the least recently used page is closed."""
 
 
 @dataclass(eq=False)
 class Tab:
-    """A page of the browser and its state."""
+    """An open page and its state."""
 
     context: Any
     page: Any
     session: Any
     entered: bool = False
-    """Whether its document was loaded; it cannot be left afterwards."""
+    """Whether the page has loaded its document; from then on it cannot navigate to another document."""
     crashed: bool = False
     failed: str = ""
-    """Why it cannot continue."""
+    """Why the page cannot be used any more; "" if it can."""
     dialog: str = ""
     """Text of the last dialog."""
     uses: int = 1
 
 
 class PagePool:
-    """Opens pages of one browser, and restarts it if it has ended. May be called from any thread."""
+    """Opens pages in one browser, and starts the browser again if it has ended. The public methods may be called from
+    any thread."""
 
     def __init__(self, settings: BrowserSettings):
         self.settings, self.owner = settings, os.getpid()
         self.starts = 0
         """How often the browser was started."""
         self.tabs: dict[Tab, None] = {}
-        """Those that episodes have, the one used last at the end."""
+        """The pages that episodes are using, the most recently used one last."""
         self._files: dict[str, tuple[bytes, str]] = {}
         self._driver: Any = None
         self._browser: Any = None
@@ -140,24 +142,25 @@ class PagePool:
     # --- from any thread ---------------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine in the browser's thread."""
+        """Runs a coroutine in the browser's thread; returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def take(self) -> Tab:
-        """An empty page. Raises ConfigError if the browser cannot be started, BrowserLost if it ended meanwhile, and
-        PageFailed."""
+        """Opens an empty page. Raises ConfigError if the browser cannot be started, BrowserLost if it ends in the
+        meantime, and PageFailed if no page can be opened."""
         return self.run(self._take())
 
     def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of a call to a page. Raises BrowserLost, or PageFailed, after which the page is closed."""
+        """Calls `work` in the browser's thread for an open page; returns its result. Raises BrowserLost if the browser
+        has ended; raises PageFailed, and closes the page, if the call fails or exceeds the time limit."""
         return self.run(self._use(tab, work))
 
     def drop(self, tab: Tab) -> None:
-        """Closes a page; more than once is no error."""
+        """Closes a page; does nothing if it is closed already."""
         self.run(self._drop(tab))
 
     def close(self) -> None:
-        """Ends the browser and the thread."""
+        """Ends the browser and its thread."""
         if self._thread.is_alive() and self.owner == os.getpid():
             with contextlib.suppress(Exception):
                 self.run(self._end())
@@ -232,7 +235,8 @@ class PagePool:
             pass
 
     async def _emptied(self, tab: Tab) -> bool:
-        """Whether a page has been reset to a new one; only a page left in good order can be."""
+        """Resets a page so that another episode can use it; returns whether that succeeded. A page that has failed,
+        crashed or been used often is not reset."""
         if tab.failed or tab.crashed or tab.uses >= _USES or tab.context.browser is not self._browser:
             return False
         try:
@@ -255,7 +259,8 @@ class PagePool:
             _log.debug("no spare page: %s", error)
 
     async def _new(self) -> Tab:
-        """An empty page. Raises BrowserLost if the browser ends meanwhile, PageFailed for other reasons."""
+        """An empty page in a new context. Raises BrowserLost if the browser ends in the meantime, PageFailed for other
+        failures."""
         from playwright.async_api import Error
 
         browser, context = await self._running(), None
@@ -277,7 +282,7 @@ class PagePool:
             raise PageFailed(f"no page can be opened: {_first_line(error)}") from None
 
     async def _prepared(self, context: Any) -> Tab:
-        """An empty page of a context, which reaches only its own files."""
+        """An empty page in a context that can load only files of the pages' folder."""
         page = await context.new_page()
         tab = Tab(context, page, await context.new_cdp_session(page))
         # a screenshot puts the window back to what its own session says of it
@@ -294,7 +299,7 @@ class PagePool:
         return tab
 
     async def _serve(self, tab: Tab, route: Any) -> None:
-        """Serves a page the files of its folder, and refuses everything else."""
+        """Answers a request of a page: with a file of the pages' folder, or with a refusal."""
         from playwright.async_api import Error
 
         with contextlib.suppress(Error):  # of a page that was closed meanwhile
@@ -309,7 +314,8 @@ class PagePool:
             await route.fulfill(body=file[0], content_type=file[1])
 
     def _file_at(self, url: str) -> tuple[bytes, str] | None:
-        """A file of the folder and its type; None for anything else, also for names that no file can have."""
+        """(content, type) of the file at a URL below the pages' folder; None for any other URL, including names that no
+        file can have."""
         try:
             address = urlsplit(url)
             return self._file(address.path) if (address.scheme, address.netloc) == ("http", HOST) else None
@@ -327,7 +333,7 @@ class PagePool:
         return self._files[path]
 
     async def _running(self) -> Any:
-        """The browser, started if necessary. Raises PageFailed if it does not start in time."""
+        """The browser, which is started if necessary. Raises PageFailed if it does not start in time."""
         async with self._launching:
             if self._browser is None or not self._browser.is_connected():
                 await self._end()
@@ -365,7 +371,7 @@ class PagePool:
                     pass
 
     def _kill(self) -> None:
-        """Kills the processes of a browser that does not close, and of its driver."""
+        """Kills the processes of a browser that does not close, and the process of its driver."""
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if {"--remote-debugging-pipe", "run-driver"} & {*process.cmdline()}:
@@ -377,13 +383,14 @@ def _first_line(error: Exception) -> str:
 
 
 async def _pause_clock(context: Any) -> None:
-    """Sets the clock of a context to its start and pauses it."""
+    """Sets the clock of a context to its start time and pauses it."""
     await context.clock.install(time=_CLOCK)
     await context.clock.pause_at(_CLOCK + 1)
 
 
 async def _empty(tab: Tab) -> None:
-    """Removes the document of a page and everything that it left; QUIET does what only a document can."""
+    """Removes the document of a page and the data that it has stored. (What only a document can remove, the script
+    QUIET removes in the next one.)"""
     await tab.page.mouse.move(-1, -1)  # else what lies under the pointer is drawn as pointed at
     await tab.page.goto("about:blank", wait_until="commit")
     await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})
@@ -406,7 +413,7 @@ _shared: dict[BrowserSettings, PagePool] = {}
 
 
 def shared(settings: BrowserSettings) -> PagePool:
-    """The pages of this process with these settings."""
+    """The PagePool of this process for these settings, created on first use."""
     pages = _shared.get(settings)
     if pages is None or pages.owner != os.getpid():  # a fork has no thread of its parent's
         pages = _shared[settings] = PagePool(settings)
@@ -415,7 +422,7 @@ def shared(settings: BrowserSettings) -> PagePool:
 
 @atexit.register
 def close_all() -> None:
-    """Ends the browsers of this process."""
+    """Ends all browsers of this process."""
     for pages in _shared.values():
         pages.close()
     _shared.clear()

@@ -1,10 +1,10 @@
-"""The elements of a page of the task `web` that can be acted on, named as a person would, and their state.
+"""The elements of a page of the task `web` that can be acted on, with their names and states.
 
     page.ask(WATCH)                         # once, before any action: records what is pressed from then on
     state = page_state(page.ask(SEEN))      # role, name, position and state of each; raises PageFailed otherwise
 
-An element is identified by its role and its name, as in an instruction, so that a check reads like the instruction and
-holds at every visit to the page, even if other elements have moved."""
+An element is identified by its role and its name, as a person would do in an instruction. A check is therefore as
+readable as the instruction, and it holds at every visit to the page even if other elements have moved."""
 
 from __future__ import annotations
 
@@ -98,23 +98,24 @@ WATCH = """
   };
 }
 """
-"""Also hides the page's own instruction without moving anything, because another goal counts."""
+"""A script that records presses and collects the elements. It also hides the page's own instruction without moving
+anything, because another goal applies."""
 SEEN = "() => window.__seen ? window.__seen() : null"
 
 
 @dataclass(frozen=True)
 class Element:
-    """A visible, named element of a page."""
+    """A visible element of a page, with a name."""
 
     role: str
     name: str
     at: tuple[float, float]
-    """Its centre in CSS pixels; for a link over several lines, that of the first one."""
+    """The centre of the element in CSS pixels; for a link over several lines, the centre of its first line."""
     hit: bool
-    """Whether a click there reaches it."""
+    """Whether a click at the centre reaches the element."""
     checked: bool | None = None
     value: str | None = None
-    """The text in a field."""
+    """The text in a field; None for other elements."""
     fixed: bool = False
     """Whether a field is read-only."""
     open: bool | None = None
@@ -127,14 +128,14 @@ class Element:
 
 @dataclass(frozen=True)
 class PageState:
-    """The state of a page."""
+    """The elements of a page and their states."""
 
     elements: tuple[Element, ...]
     pressed: frozenset[tuple[str, str]]
-    """Keys of everything clicked so far."""
+    """(role, name) of each element that was clicked so far."""
 
     def single(self) -> list[Element]:
-        """The elements with a unique role and name."""
+        """The elements whose role and name occur only once on the page."""
         counts = Counter(one.key for one in self.elements)
         return [one for one in self.elements if counts[one.key] == 1]
 
@@ -143,7 +144,7 @@ class PageState:
 
 
 def page_state(raw: Any) -> PageState:
-    """The parsed result of SEEN. Raises PageFailed if the page has replaced it."""
+    """Parses the result of the script SEEN. Raises PageFailed if the page has replaced that script."""
     try:
         elements = tuple(_element(one) for one in raw["elements"])
         return PageState(elements, frozenset((_text(role), _text(name)) for role, name in raw["pressed"]))
@@ -172,12 +173,12 @@ _MARKS = frozenset('"<>{}|\\')  # characters that would end the quotation, or be
 
 
 def nameable(name: str, most: int = 60) -> bool:
-    """Whether an instruction may quote a text of a page: short, displayed as written (no control or bidirectional
-    characters), and without anything that has a meaning in prompts."""
+    """Whether a name on a page may be quoted in an instruction. It must be short, be displayed as written (no control
+    or bidirectional characters), and contain nothing with a special meaning in prompts."""
     return (0 < len(name) <= most and name.isprintable() and any(c.isalnum() for c in name)
             and not _MARKS & {*name} and not name.startswith("http"))
 
 
 def askable(page: PageState) -> list[Element]:
-    """The elements that an instruction can distinguish from all others: by their name, or as the only field."""
+    """The elements that an instruction can identify uniquely: by their name, or because there is only one field."""
     return [one for one in page.single() if nameable(one.name) or one.key == ("field", "")]

@@ -1,4 +1,5 @@
-"""The environment of the task `web`: one page per episode, reopened with its actions if the browser was lost."""
+"""The environment of the task `web`. Each episode has one page, which is opened again if the browser was lost; then all
+actions are repeated."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ from ._web_page import Action, PageView
 
 T = TypeVar("T")
 UNREAD = "This action cannot be read"
-"""Start of the observation after an unreadable action."""
+"""Start of the observation after an action that cannot be parsed."""
 
 
 class WebEnvironment(Environment):
-    """One page. Its content comes from the sample's own seed, so that every visit and every sibling sees the same."""
+    """An episode on one page. The page's content depends only on the sample's seed, so all completions of a group and
+    all visits see the same page."""
 
     def __init__(self, task: Any, sample: Sample, form: ActionFormat, pages: PagePool):
         self._task, self._sample, self._form, self._pages = task, sample, form, pages
         self._page = page_of(pages, sample, task.settle_ms)
         self._done: list[Action] = []
-        """What was done to the page so far."""
+        """The actions carried out on the page so far."""
         self._look: PageView | None = None
 
     def reset(self, seed: int) -> Observation:
@@ -58,7 +60,8 @@ class WebEnvironment(Environment):
         self._page.close()
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """The result of a call to the page; if the browser was lost, after restoring the page once."""
+        """The result of a call to the page. If the browser was lost, the page is restored and the call repeated, once.
+        """
         try:
             return call()
         except BrowserLost:
@@ -70,7 +73,7 @@ class WebEnvironment(Environment):
             raise PageFailed(f"{error} twice") from None
 
     def _again(self) -> None:
-        """Reopens the page and repeats the actions. Raises PageFailed if it then looks different."""
+        """Opens the page again and repeats all actions. Raises PageFailed if the page looks different afterwards."""
         if self._look is None:
             return
         look = self._page.begin()

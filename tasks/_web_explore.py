@@ -1,10 +1,11 @@
-"""New goals for the task `web` from pages themselves: any change that a walk over a page causes can be a goal.
+"""New goals for the task `web`, found by exploring pages: every change of a page that an action causes can become a
+goal.
 
     goals = explore(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None if it leads nowhere
 
-A walk clicks or types, and each resulting change of the page becomes a sub-goal with a check (MobileGUI-RL, arXiv
-2507.05720, walks at random and has a model write the instruction; here a rule writes it, so that a rule can check it).
-`vary` makes other goals from one that a model fails (WebRL, arXiv 2411.02337, has a model write them)."""
+A walk clicks or types, and each change of the page becomes a sub-goal with a check. MobileGUI-RL (arXiv 2507.05720)
+walks at random and lets a model write the instruction; here a rule writes the instruction, so that a rule can check it.
+`vary` makes new goals from a goal that a model fails; WebRL (arXiv 2411.02337) lets a model write such goals."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ _TYPED = ("apple", "river", "seven", "cloud", "north", "maria", "oscar", "blue",
 
 @dataclass(frozen=True)
 class StepPattern:
-    """Constraints on a step of a walk; "" = anything."""
+    """Constraints on one step of a walk; "" = no constraint."""
 
     kind: str = ""
     role: str = ""
     name: str = ""
     avoid: str = ""
-    """A name that it must not have."""
+    """A name that the element of the step must not have."""
     value: str = ""
 
 
@@ -39,8 +40,10 @@ ANY = StepPattern()
 
 
 def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: random.Random) -> list[Goal] | None:
-    """The sub-goals of a walk after this plan, each reached again on a fresh page by the actions of the walk alone;
-    None if the page has no such elements, or looks different the second time. Raises PageFailed if the page cannot be
+    """Takes a walk over a page according to `plan`; returns the sub-goals that it reached.
+
+    The sub-goals are tested by repeating the walk's actions on a fresh page. Returns None if the page has no elements
+    that fit the plan, or if the second walk does not reach the same sub-goals. Raises PageFailed if the page cannot be
     used."""
     state = rng.getstate()
     for _ in range(_LOST):
@@ -54,7 +57,8 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
-    """Whether the actions of these sub-goals reach each of them, and none before its turn."""
+    """Whether the actions of these sub-goals, on a fresh page, reach the sub-goals one after the other, and none before
+    its own actions."""
     opened = _opened(task, page, seed, [goal.check for goal in goals])
     try:
         look = opened.begin()
@@ -96,7 +100,8 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: ran
 
 def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequence[Check]
             ) -> tuple[Element, tuple[Action, ...]] | None:
-    """A matching element and the actions on it; None if there is none that was not acted on before."""
+    """A random element that fits `wanted` and was not acted on before, and the actions on it; None if there is no such
+    element."""
     used = {(check.role, check.name) for check in done}
     fitting = [one for one in askable(page) if one.hit and one.key not in used and _fits(one, wanted)]
     if not fitting:
@@ -113,7 +118,8 @@ def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequ
 _OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda one: one.checked is True,
                 "typed": lambda one: one.role == "field" and not one.value and not one.fixed,
                 "focused": lambda one: one.role == "field" and not one.focused}
-"""Kind of check -> the elements at which it can be achieved; the other kinds are for elements that are not controls."""
+"""Kind of check -> whether it can be achieved at an element. Kinds that are missing here apply to elements that are not
+controls."""
 
 
 def _fits(one: Element, wanted: StepPattern) -> bool:
@@ -127,8 +133,8 @@ def _fits(one: Element, wanted: StepPattern) -> bool:
 
 
 def _changed(one: Element, actions: Sequence[Action], before: PageState, after: PageState) -> Check | None:
-    """A check of the change that these actions on an element have caused; None if nothing has changed that can be
-    described."""
+    """A check for the change that the actions on an element have caused; None if nothing has changed that a check can
+    express."""
     closed = [d for d in askable(before) if d.role == "dialog"]
     candidates = [Check("typed", *one.key, actions[-1].text)] if actions[-1].verb == "type" else [
         Check("checked", *one.key), Check("unchecked", *one.key), Check("open", *one.key),
@@ -140,17 +146,17 @@ def _changed(one: Element, actions: Sequence[Action], before: PageState, after: 
 # --- variations -------------------------------------------------------------------------------------------------------
 
 def new_seed(rng: random.Random) -> int:
-    """A seed of page content for training: an even one."""
+    """A random even number; even seeds of page content are for training."""
     return 2 * rng.getrandbits(30)
 
 
 VARIATIONS = {"seed": 0, "element": 0, "fewer": -1, "more": 1}
-"""What is varied: the content of the page, one of the elements (for a field the text), the number of sub-goals; and by
-how much that number changes."""
+"""Kind of variation -> by how much it changes the number of sub-goals. "seed" changes the content of the page,
+"element" one of the elements, or the text if the element is a field."""
 
 
 def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
-    """The plan and page seed of a variation of a goal."""
+    """The plan and the page seed of a variation of kind `way`."""
     if way == "seed":
         return [StepPattern(one.kind, one.role) for one in plan], new_seed(rng)
     if way == "more":
@@ -164,8 +170,8 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
-    """How a goal was varied, the page's seed, and the new goal; for a page's own task, a walk over that page. None if
-    no variation leads to another goal."""
+    """(kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`. A row without sub-goals
+    gets those of a walk over its page. None if no variation leads to a different goal."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

@@ -1,11 +1,12 @@
-"""Goals of the task `web` beyond a page's own: ordered sub-goals, each with a rule that reads the page.
+r"""Goals of the task `web` in addition to those that pages define: ordered sub-goals, each with a rule that checks the
+state of the page.
 
     {"page": "click-tab", "seed": 12, "goals": [{"instruction": "Open the tab \"Tab #2\".",
      "check": {"kind": "open", "role": "tab", "name": "Tab #2"}, "actions": [{"verb": "click", "point": [58, 90]}]}]}
 
-A sub-goal is reached once its check holds after an action, and stays reached; the next one is tested from then on. The
-last one completes the episode. With `subgoals` k in the sample only the first k are asked for: Learning to Navigate the
-Web (arXiv 1812.09195) increases their number in training."""
+A sub-goal is reached as soon as its check holds after an action, and stays reached; from then on the next sub-goal is
+tested. The last sub-goal completes the episode. If the sample has the field `subgoals`, the prompt asks only for that
+many of the first sub-goals: Learning to Navigate the Web (arXiv 1812.09195) increases this number during training."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from ._web_page import VERBS, Action, Page, PageView
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on the page: on the element with this role and name, or on any of several."""
+    """A condition on the state of a page. It concerns the elements with this role and name; one of them must satisfy
+    it."""
 
     kind: str
-    """One of KINDS."""
+    """The kind of condition, one of KINDS."""
     role: str
     name: str
     value: str = ""
-    """The text, for `typed`."""
+    """For kind `typed`: the text that the field must contain."""
 
     def holds(self, page: PageState) -> bool:
         return KINDS[self.kind](self, page)
@@ -49,7 +51,7 @@ KINDS: Mapping[str, Callable[[Check, PageState], bool]] = {
     "closed": lambda check, page: not page.of(check.role, check.name),
     "pressed": lambda check, page: (check.role, check.name) in page.pressed,
 }
-"""Name of a check -> whether it holds."""
+"""Kind of check -> function of (check, state of the page) that tells whether the check holds."""
 _WORDS = {"button": "the button", "link": "the link", "tab": "the tab", "checkbox": "the box", "radio": "the option",
           "field": "the field", "dialog": "the dialog", "menuitem": "the menu item", "option": "the list item",
           "treeitem": "the list item", "switch": "the switch"}
@@ -59,7 +61,7 @@ MOST_GOALS = 20
 
 
 def request_text(check: Check) -> str:
-    """The request for a check, without a full stop: Tick the box "Cats"."""
+    """The instruction for a single check, without a full stop, such as: Tick the box "Cats"."""
     what = _WORDS.get(check.role, "")
     wording = "Choose {}" if (check.kind, check.role) == ("checked", "radio") else _ASKED[check.kind]
     return wording.replace("{}", f'{what} "{check.name}"'.strip() if check.name else what).replace(
@@ -67,7 +69,7 @@ def request_text(check: Check) -> str:
 
 
 def instruction(checks: Sequence[Check]) -> str:
-    """The instruction for ordered sub-goals."""
+    """The instruction for sub-goals in order, one sentence per sub-goal."""
     first, *rest = map(request_text, checks)
     return " ".join([f"{first}.", *(f"Then {one[0].lower()}{one[1:]}." for one in rest)])
 
@@ -80,7 +82,7 @@ class Goal:
     actions: tuple[Action, ...]
 
     def row(self) -> dict[str, Any]:
-        """Its JSON, as read by `read_goals`."""
+        """The sub-goal as JSON, in the format that `read_goals` parses."""
         check = {name: value for name, value in vars(self.check).items() if value != ""}
         return {"instruction": f"{request_text(self.check)}.", "check": check, "actions": [
             {name: list(value) if isinstance(value, tuple) else value for name, value in vars(action).items() if value}
@@ -88,7 +90,7 @@ class Goal:
 
 
 def read_goals(row: Mapping[str, Any]) -> tuple[Goal, ...]:
-    """The sub-goals of a row. Raises DataError naming the row and what is wrong with it."""
+    """Parses the sub-goals of a row. Raises DataError naming the row and what is wrong with it."""
     entries = row.get("goals")
     if not isinstance(entries, list) or not 0 < len(entries) <= MOST_GOALS:
         raise DataError(f"row {row.get('id')!r}: goals must be a list of 1 to {MOST_GOALS} sub-goals, as `vlrl data "
@@ -122,7 +124,8 @@ def _text(value: Any) -> str:
 
 
 def episode_goals(sample: Sample) -> tuple[Goal, ...]:
-    """The sub-goals of an episode. Raises ConfigError if `subgoals` is not a positive integer."""
+    """The sub-goals that an episode asks for. Raises ConfigError if the sample's `subgoals` is not a positive integer.
+    """
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ConfigError(f"curriculum.stages: fields.subgoals={most!r}: give a whole number from 1 on, how many "
@@ -131,13 +134,13 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
 
 
 class GoalPage(Page):
-    """A page with other sub-goals than its own; a view tells whether these are reached."""
+    """A page with sub-goals that replace the page's own goal. Its views tell whether the sub-goals are reached."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
         self.checks, self.reached = tuple(checks), 0
         self.state = PageState((), frozenset())
-        """How the page stands."""
+        """The state of the page's elements after the last action."""
 
     def begin(self) -> PageView:
         super().begin()
@@ -151,7 +154,8 @@ class GoalPage(Page):
         return self._judged(super().act(action))
 
     def _judged(self, look: PageView) -> PageView:
-        """A view with the state of the sub-goals; without any it ends when the page does."""
+        """The view, with `done` and `raw` set by the sub-goals. Without sub-goals, only the page itself can end the
+        episode."""
         self.state = page_state(self.ask(SEEN))
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1
@@ -161,7 +165,7 @@ class GoalPage(Page):
 
 
 def page_of(pages: PagePool, sample: Sample, settle_ms: int) -> Page:
-    """The page of a sample: with the goals of its row, or as it is."""
+    """The page of a sample: a GoalPage if its row has sub-goals, else a Page."""
     if "goals" not in sample.row:
         return Page(pages, sample["path"], sample["seed"], settle_ms)
     checks = [goal.check for goal in episode_goals(sample)]

@@ -1,7 +1,7 @@
-"""Perfect episodes of pages of the task `web`, as a person who reads the page would act.
+"""Perfect episodes on pages of the task `web`, played as a person who reads the page would act.
 
-Each function plays one page through a `PageDriver`, which looks up positions in the document, acts by coordinates like
-a model, and records the actions."""
+Each function plays one kind of page through a `PageDriver`. The driver looks up positions in the document, acts by
+coordinates like a model, and records the actions."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ class PageDriver:
         self.do("type", text=text)
 
     def at(self, selector: str, words: str | None = None, number: int = 0) -> Point:
-        """The centre of the element with this index among those with these words."""
+        """The centre of a matching element: number `number` of the elements that match the selector and, if given, have
+        the text `words`."""
         x1, y1, x2, y2 = self.page.ask(_FIND, {"selector": selector, "words": words})[number]
         return (x1 + x2) / 2, (y1 + y2) / 2
 
     def quoted(self) -> list[str]:
-        """The quoted texts in the page's task."""
+        """The quoted strings in the page's instruction."""
         return re.findall('"([^"]*)"', self.page.instruction)
 
 
@@ -75,7 +76,7 @@ def _clicks(*selectors: str) -> Callable[[PageDriver], None]:
 
 
 def _submitted(play: Callable[[PageDriver], Any]) -> Callable[[PageDriver], None]:
-    """`play`, then a click on Submit."""
+    """A function that calls `play` and then clicks on Submit."""
     def both(driver: PageDriver) -> None:
         play(driver)
         driver.click("#subbtn")
@@ -107,7 +108,8 @@ def _choices(driver: PageDriver) -> None:
 
 
 def _fields(*fields: str) -> Callable[[PageDriver], None]:
-    """Writes the quoted texts into the fields, the last one into all that are left."""
+    """A function that types the quoted strings of the instruction into the fields and submits. If there are more fields
+    than strings, the last string goes into all remaining fields."""
     def play(driver: PageDriver) -> None:
         texts = driver.quoted()
         for number, field in enumerate(fields):
@@ -116,7 +118,7 @@ def _fields(*fields: str) -> Callable[[PageDriver], None]:
 
 
 def _one_of_two(driver: PageDriver) -> None:
-    """The button ONE, where the button TWO does not cover it."""
+    """Clicks on the button ONE, at a position that the button TWO does not cover."""
     one, two = (driver.page.ask(_FIND, {"selector": f"#{name}", "words": None})[0] for name in ("subbtn", "subbtn2"))
     corners = [(x, y) for x in (one[0] + 2, one[2] - 2) for y in (one[1] + 2, one[3] - 2)]
     places = [driver.at("#subbtn"), *corners]
@@ -167,7 +169,7 @@ ORACLES: Mapping[str, Callable[[PageDriver], None]] = {
 
 
 def perfect_actions(task: Any, sample: Sample, pages: PagePool) -> list[Action]:
-    """The actions that solve a sample's page. Raises DataError if they do not."""
+    """The actions that solve the page of a sample. Raises DataError if they do not solve it."""
     for _ in range(3):
         page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
         try:

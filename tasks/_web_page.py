@@ -1,7 +1,7 @@
-"""A page of the task `web`: started with a seed, acted on by coordinates, and viewed.
+"""A page of the task `web`: it is opened with a seed, acted on by coordinates, and viewed as a screenshot.
 
-Pages follow MiniWoB: WOB_DONE_GLOBAL and WOB_RAW_REWARD_GLOBAL give the state of the episode, the element #query the
-task; `core` is used if present."""
+Pages follow the conventions of MiniWoB: WOB_DONE_GLOBAL and WOB_RAW_REWARD_GLOBAL give the state of the episode, and
+the element #query has the instruction. The object `core` is used if the page has one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ seed => {
   }
 }
 """
-"""2e9 ms: above 2 ** 31 a timer fires at once."""
+"""A script that starts the episode. It sets the time limit to 2e9 ms, because above 2 ** 31 ms a timer fires
+immediately."""
 _STATE = """
 async () => {
   if (!window.__begun) return null;
@@ -56,36 +57,36 @@ class Action:
     verb: str
     point: tuple[float, float] | None = None
     to: tuple[float, float] | None = None
-    """End of a drag."""
+    """The point at which a drag ends."""
     text: str = ""
     """The typed text, the key, the direction of a scroll, or the answer."""
 
 
 @dataclass(frozen=True)
 class PageView:
-    """A screenshot of a page and its state."""
+    """A screenshot of a page, and the state of the episode."""
 
     picture: Image.Image
     sha256: str
-    """Hash of the pixels."""
+    """Hash of the screenshot's pixels."""
     done: bool
     raw: float
     """The page's own reward, without its discount for time."""
     dialog: str
-    """Text of a dialog dismissed since the last view."""
+    """Text of a dialog that was dismissed since the last view."""
 
 
 class Page:
-    """The page of an episode. Its calls raise BrowserLost or PageFailed."""
+    """The page of an episode. Its methods raise BrowserLost or PageFailed."""
 
     def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int):
         self._pages, self._path, self._seed, self._ticks = pages, path, seed, max(1, settle_ms // _TICK_MS)
         self.instruction = ""
-        """What the page asks for."""
+        """The instruction that the page shows."""
         self.tab: Tab | None = None
 
     def begin(self) -> PageView:
-        """Opens and starts it."""
+        """Opens the page, starts the episode and returns the first view."""
         self.close()
         self.tab = tab = self._pages.take()
 
@@ -100,7 +101,7 @@ class Page:
         return self._pages.use(tab, begun)
 
     def act(self, action: Action) -> PageView:
-        """The view after an action, once the page has settled."""
+        """Carries out an action and returns the view after the page has settled."""
         tab = self._used()
 
         async def acted() -> PageView:
@@ -110,12 +111,12 @@ class Page:
         return self._pages.use(tab, acted)
 
     def ask(self, script: str, given: Any = None) -> Any:
-        """The result of a script of ours on the page."""
+        """Runs a script of this package on the page; returns its result."""
         tab = self._used()
         return self._pages.use(tab, lambda: tab.page.evaluate(script, given))
 
     def close(self) -> None:
-        """Closes it; more than once is no error."""
+        """Closes the page; does nothing if it is closed already."""
         if self.tab:
             self._pages.drop(self.tab)
             self.tab = None
@@ -163,7 +164,7 @@ async def _nothing(page: Any, action: Action) -> None:
 
 
 def _placed(point: tuple[float, float] | None) -> tuple[float, float]:
-    """A point inside the page; its centre by default."""
+    """The point, moved into the page if it lies outside; without a point, the centre of the page."""
     x, y = point or (SIDES[0] / 2, SIDES[1] / 2)
     return min(max(x, 0.0), SIDES[0] - 1.0), min(max(y, 0.0), SIDES[1] - 1.0)
 
@@ -176,5 +177,5 @@ VERBS: Mapping[str, Callable[[Any, Action], Awaitable[None]]] = {
     "scroll": _scroll, "drag": _drag, "wait": _nothing, "answer": _nothing,
 }
 POINTED = ("click", "double_click", "drag")
-"""Verbs that need a point."""
+"""Verbs of actions that need a point."""
 DIRECTIONS = tuple(_DIRECTIONS)

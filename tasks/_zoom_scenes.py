@@ -1,7 +1,8 @@
-"""Drawn scenes with a detail that is invisible until enlarged: a plate on each of a few shapes.
+"""Drawn scenes with details that cannot be seen until they are enlarged: each of a few shapes carries a plate.
 
-A scene is a pure function of its arguments. It is painted at `size * DETAIL` pixels a side. The overview shown first
-has side `size`, `1 / BLUR` of that detail and blank plates, so it reveals nothing of the answer.
+A scene is a pure function of its arguments. It is painted with sides of `size * DETAIL` pixels. The overview that the
+prompt shows has sides of `size` pixels, `1 / BLUR` of the detail, and blank plates, so it reveals nothing about the
+answer.
 
     full, row = scene(0, "train", 7, size=64, kind="digit")
     first = overview(scene(0, "train", 7, size=64, kind="digit", blank=True)[0])
@@ -21,17 +22,18 @@ from .digits import digit_arrays, digit_image, split_indices
 
 DETAIL, BLUR = 4, 4
 SIDES = (0.34, 0.4)
-"""Side of a shape, as a share of the image's."""
+"""Smallest and largest side length of a shape, as shares of the image's side length."""
 PLATE = 0.7
-"""Side of a plate as a share of its shape's."""
+"""Side length of a plate, as a share of the side length of its shape."""
 _BLANK = (48, 48, 48)
 
 
 def scene(seed: int, split: str, index: int, size: int, kind: str,
           clear: bool = False, blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
-    """The image at full detail, and its row: the question about one shape, and where that is.
+    """Draws a scene. Returns the image in full detail, and the row: a question about the plate of one shape, the
+    answer, and the box of the shape.
 
-    `clear`: one plate fills the image, as in a frame of a clip. `blank`: the plates are empty."""
+    `clear`: a single plate fills the image, as in a frame of a clip. `blank`: the plates are empty."""
     rng = random.Random(f"zoom/{seed}/{split}/{index}")
     full = size * DETAIL
     image = background(rng, full)
@@ -52,14 +54,14 @@ def scene(seed: int, split: str, index: int, size: int, kind: str,
 
 
 def overview(image: Image.Image) -> Image.Image:
-    """The image shown first: each BLUR x BLUR block of its pixels is averaged."""
+    """The image that the prompt shows: each block of BLUR x BLUR pixels is averaged."""
     side = image.width // DETAIL
     return image.reduce(DETAIL * BLUR).resize((side, side), Image.Resampling.NEAREST)
 
 
 def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
-    """The square around a box in overview pixels, at `size` pixels a side; inside the image, and at least a
-    thirty-second of its side."""
+    """Enlarges the square around a box (in overview pixels) to an image with sides of `size` pixels. The square lies
+    inside the image, and its side is at least a thirty-second of the image's."""
     full = image.width
     x1, y1, x2, y2 = (v * DETAIL for v in box)
     side = min(full, max(x2 - x1, y2 - y1, full / 32))
@@ -69,7 +71,7 @@ def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
 
 
 def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
-    """A different answer for each shape, so that reading any plate is not enough."""
+    """A different answer for each shape, so that reading an arbitrary plate is not enough."""
     if kind == "digit":
         return [str(n) for n in rng.sample(range(10), count)]
     if kind == "count":
@@ -79,7 +81,8 @@ def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
 
 
 def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: str, answer: str, blank: bool) -> None:
-    """Puts a plate with the detail in the middle of a shape; `blank` draws the same random numbers."""
+    """Draws a plate with the answer in the middle of a shape. With `blank` the plate stays empty, but the same random
+    numbers are drawn."""
     side = round(PLATE * (box[2] - box[0]))
     place = (box[0] + box[2] - side) // 2, (box[1] + box[3] - side) // 2
     plate = Image.new("RGB", (60, 60), "black")
@@ -98,7 +101,8 @@ def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: s
 
 
 def _handwritten(rng: random.Random, split: str, digit: int) -> Image.Image:
-    """An image of the task digits; held-out scenes have held-out ones."""
+    """A random image of this digit from the task digits: from its held-out images for held-out scenes, else from its
+    training images."""
     arrays, labels = digit_arrays()
     own = [i for i in split_indices()[split.startswith("heldout")] if labels[i] == digit]
     return digit_image(arrays[rng.choice(own)])
