@@ -1,9 +1,9 @@
 """Classification: name what the image shows, with or without thinking first.
 
-`task.recipe` chooses the prompt and the reward. Rows: `image`, `label` (a name, or a list of names if several are
-right), and optionally `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}),
-`question`, and `class_id` (the number of the class in its data set). `task.shots` trains on few samples of each class,
-`task.classes` on half of the classes."""
+`task.recipe` chooses the prompt and the reward. Rows have an `image` and a `label`, which is a name, or a list of names
+if several are right. Optional fields are `labels` (the names to choose from), `synonyms` (further right names, or
+{label: [names]}), `question`, and `class_id` (the number of the class in its data set). `task.shots` selects a few
+training samples per class, `task.classes` the samples of half of the classes."""
 
 from __future__ import annotations
 
@@ -23,45 +23,47 @@ from . import _classification as recipes
 
 
 class Classification(RecipeTask):
-    """The class of an image: see `task.recipe`. Parts of the default: `accuracy` 0 or 1 (of several labels
-    `task.multi_score`, in [0, 1]), `format` 0 or 1."""
+    """Name the class of an image; see `task.recipe`. Reward parts of the default recipe: `accuracy`, 0 or 1 (for rows
+    with several labels the score `task.multi_score`, in [0, 1]), and `format`, 0 or 1."""
 
     _recipes = recipes.RECIPES
     recipe: str = "plain"
     """Prompt and reward: plain (see task.thinking), cls_rl, cls_rl_no_thinking, visual_rft_classification, rlcr
-    (answers with a confidence), or an own module:function that returns a Recipe."""
+    (answers with a confidence), or your own module:function that returns a Recipe."""
     thinking: Literal["thinking", "no_thinking", "both"] = "no_thinking"
-    """plain: without thinking the whole answer must be exactly the label; with it, the <answer> tag must contain it;
-    both draws one template per visit."""
+    """Recipe plain: whether the prompt asks for thinking. With no_thinking the whole answer must be exactly the label;
+    with thinking the <answer> tag must contain it. With both, one of the two templates is drawn for each visit of a
+    sample."""
     question: str = "What does the image show?"
-    """Asked if the row has no `question`; the row's `labels` are appended."""
+    """Question of the prompt if the row has no `question`. The names in the row's `labels` are appended."""
     direct: str = "{question}\nPlease directly output the answer."
-    """plain: template without thinking."""
+    """Recipe plain: the prompt template without thinking."""
     reasoned: str = ("{question}\nPlease output the thinking process in <think> </think> and final answer in "
                      "<answer> </answer> tags.")
-    """plain: template with thinking; a template that contains <think> is scored as thinking."""
+    """Recipe plain: the prompt template with thinking. Every template that contains <think> is scored as a template
+    with thinking."""
     multi_score: Literal["jaccard", "f1", "exact"] = "jaccard"
-    """Accuracy for rows with several labels: shared names over all names, F1 of the two sets, or whether they are
-    equal."""
+    """Accuracy for rows with several labels, from the sets of named and right classes: jaccard (size of the
+    intersection divided by size of the union), f1, or exact (1 if the sets are equal)."""
     negation: Literal["read", "ignored"] = "read"
-    """visual_rft_classification: whether an answer that starts with a negation ("not a cat") names nothing, or, as in
-    Visual-RFT, what it contains."""
+    """Recipe visual_rft_classification: how an answer that starts with a negation ("not a cat") is scored. read: it
+    names no class; ignored: it names the classes that it contains, as in Visual-RFT."""
     shots: Count = 0
-    """Training samples per class, such as 1, 2, 4, 8 or 16; 0 = all."""
+    """Number of training samples per class, such as 1, 2, 4, 8 or 16; 0 = all."""
     shots_seed: Count = 0
-    """Seed of their selection, independent of data.seed and the training seed."""
+    """Seed for the selection of task.shots. It is independent of data.seed and of the training seed."""
     classes: Literal["all", "base", "new"] = "all"
-    """Classes used for training: all, or the first (base) or second half (new) of them in task.class_order (CoOp).
-    Held-out rows then cover both halves, and every row offers the names of its own half. The classes are those of both
-    files."""
+    """Classes used for training: all of them, or the first half (base) or the second half (new) in the order of
+    task.class_order, as in CoOp. With base or new, held-out rows still cover both halves, and each row offers the
+    names of the half that its class belongs to. The classes are collected from data.train and data.heldout."""
     class_order: tuple[str, ...] = ()
-    """task.classes: all classes in the order of the data set; by default they are ordered by the rows' `class_id`, or
-    by name if rows have none."""
+    """The order of all classes for task.classes, usually the order of the data set. By default classes are ordered by
+    the rows' `class_id`, or by name if rows have no class_id."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self._names: dict[tuple[str, ...], list[str]] = {}
-        """All classes by the files of rows, once they were asked for."""
+        """Data files -> names of all classes in these files; a cache."""
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ class Classification(RecipeTask):
             self.thinking]
 
     def thinks(self, sample: Sample) -> bool:
-        """Whether this visit's template asks for thinking."""
+        """Whether the prompt template chosen for this visit of the sample asks for thinking."""
         return "<think>" in (sample.prompt or self.templates[0])
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
@@ -103,8 +105,10 @@ class Classification(RecipeTask):
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
                samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The `samples` that `task.classes` and `task.shots` select; `entries` has their ids and classes, `names` are
-        all classes in the order to be halved. Samples are made on access only."""
+        """The `samples` that `task.classes` and `task.shots` select.
+
+        `entries` has the (id, classes) of each sample, `names` all classes in the order in which they are halved. A
+        sample is made only when it is accessed."""
         places = list(range(len(entries)))
         half_of: dict[str, str] = {}
         halves = recipes.halves(names) if self.classes != "all" else {}
@@ -126,7 +130,7 @@ class Classification(RecipeTask):
         return Drawn(len(places), make)
 
     def _offering(self, sample: Sample, half: str, names: Sequence[str]) -> Sample:
-        """The sample with the names of its half to choose from."""
+        """The sample with only the class names of its half to choose from."""
         row = dict(sample.row)
         if row.get("question") == self.placeholders({**row, "question": None})["question"]:
             del row["question"]  # the task's own, with the names of both halves
@@ -137,14 +141,14 @@ class Classification(RecipeTask):
     # --- numbers of an evaluation -------------------------------------------------------------------------------------
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """rlcr: `confidence`, for answers that state one."""
+        """Recipe rlcr: `confidence`, if the answer states one."""
         read = self.parse(sample, answer)
         sure = read.get("confidence") if isinstance(read, Mapping) else None
         return {} if sure is None else {"confidence": sure}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """With task.classes `accuracy/base`, `accuracy/new` and their harmonic mean `accuracy/h`; for answers with a
-        confidence `ece`, the expected calibration error over ten bins."""
+        """Metrics of a split. With task.classes: `accuracy/base`, `accuracy/new` and their harmonic mean `accuracy/h`.
+        For answers with a confidence: `ece`, the expected calibration error over ten bins."""
         paid = [(r, r["parts"]["accuracy"]) for r in records if r["parts"].get("accuracy") is not None]
         out: dict[str, float] = {}
         for half in ("base", "new"):

@@ -1,7 +1,7 @@
 """Digits: the 1,797 real handwritten digits of scikit-learn (UCI, 8x8 pixels), offline.
 
-1,400 are for training and 397 held out by one fixed split, independent of every seed: the cold start of the embedded
-model never sees the held-out ones either."""
+One fixed split, independent of all seeds, has 1,400 digits for training and 397 held-out digits. The embedded model was
+not trained on the held-out digits either."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _LABELS = [str(d) for d in range(10)]
 
 
 class Digits(Classification):
-    """Which digit is this? Recipes, parts and thinking as in Classification."""
+    """Name the digit in the image. Recipes, reward parts and thinking are those of Classification."""
 
     question: str = "Which digit is this?"
     direct: str = "Which digit is this? Answer with the digit only."
@@ -45,21 +45,21 @@ class Digits(Classification):
 
 
 def digit_image(array: np.ndarray) -> Image.Image:
-    """A 64x64 RGB image, white on black, of one [8, 8] array with values 0..16."""
+    """Converts an [8, 8] array with values 0..16 to an RGB image of 64x64 pixels, white on black."""
     grey = np.rint(np.asarray(array, dtype=np.float64) * (255 / 16)).astype(np.uint8)
     return Image.fromarray(grey).resize((SIZE, SIZE), Image.Resampling.BICUBIC).convert("RGB")
 
 
 @functools.cache
 def split_indices() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Indices in the data set of the 1,400 training and the 397 held-out digits; always the same."""
+    """Indices in the data set of the 1,400 training digits and of the 397 held-out digits; always the same."""
     order = np.random.RandomState(_SPLIT_SEED).permutation(1797).tolist()  # RandomState's stream is frozen by numpy
     return tuple(order[:TRAIN]), tuple(order[TRAIN:])
 
 
 @functools.cache
 def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
-    """[1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError without scikit-learn."""
+    """[1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -1,10 +1,12 @@
 """Drive: a vehicle in traffic of highway-env, in closed loop, one decision per second.
 
 Each turn shows the road from above. A decision is a pair of words as in the task `driving` (`task.actions=meta`), or
-waypoints in metres (`task.actions=waypoints`). The drive ends at the goal, with a collision, off the road, or when time
-is up. `task.reward` selects the rewarded part: `carl`, route completion times soft penalties, where a hard infraction
-ends the episode (CaRL, 2504.17838); `shaped`, a sum of terms; or `contrast`, VLM-RL's (2412.15544), which needs the
-service `clip`."""
+waypoints in metres (`task.actions=waypoints`). The drive ends when the vehicle reaches the goal, collides or leaves the
+road, or when time is up.
+
+`task.reward` selects the rewarded part. `carl` is the completed share of the route multiplied by soft penalties; a
+collision or leaving the road ends the episode (CaRL, 2504.17838). `shaped` is a sum of terms. `contrast` is the reward
+of VLM-RL (2412.15544), which needs the service `clip`."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 Scenario = Literal["highway", "merge", "intersection", "roundabout"]
 PATHS = ("STRAIGHT", "LEFT_CHANGE", "RIGHT_CHANGE")
-"""Turns follow the route, which is drawn."""
+"""The possible words for the path. There are no words for turns, because the vehicle follows the route that the image
+shows."""
 PARTS = ("carl", "shaped", "contrast", "completion", "success", "collision", "off_road", "comfort", "speed", "centring",
          "format")
 _MEANS = ("comfort", "speed", "centring", "format")  # parts averaged over the turns of an episode
@@ -46,14 +49,14 @@ _TRIES = 100  # scenes tried to find one in which the expert arrives
 
 
 class DriveEnvironment(Environment):
-    """One drive. An unreadable decision brakes the vehicle."""
+    """One drive. For a decision that cannot be parsed, the vehicle brakes."""
 
     def __init__(self, task: Drive, sample: Sample):
         self.task, self.sample = task, sample
         self.world: World | None = None
 
     def reset(self, seed: int) -> Observation:
-        """The scene depends on the sample alone."""
+        """Starts the drive. The scene depends only on the sample, not on `seed`."""
         from ._drive_world import World
 
         self.world = world = World(self.sample["scenario"], self.sample["scene"], self.task.seconds, self.task.traffic)
@@ -91,37 +94,39 @@ class DriveEnvironment(Environment):
 
 
 class Drive(Task):
-    """Drive to the goal in time, without a collision. Parts: `carl`, in [0, 1]; `shaped`, at most 1; `contrast`, at
-    most 1; `completion` of the route; `success`, `collision`, `off_road`, 0 or 1; and means over the seconds:
-    `comfort`, `centring` in the lane and `format` in [0, 1], `speed`, a share of the limit."""
+    """Drive to the goal in time, without a collision. Reward parts: `carl`, in [0, 1]; `shaped` and `contrast`, each at
+    most 1; `completion`, the completed share of the route; `success`, `collision` and `off_road`, each 0 or 1. Parts
+    averaged over the seconds of the drive: `comfort`, `centring` in the lane and `format`, each in [0, 1], and
+    `speed` as a share of the limit."""
 
     prompt = "You drive the green car to the end of the violet line. {ask}"
     outcome = {"success": 1.0}
     needs = {"clip": ("contrast",)}
     reward: Literal["carl", "shaped", "contrast"] = "carl"
-    """The rewarded part: carl, shaped, contrast; task.rewards.<part> sets the weight of any part."""
+    """The part with weight 1: carl, shaped or contrast. task.rewards.<part> sets the weight of any part."""
     actions: Literal["meta", "waypoints"] = "meta"
-    """meta: words for speed and path; waypoints: [[x, y, t], ...] in the vehicle's frame."""
+    """Form of the decisions. meta: words for speed and path; waypoints: [[x, y, t], ...] in the vehicle's frame."""
     scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1)] = ("highway", "merge", "intersection", "roundabout")
-    """The roads, in turn."""
+    """Kinds of road; the samples of a split cycle through them."""
     seconds: Annotated[int, Field(ge=2, le=60)] = 10
-    """Decisions until time is up; the goal is as far as 65 % of the limit reaches in that time. episode.max_turns must
-    not be less."""
+    """Number of decisions until time is up. The goal is placed where the vehicle arrives in this time at 65 % of the
+    speed limit. episode.max_turns must not be less."""
     traffic: Annotated[float, Field(ge=0, le=1.4)] = 1.0
-    """Density of traffic: 0 = almost none."""
+    """Density of the traffic: 0 = almost none."""
     solvable: bool = False
-    """Whether to draw only scenes in which the expert arrives in time, which takes a moment for each."""
+    """Whether to use only scenes in which the expert reaches the goal in time. Testing that takes a moment for each
+    scene."""
     width: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 128
-    """Width of an image in pixels; its height is half of that."""
+    """Width of an image in pixels; the height is half of it."""
     count: Positive = 4096
-    """Scenes per split."""
+    """Number of scenes per split."""
     goal_negative: str = "Two cars have collided with each other on the road"
-    """contrast: what an image must not look like."""
+    """Part contrast: the text that images should not resemble."""
     goal_positive: str = "The road is clear with no car accidents"
-    """contrast: what it should look like."""
+    """Part contrast: the text that images should resemble."""
     goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
-    """contrast: by how much the cosine with the negative text may exceed the other before the road counts as
-    blocked."""
+    """Part contrast: by how much the image's cosine similarity to goal_negative must exceed its similarity to
+    goal_positive for the road to count as completely blocked."""
 
     @classmethod
     def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
@@ -134,7 +139,8 @@ class Drive(Task):
         return drawn(self, split, self._sample)
 
     def _sample(self, split: str, index: int) -> Sample:
-        """The scene's name has its split, so no scene is in two splits. Raises DataError if none is solvable."""
+        """Sample number `index` of a split. The name of its scene contains the split, so that no two splits share a
+        scene. With task.solvable, raises DataError if the expert solves none of the scenes tried."""
         scenario, scene = self.scenarios[index % len(self.scenarios)], f"{self.seed}/{split}/{index}"
         row = {"scenario": scenario, "scene": scene, "category": scenario, "ask": _ASK[self.actions]}
         sample = Sample(id=f"{split}-{index:06d}", row=row)
@@ -155,8 +161,9 @@ class Drive(Task):
         return {part: value / count if part in _MEANS else value for part, value in sums.items()}
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """VLM-RL's reward of each second's image: speed for how clear the road looks, times lane keeping; -1 if a
-        collision or leaving the road ended the drive. Averaged over the maximum number of seconds."""
+        """VLM-RL's reward of each episode, averaged over the maximum number of seconds. For each second it is the
+        speed, scaled by how clear the road looks, multiplied by lane keeping; it is -1 for a second with a collision
+        or in which the vehicle leaves the road."""
         clip = services.clip  # asked for first: where it is absent, no picture is read
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 
@@ -173,12 +180,13 @@ class Drive(Task):
         return paid / self.seconds
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Success and share of collisions by scenario (`success/merge`, `collision/merge`)."""
+        """Metrics by scenario: the means of success and of collision, e.g. `success/merge` and `collision/merge`."""
         return means((f"{part}/{record['sample']['scenario']}", record["parts"].get(part) or 0.0)
                      for record in records for part in ("success", "collision"))
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """Those of an expert that tries them out first; None if it does not arrive in time."""
+        """The decisions of an expert that tries each action in a copy of the world first; None if it does not reach the
+        goal in time."""
         from ._drive_expert import demonstration
 
         decisions = demonstration(sample["scenario"], sample["scene"], self.seconds, self.traffic,
@@ -187,7 +195,8 @@ class Drive(Task):
 
 
 def read_decision(text: str, actions: str) -> Decision | None:
-    """The decision in a text, or None: one word of speed and one of path in its answer, or waypoints."""
+    """Parses the decision in a text: waypoints, or one word for speed and one for path. None if the text has no valid
+    decision."""
     from ._drive_world import Decision
 
     said = answer_text(text)
@@ -201,7 +210,7 @@ def read_decision(text: str, actions: str) -> Decision | None:
 
 
 def written(decision: Decision) -> str:
-    """The text of a decision."""
+    """Writes a decision as an answer of the model."""
     if decision.way is None:
         return f"{decision.speed}, {decision.path}"
     return f"[{', '.join(f'[{x:g}, {y:g}, {t:g}]' for x, y, t in decision.way)}]"

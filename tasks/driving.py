@@ -1,11 +1,12 @@
 """Driving: the next action of a vehicle, or its trajectory.
 
 `task.recipe` chooses the prompt and the reward: words for speed and path (plan, alphadrive, alphadrive_released),
-waypoints (trajectory), or images of a plan's outcome (clip_goal, clip_baseline). Rows: `image` or `images` (history
-first) and `plan` (`speed`, `path`); optionally `speed_mps`, `navigation`, `cameras` and `frames` (name and seconds
-before now, <= 0, of each image); `trajectory` [[x, y, t], ...] with `obstacles`, `drivable`, `ego_size` as in
-vlrl/rewards/driving.py; `to_pixels`, a 3x3 or 3x4 matrix from the ground to the first current image; `outcomes`, an
-image per plan."""
+waypoints (trajectory), or images of a plan's outcome (clip_goal, clip_baseline).
+
+Rows have `image` or `images` (oldest first), and `plan` (`speed`, `path`). Optional fields: `speed_mps`, `navigation`;
+`cameras` and `frames`, the camera name and the time in seconds (<= 0, relative to now) of each image; `trajectory` [[x,
+y, t], ...], with `obstacles`, `drivable` and `ego_size` as in vlrl/rewards/driving.py; `to_pixels`, a 3x3 or 3x4 matrix
+that projects the ground onto the first current image; `outcomes`, an image for each plan."""
 
 from __future__ import annotations
 
@@ -36,34 +37,36 @@ _BEND = 3.0  # lateral metres from which a trajectory is not straight
 
 
 class Driving(RecipeTask):
-    """Plans and trajectories: see `task.recipe`. Parts of the default: `speed` and `path`, each the F1 of the words in
-    [0, 1], 0 with a wrong one, and `format` 0 or 1."""
+    """Plan the next action or the trajectory of a vehicle; see `task.recipe`. Reward parts of the default recipe:
+    `speed` and `path`, each the F1 of the words in [0, 1], but 0 if a word is wrong, and `format`, 0 or 1."""
 
     _recipes = RECIPES
     recipe: str = "plan"
-    """Prompt and reward: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or an own
+    """Prompt and reward: plan, alphadrive, alphadrive_released, trajectory, clip_goal, clip_baseline, or your own
     module:function that returns a Recipe."""
     negation: Literal["read", "ignored"] = "read"
-    """Plans: whether a text that says what not to do ("do not STOP") has no word, or, as in AlphaDrive, the words it
-    contains."""
+    """Recipes with plans: how a text that says what not to do ("do not STOP") is parsed. read: it has no word; ignored:
+    it has the words that it contains, as in AlphaDrive."""
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is reported in addition to the task's: alphadrive, for plans
-    (docs/evaluation.md)."""
+    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics:
+    alphadrive, for recipes with plans (docs/evaluation.md)."""
     l2_scale: _Positive = 2.0
-    """trajectory: mean distance in metres at which the part `l2` has fallen to 1/e."""
+    """Recipe trajectory: mean distance in metres at which the part `l2` has decreased to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
-    """trajectory: length and width of the vehicle in metres, if the row has no ego_size."""
+    """Recipe trajectory: length and width of the vehicle in metres, if the row has no ego_size."""
     goal_negative: str = "Two cars have collided with each other on the road"
-    """clip_goal: what an outcome must not look like; clip_baseline: the baseline text."""
+    """Recipe clip_goal: the text that the image of an outcome should not resemble. Recipe clip_baseline: the baseline
+    text."""
     goal_positive: str = "The road is clear with no car accidents"
-    """clip_goal, clip_baseline: what an outcome should look like."""
+    """Recipes clip_goal and clip_baseline: the text that the image of an outcome should resemble."""
     goal_span: Annotated[float, Field(gt=0, le=2)] = 0.03
-    """clip_goal: by how much the cosine with the negative text may exceed the other before the reward is 0."""
+    """Recipe clip_goal: by how much the image's cosine similarity to goal_negative must exceed its similarity to
+    goal_positive for the reward to be 0."""
     goal_alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """clip_baseline: how far an image is projected on the line between the two texts; above 0 needs
-    task.goal_texts_cosine."""
+    """Recipe clip_baseline: how far the image's embedding is moved towards its projection on the line between the
+    embeddings of the two texts, from 0 to 1. A value above 0 needs task.goal_texts_cosine."""
     goal_texts_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    """clip_baseline: the cosine of the two texts according to the same model."""
+    """Recipe clip_baseline: the cosine similarity of the two texts according to the CLIP model of the service."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -93,8 +96,8 @@ class Driving(RecipeTask):
                 "navigation": row.get("navigation") or "none", "times": ", ".join(times)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """For plans `speed_acc`, `path_acc`, `joint_acc`; for trajectories `l2@1s`, `l2@2s`, `l2@3s`, `collision_rate`,
-        `off_road_rate`."""
+        """Metrics of an answer. For plans: `speed_acc`, `path_acc`, `joint_acc`. For trajectories: `l2@1s`, `l2@2s`,
+        `l2@3s`, `collision_rate`, `off_road_rate`."""
         given = self.parse(sample, answer)
         if self.used.read is recipes.read_way:
             return recipes.way_metrics(self, sample, given, parts)
@@ -104,14 +107,15 @@ class Driving(RecipeTask):
         return own
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """For plans the F1 of every word and its mean over those of a head: `f1/STOP`, `speed_f1`, `path_f1`."""
+        """Metrics of a split, for plans: the F1 of every word, e.g. `f1/STOP`, and `speed_f1` and `path_f1`, the mean
+        F1 of the words for speed and for path."""
         if self.used.read is recipes.read_way:
             return {}
         theirs = recipes.alphadrive_summary(records) if self.benchmark else {}
         return recipes.plan_summary(records) | theirs
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """The true and the answered path on the first current image, if the row has `to_pixels`."""
+        """The true path and the answer's path as marks on the first current image, if the row has `to_pixels`."""
         matrix, path = sample.get("to_pixels"), parsed if isinstance(parsed, list) else None
         if matrix is None:
             return []
@@ -121,7 +125,8 @@ class Driving(RecipeTask):
                 for role, line in lines.items() if len(line) > 1]
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Every action at once; a vehicle that stands still, or drives straight on, where the truth moves or bends."""
+        """Name -> an answer that should not earn the full reward: every action at once; no movement although the
+        vehicle should move; driving straight on although the road bends."""
         right = self.oracle(sample)
         if right is None:
             return {}
@@ -139,7 +144,7 @@ class Driving(RecipeTask):
 
 
 def _views(row: Mapping[str, Any]) -> str:
-    """The images in words: "front camera, 1 s ago; front camera, now"."""
+    """Describes the images in words, e.g. "front camera, 1 s ago; front camera, now"."""
     count, cameras, frames = _count(row), row.get("cameras"), row.get("frames")
     if not cameras and not frames:
         return "the view from the vehicle" if count < 2 else f"{count} views from the vehicle"
@@ -149,7 +154,7 @@ def _views(row: Mapping[str, Any]) -> str:
 
 
 def _current(row: Mapping[str, Any]) -> int:
-    """The index of the first image of the present."""
+    """The index of the first image that shows the present."""
     frames = row.get("frames") or [0.0]
     return frames.index(max(frames))
 
@@ -160,7 +165,7 @@ def _count(row: Mapping[str, Any]) -> int:
 
 
 def _scene_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields that a prompt shows, or None."""
+    """What is wrong with the fields of a row that a prompt shows; None if nothing is."""
     speed, navigation, count = row.get("speed_mps"), row.get("navigation"), _count(row)
     if speed is not None and not is_number(speed):
         return f"speed_mps={str(speed)[:200]} must be a number of metres per second"
@@ -175,7 +180,7 @@ def _scene_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _road_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields in metres, or None."""
+    """What is wrong with the fields of a row that have positions or sizes; None if nothing is."""
     problem = trajectory_problem(row["trajectory"]) if row.get("trajectory") is not None else None
     if problem:
         return f"trajectory={str(row['trajectory'])[:200]}: {problem}"

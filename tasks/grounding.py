@@ -5,9 +5,9 @@ some categories (vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception
 choice (curr_reft_choice), a count (counting) or points (pointing).
 
 `task.drawn=true` draws scenes of coloured shapes at any difficulty, without a file. Otherwise the canonical rows of
-`data.train` and `data.heldout` are read. A recipe with one box refuses rows of several; an empty list means that the
-object is absent. A row with a `question` and boxes, but no `expression` and no `labels`, is asked in its own words,
-followed by the answer format."""
+`data.train` and `data.heldout` are read. A recipe with one box refuses rows with several boxes; an empty list of boxes
+means that the object is absent. A row with a `question` and boxes, but without `expression` and `labels`, is asked with
+this question, followed by the answer format."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -41,37 +41,41 @@ RECIPES = {
 
 
 class Grounding(RecipeTask):
-    """Referring expressions, detection, counting and pointing: see `task.recipe`. Parts of the default: `iou` in [0,
-    1], `format` 0 or 1."""
+    """Referring expressions, detection, counting and pointing; see `task.recipe`. Reward parts of the default recipe:
+    `iou`, in [0, 1], and `format`, 0 or 1."""
 
     _recipes = RECIPES
     recipe: str = "soft_iou"
     """Prompt and reward: soft_iou, vlm_r1_rec, vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, perception_r1,
-    curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or an own module:function that
-    returns a Recipe."""
+    curr_reft_binary, curr_reft_choice, curr_reft_open, reasoning, counting, pointing, or your own module:function
+    that returns a Recipe."""
     drawn: bool = False
-    """Generated scenes instead of rows from a file."""
+    """Whether samples are generated scenes instead of rows of a file."""
     count: Positive = 4096
-    """Scenes per drawn split."""
+    """Number of scenes per split, with task.drawn=true."""
     size: Annotated[int, Field(ge=32, le=4096)] = 128
-    """Side of a drawn scene in pixels."""
+    """Side length of a generated scene in pixels."""
     ovd_reward: Literal["row", "odLength", "od_ap", "od_ap50", "weighted_sum"] = "row"
-    """vlm_r1_ovd: the reward of boxes: by the row's accu_reward_method (default odLength), or one for all rows."""
+    """Recipe vlm_r1_ovd: the reward of a list of boxes. row: the reward that the row's accu_reward_method names
+    (default odLength); any other value is the reward for all rows."""
     negation: Literal["read", "ignored"] = "read"
-    """curr_reft_choice, counting: whether an answer that starts with a negation ("not C") names nothing, or, as in
-    Curr-ReFT, what it contains."""
+    """Recipes curr_reft_choice and counting: how an answer that starts with a negation ("not C") is scored. read: it
+    names nothing; ignored: it names what it contains, as in Curr-ReFT."""
     progressive: bool = True
-    """vision_r1_griffon: the quality thresholds rise at switch_step; false: no thresholds, as its code without a
-    step."""
+    """Recipe vision_r1_griffon: whether there are quality thresholds, which rise at switch_step. false: no thresholds,
+    as in the original code when it is not given a step."""
     switch_step: Positive = 1500
-    """vision_r1_griffon: the step from which the higher thresholds apply."""
+    """Recipe vision_r1_griffon: the step from which the higher thresholds apply."""
     label_case: Literal["ignored", "kept"] = "ignored"
-    """Recipes with all boxes: labels are compared ignoring case and spaces, or exactly, as in VLM-R1."""
+    """Recipes with all boxes: whether labels are compared without regard to case and spaces, or exactly (kept), as in
+    VLM-R1."""
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is reported in addition to the task's: qwen_vl or vlm_r1 (RefCOCO) with
-    recipes of one box, visual_rft (COCO, LVIS) with recipes of all boxes (docs/evaluation.md)."""
+    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics: qwen_vl or
+    vlm_r1 (RefCOCO) for recipes with one box, visual_rft (COCO, LVIS) for recipes with all boxes
+    (docs/evaluation.md)."""
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """pointing: largest distance from a point of the row, as a share of the image's longer side."""
+    """Recipe pointing: largest distance from a point of the row at which an answer's point counts as a hit, as a share
+    of the image's longer side."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -104,7 +108,7 @@ class Grounding(RecipeTask):
                 or (_several(row, self.recipe) if one else None) or self._unfilled(row))
 
     def _unfilled(self, row: Mapping[str, Any]) -> str | None:
-        """Which placeholder of an own template the row cannot fill, with the way out, or None."""
+        """Why a row cannot fill the placeholders of task.prompt, and what to do about it; None if it can."""
         if self.templates == (self.used.prompt,):
             return None
         known, asked = self.placeholders(row), {n for t in self.templates for n in re.findall(r"\{(\w+)\}", t)}
@@ -123,7 +127,8 @@ class Grounding(RecipeTask):
         return {**told, **asks, "how_many": words.count_question(row, name), "choices": words.choice_question(row)}
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
-        """The row's hint, else the ninth of the image with the box centre, for recipes with one box."""
+        """A hint for a sample: the row's own hint or, for recipes with one box, which ninth of the image contains the
+        centre of the box."""
         place = self.target(sample) if self.used.target is boxes.first_box else None
         if hint := super().guidance(sample, answers):
             return hint
@@ -134,13 +139,14 @@ class Grounding(RecipeTask):
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """The row with a teacher's box, for recipes with one box."""
+        """The row with a teacher's box as its right answer, for recipes with one box; else None."""
         if self.used.target is not boxes.first_box or not parsed:
             return None
         return {**row, "boxes": [{"box": [float(v) for v in parsed], "label": boxes.name_of(row)}]}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Acc@.5 of recipes with one box, and the metric of `benchmark`."""
+        """Metrics of an answer, for recipes with one box: `acc@.5` (whether the IoU is at least .5), and the metric of
+        `benchmark`."""
         if self.used.target is not boxes.first_box:
             return {}
         truth, theirs = self.target(sample), {}
@@ -152,7 +158,8 @@ class Grounding(RecipeTask):
         return {"acc@.5": float((parts.get("iou", parts.get("accuracy")) or 0.0) >= 0.5), **theirs}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """COCO's mAP for recipes of all boxes, as the task reads them and as `benchmark` does."""
+        """Metrics of a split, for recipes with all boxes: COCO's mAP of the boxes as the task parses them, and as
+        `benchmark` parses them."""
         if self.used.target is not boxes.truths:
             return {}
         return benchmarks.maps(records, lambda entries: boxes.labelled(self, entries),
@@ -164,7 +171,8 @@ class Grounding(RecipeTask):
 
 
 def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
-    """Marks of a box, a point, or a list of points, boxes or detections; none for a word or number."""
+    """Converts a box, a point, or a list of points, boxes or detections to marks for the viewer; [] for a word or a
+    number."""
     if not isinstance(place, list) or not place:
         return []
     kind = {2: "point", 4: "box"}.get(len(place)) if is_number(place[0]) else None
@@ -178,12 +186,12 @@ def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
 
 
 def _asks_itself(row: Mapping[str, Any]) -> bool:
-    """Whether only the row's own question says what to find."""
+    """Whether only the row's question says what to find."""
     return bool(row.get("question")) and not row.get("expression") and not row.get("labels")
 
 
 def _several(row: Mapping[str, Any], recipe: str) -> str | None:
-    """Why a recipe of one box cannot score a row, or None."""
+    """Why a recipe with one box cannot score a row; None if it can."""
     count, labels = len(row["boxes"]), row.get("labels") or ()
     ways = ("choose a recipe of all boxes (task.recipe=vlm_r1_ovd, vision_r1_griffon, visual_rft_detection or "
             "perception_r1), or give each box a row with its own expression")
@@ -197,7 +205,7 @@ def _several(row: Mapping[str, Any], recipe: str) -> str | None:
 
 
 def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
-    """What is wrong with a grounding row, or None; `asks`: a question and its answer suffice."""
+    """What is wrong with a grounding row; None if nothing is. With `asks`, a question and its answer are enough."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"

@@ -2,8 +2,10 @@
 
 `task.recipe` chooses the prompt and the reward: one element by box or point (element, click, gui_g1, gui_g2, se_gui),
 an action (ui_r1, gui_r1, infigui_r1, glm_v_androidworld), or agreement within the group for rows without labels
-(gui_rcpo, region_vote). Rows: `image`, `width`, `height`, `instruction`, and `box` (the target element) or `action`
-(`type`, and as it needs `point`, `text`, `direction`); optionally `history`, `platform` and `element_type`."""
+(gui_rcpo, region_vote).
+
+Rows have `image`, `width`, `height`, `instruction`, and either `box` (the target element) or `action` (`type` and,
+depending on it, `point`, `text`, `direction`). Optional fields: `history`, `platform` and `element_type`."""
 
 from __future__ import annotations
 
@@ -33,25 +35,26 @@ RECIPES = {
 
 
 class Gui(RecipeTask):
-    """Elements and actions of screenshots: see `task.recipe`. Parts of the default: `hit` 0 or 1 (the box centre lies
-    in the element), `iou` in [0, 1], `format` 0 or 1."""
+    """Find elements of screenshots, or predict actions on them; see `task.recipe`. Reward parts of the default recipe:
+    `hit`, 0 or 1 (whether the centre of the box lies in the element), `iou`, in [0, 1], and `format`, 0 or 1."""
 
     _recipes = RECIPES
     recipe: str = "element"
     """Prompt and reward: element, click, gui_g1, gui_g2, se_gui, gui_rcpo, region_vote, ui_r1, gui_r1, infigui_r1,
-    glm_v_androidworld, or an own module:function that returns a Recipe."""
+    glm_v_androidworld, or your own module:function that returns a Recipe."""
     point_reach: Rate = 50.0
-    """gui_rcpo, region_vote: pixels by which a point grows to each side before it votes."""
+    """Recipes gui_rcpo and region_vote: by how many pixels a point is extended to each side, to make the square that it
+    votes for."""
     word_rule: Literal["alike", "contained"] = "alike"
-    """gui_r1: when a typed word may stand for another that contains it: if half of their letters are shared (F1), or
-    always, even one letter for a long word, as in the paper."""
+    """Recipe gui_r1: when a typed word matches a different word that contains it: if they share half of their letters
+    (F1), or always, as in the paper, so that a single letter matches a long word."""
     iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """infigui_r1: the IoU from which a box gets the full reward."""
+    """Recipe infigui_r1: the IoU from which a box gets the full reward."""
 
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is reported in addition to the task's: screenspot, os_atlas
-    (AndroidControl), gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or an own module:function
-    (docs/evaluation.md)."""
+    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics:
+    screenspot, os_atlas (AndroidControl), gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or
+    your own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -65,8 +68,8 @@ class Gui(RecipeTask):
         return {"history": history if isinstance(history, str) else "; ".join(map(str, history))}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action, and the metrics of
-        `benchmark`."""
+        """Metrics of an answer: `click_acc` for rows with an element, `type_acc` and `step_success` for rows with an
+        action, and the metrics of `benchmark`."""
         given = self.parse(sample, answer)
         own = self._own(sample, given)
         if self._rule is None:
@@ -84,9 +87,11 @@ class Gui(RecipeTask):
         return actions.step_metrics(self, sample, given)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Each metric by platform, by kind of element and by category (ScreenSpot-Pro's group), e.g. `click_acc/web`
-        and `click_acc/icon`; by both, `click_acc/web/icon`; and the mean of these cells, `click_acc/macro`, SeeClick's
-        average on ScreenSpot (2401.10935)."""
+        """Metrics of a split: the mean of each metric by platform, by kind of element, and by category (the group of
+        ScreenSpot-Pro), e.g. `click_acc/web` and `click_acc/icon`.
+
+        There are also the means by both, e.g. `click_acc/web/icon`, and the mean of these means, `click_acc/macro`,
+        which is SeeClick's average on ScreenSpot (2401.10935)."""
         values: list[tuple[str, float]] = []
         cells: dict[str, set[str]] = {}
         for record in records:
@@ -108,7 +113,8 @@ class Gui(RecipeTask):
 
 
 def _marks(place: Any, role: str) -> list[dict[str, Any]]:
-    """The mark of a box, a point, or the position of an action, labelled with its type."""
+    """Converts a box, a point, or the position of an action to a mark for the viewer. The label of an action's mark is
+    its type."""
     label = "element"
     if isinstance(place, dict):
         label = str(place.get("type", place.get("action_type", "")))[:100]
@@ -119,7 +125,7 @@ def _marks(place: Any, role: str) -> list[dict[str, Any]]:
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a gui row, or None."""
+    """What is wrong with a gui row; None if nothing is."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the screenshot's {side} in pixels"

@@ -1,9 +1,9 @@
 """Preference: which of two responses to a question is better.
 
-`task.recipe` chooses the prompt and the reward, `task.order` the order of the two responses. Both train judges: one
-that writes which response is better, by `vlrl sft` or RL, and with recipe=respond one that scores a response. Rows:
-`question`, `responses` (two texts), `answer` (1 or 2, the better one), and optionally `image`, `images` or `video`, and
-`category`."""
+`task.recipe` chooses the prompt and the reward, `task.order` the order of the two responses. The task trains two kinds
+of judges: a model that writes which response is better, by `vlrl sft` or RL, and with recipe=respond a reward model
+that scores one response. Rows have `question`, `responses` (two strings) and `answer` (1 or 2, the better response).
+Optional fields: `image`, `images` or `video`, and `category`."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ class PairRecipe(Recipe):
     """A recipe whose answer is the number of the better response."""
 
     find: Callable[[str], str]
-    """The part of an answer's text that gives the number; empty for none."""
+    """Returns the part of an answer's text that has the number; "" if there is none."""
     say: Callable[[str], str]
-    """A text in the right format."""
+    """Writes a text in the right format."""
 
 
 def tagged(text: str) -> str:
-    """The content of the only <answer> after the thinking; empty for none, for several, and for thinking that never
-    ends."""
+    """The content of the only <answer> after the thinking. "" if there is no <answer> or more than one, or if the
+    thinking never ends."""
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     return extract_tag(rest, "answer") or "" if rest.count("<answer>") == 1 else ""
 
 
 def strict_format(text: str) -> float:
-    """1 for <think>...</think><answer>...</answer> with nothing around or between, each tag once (R1-Reward)."""
+    """1 for <think>...</think><answer>...</answer> with each tag once and nothing before, between or after; else 0
+    (R1-Reward)."""
     whole = text.startswith("<think>") and "</think><answer>" in text and text.endswith("</answer>")
     return think_answer_format(text) if whole else 0.0
 
 
 def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
-    """1 or 2; None for a text with no number, another one, or both."""
+    """The number in an answer, 1 or 2; None if the text has neither, both, or any other number."""
     given = task.used.find(said(answer))
     match = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
     return int(match[1]) if match else None
@@ -71,8 +72,11 @@ def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[Answer], 
 
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """For right answers 1 if a judge finds that the end of the thinking prefers the same response, -1 for the other
-    one, 0 if it cannot tell, None if the judge failed; 0 for wrong answers, which the judge cannot make profitable."""
+    """The part `consistency` of each answer in a group.
+
+    For a right answer it is the verdict of a judge on the end of the thinking: 1 if it prefers the same response as the
+    answer, -1 if it prefers the other response, 0 if the judge cannot tell, None if the judge failed. For a wrong
+    answer it is 0, so that the judge cannot make wrong answers profitable."""
     judge = services.judge
     right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]
     replies = judge([_choice_question(answers[i]) for i in right]) if right else ()
@@ -112,14 +116,16 @@ RESPOND = PairRecipe(
 
 
 class Preference(RecipeTask):
-    """Which of two responses is better: see `task.recipe`. Parts of the default: `accuracy` 0 or 1, `format` 0 or 1."""
+    """Tell which of two responses is better; see `task.recipe`. Reward parts of the default recipe: `accuracy`, 0 or 1,
+    and `format`, 0 or 1."""
 
     _recipes = {"direct": DIRECT, "r1_reward": R1_REWARD, "respond": RESPOND}
     recipe: str = "direct"
-    """Prompt and reward: direct, r1_reward, respond (the question alone, whose responses train a reward model), or an
-    own module:function that returns a Recipe."""
+    """Prompt and reward: direct, r1_reward, respond (the prompt is only the question; the responses train a reward
+    model), or your own module:function that returns a Recipe."""
     order: Literal["as_is", "swapped", "both"] = "as_is"
-    """The order of a row's responses: as they are, swapped, or both, as two consecutive samples."""
+    """The order of a row's responses in the prompt: as in the row, swapped, or both orders as two consecutive samples.
+    """
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _problem(row)
@@ -138,22 +144,24 @@ class Preference(RecipeTask):
         return base if orders == (False,) else Drawn(len(base) * len(orders), make)
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """The better response and the other one; None if the prompt shows both."""
+        """(better response, worse response) with recipe=respond; None if the prompt shows both responses."""
         better = _better(sample)
         other = sample["responses"][2 - sample["answer"]]
         return (better, other) if self.used is RESPOND else None
 
     def swapped(self, sample: Sample) -> Sample:
-        """The sample with its responses swapped; `pair` is the id of the row."""
+        """The sample with its responses swapped; its field `pair` is the id of the original sample."""
         name = f"{sample.id}-swapped"
         row = {**sample.row, "id": name, "pair": sample.id, "responses": sample["responses"][::-1],
                "answer": 3 - sample["answer"]}
         return replace(sample, id=name, row=self.filled(row))
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """`accuracy/<category>`; `position_bias`, the share of answers 1 minus the share of rows where 1 is right, in
-        [-1, 1]; with task.order=both `pairs/agreement` and `pairs/accuracy`, the shares of rows for which both orders
-        prefer the same response, and the right one."""
+        """Metrics of a split.
+            `accuracy/<category>`: the mean accuracy by category;
+            `position_bias`: the share of answers 1 minus the share of rows where 1 is right, in [-1, 1];
+            with task.order=both, shares of rows: `pairs/agreement`, where both orders prefer the same response, and
+            `pairs/accuracy`, where both orders prefer the right response."""
         values: list[tuple[str, float]] = []
         pairs: dict[str, list[tuple[int, float]]] = {}
         for record in records:
@@ -170,14 +178,14 @@ class Preference(RecipeTask):
         return means(values)
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that name both responses, or neither."""
+        """Name -> an answer that names both responses, or neither."""
         say = getattr(self.used, "say", str)  # a Recipe of one's own may have none
         texts = ("1 2", "2 1", "1 and 2", "1 or 2", "12", "1/2", "both", "tie", "0", "3", "response")
         return {f"'{text}'": say(text) for text in texts}
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a preference row, or None."""
+    """What is wrong with a preference row; None if nothing is."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={short(row.get('question'))} must be the text of the question"
     return responses_problem(row.get("responses"), row.get("answer"))

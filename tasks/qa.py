@@ -1,11 +1,13 @@
 """Qa: a question about images, or about text alone, with one answer that a rule can check.
 
-`task.recipe` chooses the prompt and the reward, `task.form` whether rows are asked as they are, as yes or no, as a
-choice or openly. Rows: `question`, `answer` (a text or number, or a list of the right ones), `answer_type` (choice,
-number, count, yes_no, math, chart, ocr, regression, text), and as they need `options`, `tolerance`, `precision`
-(decimals that count), `image` or `images`; an `<image>` in the question is the position of that image. Answers of type
-math need math-verify. A right answer of digits that is neither a number nor a formula, such as a phone number, is
-compared as written, whatever its type."""
+`task.recipe` chooses the prompt and the reward. `task.form` chooses whether a row is asked as it is, as a yes-or-no
+question, as a choice, or as an open question.
+
+Rows have `question`, `answer` (a text or number, or a list of right answers) and `answer_type` (choice, number, count,
+yes_no, math, chart, ocr, regression, text). Optional fields: `options`, `tolerance`, `precision` (the number of
+decimals that count), and `image` or `images`; an `<image>` in the question marks the position of the image. Answers of
+type math need math-verify. If a right answer has digits but is neither a number nor a formula, such as a phone number,
+answers are compared as written, whatever the answer_type."""
 
 from __future__ import annotations
 
@@ -30,29 +32,33 @@ IMAGE = "<image>"
 
 
 class Qa(RecipeTask):
-    """Questions with one checkable answer: see `task.recipe`. Parts of the default: `accuracy` in [0, 1] (0 or 1 except
-    for text, ocr and regression), `format` 0 or 1."""
+    """Questions with one answer that a rule can check; see `task.recipe`. Reward parts of the default recipe:
+    `accuracy`, in [0, 1] (0 or 1 except for the types text, ocr and regression), and `format`, 0 or 1."""
 
     _recipes = recipes.RECIPES
     recipe: str = "direct"
     """Prompt and reward: direct, thinking, easy_r1, vision_r1_ptst, apo_view_r1, mm_eureka, glm_v_rlcs, kimi_k1_5,
-    noisy_rollout, sari_structured, or an own module:function that returns a Recipe."""
+    noisy_rollout, sari_structured, or your own module:function that returns a Recipe."""
     form: Literal["own", "yes_no", "choice", "open"] = "own"
-    """How an item is asked: as in its row, as whether a proposed answer is right, with options, or without."""
+    """How a question is asked: as in its row (own), as whether a proposed answer is right (yes_no), with options
+    (choice), or without options (open)."""
     text_score: Literal["exact", "rouge", "edit"] = "rouge"
-    """Score of a text that is not equal to a right one: 0, mean ROUGE F, or its edit similarity."""
+    """Score of a text that differs from all right answers: 0 (exact), the mean ROUGE F score (rouge), or the edit
+    similarity (edit)."""
     math_seconds: Rate = 5.0
-    """CPU seconds of math-verify per answer."""
+    """CPU seconds that math-verify may use per answer."""
     math_rule: Literal["worked_out", "math_verify"] = "worked_out"
-    """When an answer of type math is right: equal by math-verify with its arithmetic done (not 3*4+5 for 17, nor the
-    question's own expression, nor 3 = 2 for 2), or equal by math-verify alone, as in published systems."""
+    """When an answer of type math is right: if math-verify finds it equal and its arithmetic is done (not 3*4+5 for 17,
+    nor the expression of the question, nor 3 = 2 for 2), or if math-verify finds it equal, as in published systems."""
     negation: Literal["read", "ignored"] = "read"
-    """Whether a choice, number, count or expression after a negation ("not C") is ignored, unless a right answer or an
-    option starts so ("not enough data"), or counts, as in View-R1."""
+    """How a choice, number, count or expression after a negation ("not C") is scored. read: it is not an answer, unless
+    a right answer or an option starts with a negation too ("not enough data"); ignored: it is an answer, as in
+    View-R1."""
     noise: Annotated[float, Field(ge=0, le=999)] = 500.0
-    """noisy_rollout: diffusion steps of noise at the start, out of 1,000."""
+    """Recipe noisy_rollout: number of diffusion steps of noise at the start of training, of 1,000."""
     noise_steps: Positive = 60
-    """noisy_rollout: training steps over which the noise falls; as many as the run has."""
+    """Recipe noisy_rollout: number of training steps over which the noise decreases; set it to the number of steps of
+    the run."""
 
     @classmethod
     def combine_for(cls, settings: Mapping[str, Any]) -> str:
@@ -76,7 +82,8 @@ class Qa(RecipeTask):
                 "kind": kinds.kind_of(row).asks}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`mathvista_acc` of MathVista's rows, which have a `question_type`: right by its authors' rule."""
+        """Metrics of an answer to a row of MathVista (a row with `question_type`): `mathvista_acc`, whether it is right
+        by the rule of MathVista's authors."""
         if sample.get("question_type") not in ("multi_choice", "free_form"):
             return {}
         options = sample.get("choice_texts") or kinds.options_of(sample.row)
@@ -85,11 +92,13 @@ class Qa(RecipeTask):
                                            None if places is None else int(places))}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """The accuracy by answer type and by category, e.g. `accuracy/math` and `accuracy/geometry`."""
+        """Metrics of a split: the mean accuracy by answer type and by category, e.g. `accuracy/math` and
+        `accuracy/geometry`."""
         return accuracy_by(records, ("answer_type", "category"))
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Answers that need no look at the image, or that contain the right one among others."""
+        """Name -> an answer that can be given without looking at the image, or that lists the right answer among
+        others."""
         right = kinds.spoken(sample)
         texts = {"several numbers": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10", "yes and no": "yes, no", "no and yes": "no, yes",
                  "the question": sample["question"][:1000], "gibberish": "qz wv kx jj"}

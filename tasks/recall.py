@@ -1,7 +1,7 @@
 """Recall: colours are shown one per turn, and named in order at the end.
 
-The smallest environment with images: the answer depends only on earlier turns. A quarter of all sequences are held out
-and never trained on."""
+The smallest environment with images: the right answer depends only on earlier turns. A quarter of all sequences are
+held out and never used for training."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ._scenes import COLOURS
 from ._shared import drawn
 
 SIZE = 32
-"""Side of an image in pixels."""
+"""Side length of an image in pixels."""
 
 
 class ColourSequence(Environment):
-    """One colour per turn; the action after the last one is the answer."""
+    """Shows one colour per turn; the action after the last colour is the answer."""
 
     def __init__(self, colours: Sequence[str]):
         self.colours, self.turn = colours, 0
@@ -42,7 +42,7 @@ class ColourSequence(Environment):
         return Step(done=True, state="answered")
 
     def _next(self) -> Observation:
-        """The next colour, in a slightly different shade each time."""
+        """An image of the next colour, in a slightly different shade each time."""
         red, green, blue = (min(255, max(0, value + self.shades.randint(-30, 30)))
                             for value in COLOURS[self.colours[self.turn]])
         self.turn += 1
@@ -51,16 +51,18 @@ class ColourSequence(Environment):
 
 
 class Recall(Task):
-    """Which colours were shown, in order? Parts: `accuracy` and `format` (as many colours as were shown), 0 or 1."""
+    """Name the colours that were shown, in order. Reward parts: `accuracy`, 0 or 1, and `format`, 0 or 1 (whether as
+    many colours are named as were shown)."""
 
     prompt = "Say next until {length} colours are shown. Then answer with their names in order."
     rewards = {"accuracy": 1.0, "format": 0.1}
     length: Annotated[int, Field(ge=2, le=64)] = 3
-    """Number of colours, each shown in one turn; episode.max_turns must not be less."""
+    """Number of colours, of which each turn shows one; episode.max_turns must not be less."""
     shortest: Annotated[int, Field(ge=2, le=64)] | None = None
-    """Minimum length, so that all lengths up to `length` are equally frequent; null = always `length`."""
+    """Smallest number of colours: sequences of all lengths from `shortest` to `length` are equally frequent. null = all
+    sequences have `length` colours."""
     count: Positive = 4096
-    """Sequences per split."""
+    """Number of sequences per split."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)

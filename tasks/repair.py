@@ -1,10 +1,10 @@
 """Repair: the question of another task, feedback of its verifier on a wrong answer, and another attempt.
 
-`task.base` names the task that asks and scores, `task.base_settings` its settings. The feedback on a wrong attempt
-states its reward parts in words (right, partly right, wrong), and nothing about the target: self-debugging (2304.05128)
-with a verifier in place of a test. A right attempt ends the episode. The reward is that of the last attempt;
-`task.rewards.improvement` adds the gain over the attempts, as in SCoRe (2409.12917, its bonus on the second
-attempt)."""
+`task.base` names the base task, which asks the question and scores the answers; `task.base_settings` are its settings.
+The feedback on a wrong attempt describes each reward part in words (right, partly right, wrong) and reveals nothing
+about the target; this is self-debugging (2304.05128) with a verifier instead of a test. A right attempt ends the
+episode. The reward is the reward of the last attempt; `task.rewards.improvement` adds the gain over the attempts, as
+the bonus of SCoRe on the second attempt (2409.12917)."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _ASKING = ("prompt", "prompts", "system")  # settings of every task that are pas
 
 @dataclass(frozen=True)
 class JudgedAttempt:
-    """An answer scored by the base task."""
+    """An attempt scored by the base task."""
 
     parts: Parts
     reward: float | None
-    """None if it cannot be scored."""
+    """The base task's reward; None if the attempt cannot be scored."""
     correct: bool | None
 
 
 def _attempt(action: str, step: int = 0) -> Answer:
-    """An action as an answer to the base task."""
+    """Converts an action to an answer to the base task."""
     opened: str = getattr(action, "opened", "")
     return parse_answer(action.removeprefix(opened), step=step, opened=opened)
 
 
 class RepairEnvironment(Environment):
-    """Scores one attempt per turn, until one is right or no attempts are left."""
+    """Scores one attempt per turn, until an attempt is right or no attempts are left."""
 
     def __init__(self, task: Repair, sample: Sample):
         self.task, self.sample, self.count = task, sample, 0
@@ -61,19 +61,20 @@ class RepairEnvironment(Environment):
 
 
 class Repair(Task):
-    """Answer again after a verifier's feedback. Parts: `final` and `first`, the base task's reward of the last and of
-    the first attempt; `improvement`, their difference; `solved`, whether the last one is correct, 0 or 1."""
+    """Answer again after feedback of a verifier. Reward parts: `final` and `first`, the base task's rewards of the last
+    and of the first attempt; `improvement`, their difference; `solved`, whether the last attempt is correct, 0 or 1."""
 
     rewards = {"final": 1.0, "improvement": 0.0, "first": 0.0, "solved": 0.0}
     outcome = {"solved": 1.0}
     base: str = "digits"
-    """The task that asks and scores: a name, path/file.py:Class or module:Class; one answer, scored by itself."""
+    """The base task, which asks the question and scores each answer alone: a name, path/file.py:Class or module:Class.
+    Its episodes must have a single answer."""
     base_settings: dict[str, Any] = {}
-    """Its settings, such as {drawn: true}."""
+    """Settings of the base task, such as {drawn: true}."""
     attempts: Annotated[int, Field(ge=2, le=8)] = 2
-    """Maximum number of answers; episode.max_turns must not be less."""
+    """Maximum number of attempts; episode.max_turns must not be less."""
     message: Literal["parts", "verdict"] = "parts"
-    """Feedback on a wrong answer: parts, how right each reward part is; verdict, only that it is wrong."""
+    """Feedback on a wrong attempt. parts: how right each reward part is; verdict: only that the attempt is wrong."""
 
     def __init__(self, **settings: Any):
         asking = {name: settings.pop(name) for name in _ASKING if name in settings}
@@ -117,7 +118,7 @@ class Repair(Task):
         return RepairEnvironment(self, sample)
 
     def judged(self, sample: Sample, answer: Answer) -> JudgedAttempt:
-        """The base task's score of an answer."""
+        """The base task's parts, reward and correctness of an answer."""
         parts = {name: None if value is None else float(value)
                  for name, value in self.other.score(sample, answer).items()}
         known = {name: value for name, value in parts.items() if value is not None}
@@ -127,7 +128,7 @@ class Repair(Task):
         return JudgedAttempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
 
     def said(self, attempt: JudgedAttempt) -> str:
-        """The feedback on an attempt: for each rewarded part one of WORDS, and nothing about the target."""
+        """The feedback on an attempt: one of WORDS for each rewarded part, and nothing about the target."""
         if attempt.correct:
             return "That is right."
         if self.message == "verdict":
@@ -138,7 +139,8 @@ class Repair(Task):
         return f"That is not right. {'; '.join(levels)}. Answer again."
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """Scores all attempts again, by their text; an answer without turns is one attempt."""
+        """The reward parts of an episode, from scoring the first and the last attempt again. An answer without turns is
+        a single attempt."""
         final = first = self.judged(sample, replace(answer, turns=()))
         if len(answer.turns) > 1:
             first = self.judged(sample, _attempt(answer.turns[0].action, answer.step))
@@ -166,14 +168,15 @@ class Repair(Task):
         return self.other.cheats(sample)
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`attempts`, the number of attempts, and `repaired`, whether a later one was right."""
+        """Metrics of an episode: `attempts`, the number of attempts, and `repaired`, whether an attempt after the first
+        one was right."""
         attempt_count = max(1, len(answer.turns))
         return {"attempts": float(attempt_count), "repaired": float(attempt_count > 1 and parts.get("solved") == 1)}
 
 
 def level(value: float, weight: float, best: float) -> str:
-    """How right a part is, in words: at its best, at 0 or worse, or between. A part with a negative weight is best at
-    0."""
+    """Describes in words how right a part is: at its best value, at 0 or less, or between. For a part with a negative
+    weight 0 is the best value."""
     if weight < 0:
         return WORDS[2] if value <= 0 else WORDS[0]
     return WORDS[2] if value >= best - 1e-6 else WORDS[0] if value <= 0 else WORDS[1]

@@ -1,8 +1,8 @@
 """Video: questions about a clip, when something happens in it, and where it is in each frame.
 
-`task.recipe` chooses the prompt and the reward. Rows: `video` (or `image`, `images`), `question`, `answer_type`
-(choice, number, text, ocr, regression, span, track, span+choice) and as it needs `answer`, `options`, `spans` or
-`tracks`. Times are in seconds from the start of the clip."""
+`task.recipe` chooses the prompt and the reward. Rows have `video` (or `image`, `images`), `question`, and `answer_type`
+(choice, number, text, ocr, regression, span, track, span+choice). Depending on the type they also have `answer`,
+`options`, `spans` or `tracks`. Times are in seconds from the start of the clip."""
 
 from __future__ import annotations
 
@@ -37,22 +37,24 @@ RECIPES = {
 
 
 class Video(RecipeTask):
-    """Questions about clips: see `task.recipe`. Parts of the default: `accuracy` in [0, 1], by the row's answer_type,
-    and `format` 0 or 1 (one line)."""
+    """Questions about clips; see `task.recipe`. Reward parts of the default recipe: `accuracy`, in [0, 1], computed by
+    the row's answer_type, and `format`, 0 or 1 (whether the answer is one line)."""
 
     _recipes = RECIPES
     recipe: str = "direct"
-    """Prompt and reward, or an own module:function that returns a Recipe."""
+    """Prompt and reward: the name of a recipe, or your own module:function that returns a Recipe."""
     temporal_ratio: Rate = 0.8
-    """video_r1: `temporal` is rewarded if the accuracy exceeds this times the accuracy with shuffled frames."""
+    """Recipe video_r1: the part `temporal` is rewarded if the group's accuracy exceeds this ratio times the accuracy
+    with shuffled frames."""
     length_range: tuple[int, int] = (320, 512)
-    """video_r1: fewest and most tokens of a right answer that `length` rewards."""
+    """Recipe video_r1: smallest and largest number of tokens of a right answer for which the part `length` is 1."""
     consistency_margin: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """grpo_care: how far below the mean likelihood of the best answers a consistent one may be."""
+    """Recipe grpo_care: how far the likelihood of a consistent answer may lie below the mean likelihood of the group's
+    right answers."""
 
     benchmark: str = ""
-    """A benchmark whose authors' own scoring is reported in addition to the task's: video_mme, mvbench, time_r1
-    (Charades-STA, ActivityNet), activitynet_qa, or an own module:function (docs/evaluation.md)."""
+    """A benchmark by whose authors' rules answers are scored as well, in addition to the task's own metrics: video_mme,
+    mvbench, time_r1 (Charades-STA, ActivityNet), activitynet_qa, or your own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -62,7 +64,8 @@ class Video(RecipeTask):
             raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """The sample, its video before its images, as SEED-Bench-R1 shows the past before the present."""
+        """The sample of a row. Its video comes before its images, as SEED-Bench-R1 shows the past before the present.
+        """
         sample = super().sample_from_row(times.with_spans(row), root)
         return replace(sample, media=tuple(sorted(sample.media, key=lambda media: media.kind != "video")))
 
@@ -73,8 +76,10 @@ class Video(RecipeTask):
         return {**typed.placeholders(self, row), **onethinker.placeholders(row)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options also `gqa_acc`; rows with tracks:
-        `overlap`, `sr@0.5`, `ao` and `sr`; and the metrics of `benchmark`."""
+        """Metrics of an answer, and the metrics of `benchmark`.
+
+        For rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7` and, with options, `gqa_acc`. For rows with
+        tracks: `overlap`, `sr@0.5`, `ao` and `sr`."""
         theirs = self._rule(self, sample, answer) if self._rule else {}
         return {**tracks.measures(self, sample, self.parse(sample, answer)), **theirs}
 
@@ -82,18 +87,18 @@ class Video(RecipeTask):
         return tracks.cheats(self, sample)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """The track or the spans of the target and of the answer."""
+        """Marks for the viewer: the track or the spans of the target and of the answer."""
         return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """`accuracy` by type of answer, by category (such as the level L1, L2, L3) and by attribute; the metrics of
-        spans and tracks by category."""
+        """Metrics of a split: the mean of `accuracy` by answer type, by category (such as the level L1, L2, L3) and by
+        attribute, and the means of the metrics of spans and tracks by category."""
         theirs = benchmarks.summaries(records, self.benchmark.rpartition(":")[2]) if self.benchmark else {}
         return accuracy_by(records, ("answer_type", "category", "attribute")) | tracks.summaries(records) | theirs
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a video row under any recipe, or None."""
+    """What is wrong with a video row, whatever the recipe; None if nothing is."""
     question, kind = row.get("question"), row.get("answer_type")
     if not isinstance(question, str) or not question.strip():
         return f"question={str(question)[:200]!r} must be a text"

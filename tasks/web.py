@@ -1,12 +1,13 @@
 """Web: act on pages in a real browser, by coordinates on the screenshot; MiniWoB++ is included.
 
-Each turn shows a screenshot of the page, and the action is one of its format (`task.form`): click, double_click, drag,
-scroll, type, key, wait, answer. The page itself tells when the episode is over and whether it was right. Pages are
-those of the package miniwob (Farama Foundation, MIT; "World of Bits", Shi et al. 2017; "Reinforcement Learning on Web
-Interfaces using Workflow-Guided Exploration", arXiv 1802.08802), or of an own folder, `task.html`.
+Each turn shows a screenshot of the page. Each action is one of those that the action format `task.form` defines: click,
+double_click, drag, scroll, type, key, wait, answer. The page itself decides when the episode is over and whether it was
+successful. Pages come from the package miniwob (Farama Foundation, MIT; "World of Bits", Shi et al. 2017;
+"Reinforcement Learning on Web Interfaces using Workflow-Guided Exploration", arXiv 1802.08802), or from your own folder
+(`task.html`).
 
-Rows of `data.train` (data.own_samples=false) ask for other goals on such pages: `vlrl data synthesize` finds them by
-exploring, and makes variations of those that a model fails."""
+Rows of `data.train` (with data.own_samples=false) ask for other goals on these pages. `vlrl data synthesize` finds such
+goals by exploring pages, and makes variations of goals that a model fails."""
 
 from __future__ import annotations
 
@@ -38,13 +39,15 @@ from ._web_goals import MOST_GOALS, Goal, episode_goals, instruction, read_goals
 from ._web_oracle import ORACLES, perfect_actions
 
 _STEP = 28
-"""Pixels that divide the sides of a processed image, where a model writes pixels of it (models/families.py)."""
+"""The side lengths in pixels of a processed image are multiples of this, for models that write points in pixels of the
+processed image (models/families.py)."""
 
 
 class Web(Task):
-    """Do what a web page asks. Parts: `success` 1 if the page's own reward is above 0, `efficiency` the same times
-    `decay` for each turn beyond the fewest that succeed in the group, `format` the share of actions in the right
-    format, `page` the page's own reward in [-1, 1], which has no weight by default."""
+    """Do what a web page asks. Reward parts: `success`, 1 if the page's own reward is above 0, else 0; `efficiency`,
+    `success` multiplied by `decay` for each turn beyond the fewest turns of a successful episode in the group;
+    `format`, the share of actions in the right format; `page`, the page's own reward in [-1, 1], with weight 0 by
+    default."""
 
     prompt = "{instruction}"
     stage_fields = ("subgoals",)
@@ -52,30 +55,30 @@ class Web(Task):
     outcome = {"success": 0.5}
     pages: tuple[str, ...] = ("click-test", "click-test-2", "click-button", "click-link", "click-dialog", "click-tab",
                               "click-checkboxes", "click-option", "focus-text-2", "enter-text", "login-user")
-    """Names of training pages, without .html."""
+    """Names of the training pages, without .html."""
     heldout_pages: tuple[str, ...] = ("click-dialog-2", "click-button-sequence", "enter-password")
-    """Pages that are never trained on; evaluations use them in addition to the others."""
+    """Names of pages that are never used for training. Evaluations use them in addition to the training pages."""
     html: str = ""
-    """Folder of own pages and all that they load; empty = those of the package miniwob."""
+    """Folder with your own pages and all files that they load; empty = the pages of the package miniwob."""
     form: str = "gui_r1"
     """Action format: gui_r1, ui_tars, or call."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Factor of `efficiency` for each further turn."""
+    """Factor of the part `efficiency` for each additional turn."""
     scale: Annotated[int, Field(ge=1, le=4)] = 2
-    """Pixels of the screenshot per pixel of the page, which has 160 x 210."""
+    """Screenshot pixels per pixel of the page, which has 160 x 210 pixels."""
     count: Positive = 4096
-    """Samples per split: a page and a seed each."""
+    """Number of samples per split. Each sample is a page and a seed."""
     settle_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
-    """Milliseconds of the page's own clock that pass after each action."""
+    """Milliseconds that pass on the page's own clock after each action."""
     page_s: Annotated[float, Field(gt=0, le=600)] = 20.0
-    """Seconds that a page may take for one action, after which its episode ends with an error."""
+    """Seconds that a page may take for one action; after that its episode ends with an error."""
     open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
-    """Pages that one process of `environment.workers` keeps open; those of further episodes are closed, and reopened
-    with their actions when it is their turn."""
+    """Largest number of pages that each process of `environment.workers` keeps open. With more episodes, pages are
+    closed, and opened again with all actions repeated when the next action of their episode comes."""
     walk: Annotated[int, Field(ge=1, le=MOST_GOALS)] = 3
-    """Maximum number of sub-goals that `vlrl data synthesize` finds by exploring."""
+    """Maximum number of sub-goals of a goal that `vlrl data synthesize` finds by exploring."""
     browser: str = ""
-    """Chromium executable; empty = the one on the path."""
+    """Path of the Chromium executable; empty = the Chromium found on the PATH."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -87,7 +90,7 @@ class Web(Task):
         return drawn(self, split, self._sample)
 
     def _check_pages(self) -> None:
-        """Raises ConfigError for missing pages, and for one that is both trained on and held out."""
+        """Raises ConfigError if a page is missing, or is both a training page and a held-out page."""
         root, folder = self._root()
         known = self._known()
         for name, pages in (("pages", self.pages), ("heldout_pages", self.heldout_pages)):
@@ -106,11 +109,11 @@ class Web(Task):
         return [path.stem for path in (root / folder).glob("*.html")]
 
     def path_of(self, page: str) -> str:
-        """The path of a page below the folder that pages load from."""
+        """The path of a page, relative to the folder from which pages load files."""
         return f"{self._root()[1]}/{page}.html".removeprefix("./")
 
     def _root(self) -> tuple[Path, str]:
-        """The folder that pages load from, and the folder of the pages within it."""
+        """(folder from which pages load files, folder of the pages relative to it)."""
         if self.html:
             if not Path(self.html).is_dir():
                 raise ConfigError(f"task.html={self.html!r} is not a folder; name one with .html files")
@@ -129,14 +132,14 @@ class Web(Task):
         return Sample(id=f"{split}-{index:06d}", row={"seed": seed, **self._shown(page)})
 
     def _shown(self, page: str) -> dict[str, Any]:
-        """The fields of every sample on a page."""
+        """The fields that every sample on a page has."""
         width, height = (side * self.scale for side in SIDES)
         return {"page": page, "path": self.path_of(page), "category": page, "instruction": self._form.prompt,
                 "width": width, "height": height, "scale": self.scale, "heldout_page": page in self.heldout_pages}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """The sample of a goal that `vlrl data synthesize` found: `page`, `seed` and `goals` of the row. Raises
-        DataError for a missing page, and for a held-out one in a row that is not of split heldout."""
+        """The sample of a row with `page`, `seed` and `goals`, as `vlrl data synthesize` writes them. Raises DataError
+        for a missing page, and for a held-out page in a row outside the split heldout."""
         page, seed, known = row.get("page"), row.get("seed"), self._known()
         if page not in known:
             raise DataError(f"row {row.get('id')!r}: there is no page {page!r}.{did_you_mean(str(page), known)} "
@@ -151,7 +154,8 @@ class Web(Task):
         return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Explores a page of `pages` by a walk, or varies a goal on one; see _web_explore.py."""
+        """Proposes a new goal as a row: by exploring a page of `pages`, or as a variation of `parent` (see
+        _web_explore.py). None if no goal was found."""
         if parent and parent.get("page") not in self.pages:
             raise DataError(f"{parent['id']!r} is not a prompt on a page of task.pages")
         rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
@@ -179,7 +183,8 @@ class Web(Task):
         return {"success": success, "efficiency": success, "format": formed, "page": page}
 
     def _check_size(self, sample: Sample) -> None:
-        """Raises DataError if the model writes pixels of what it sees, and sees another size than assumed."""
+        """Raises DataError if the model writes points in pixels of the processed image, and this image has another size
+        than was assumed when actions were parsed."""
         known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
@@ -188,26 +193,28 @@ class Web(Task):
                             "episode.max_pixels as they are, or change task.scale")
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        """MobGRPO's success * decay^(extra steps) (MobileGUI-RL, arXiv 2507.05720), counting the steps beyond the
-        fewest turns that succeed."""
+        """The part `efficiency` of each episode in a group: MobGRPO's success * decay^(extra turns) (MobileGUI-RL,
+        arXiv 2507.05720). Extra turns are those beyond the fewest turns of a successful episode."""
         won = [sum(turn.parts.get("success", 0.0) for turn in answer.turns) for answer in answers]
         fewest = min((len(a.turns) for a, right in zip(answers, won, strict=True) if right), default=0)
         return [{"efficiency": right * self.decay ** (len(a.turns) - fewest) if right else 0.0}
                 for a, right in zip(answers, won, strict=True)]
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`unread`, the share of unreadable actions, and `turns`."""
+        """Metrics of an episode: `unread`, the share of actions that cannot be parsed, and `turns`."""
         read = [turn for turn in answer.turns if not turn.observation.startswith(UNREAD)]
         return {"unread": 1 - len(read) / max(1, len(answer.turns)), "turns": float(len(answer.turns))}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Success by page (`success/click-test`), and over training pages and held-out pages."""
+        """Metrics of a split: the success rate by page, e.g. `success/click-test`, and over all training pages and all
+        held-out pages."""
         return means((f"success/{name}", record["parts"].get("success") or 0.0)
                      for record in records for sample in [record["sample"]] for name in (
                          sample["page"], "heldout_pages" if sample["heldout_page"] else "trained_pages"))
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """Plays the page in a browser of this process; None for a page without a known solution."""
+        """The actions of a perfect episode; None for a page without a known solution. A page's own goal is played in a
+        browser of this process."""
         if "goals" in sample.row:
             actions = [action for goal in episode_goals(sample) for action in goal.actions]
         elif self.html or sample["page"] not in ORACLES:
@@ -218,14 +225,15 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """The sample with the size in which a model that writes pixels of the processed image (models/families.py) sees its
-    screenshots."""
+    """The sample with `processed_size`, the assumed size of the processed screenshot; models that write points in its
+    pixels see this size (models/families.py)."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 
 
 def _proposed(page: str, seed: int, goals: Sequence[Goal], generator: str) -> dict[str, Any]:
-    """The row of a goal. Its id says what it holds, so that rows of several calls can be put together."""
+    """The row of a goal on a page. The id is derived from the page, the seed and the instruction, so rows of several
+    calls can be merged."""
     text = instruction([goal.check for goal in goals])
     return {"id": f"{page}-{seed}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}", "page": page,
             "seed": seed, "category": page, "instruction": text, "goals": [goal.row() for goal in goals],

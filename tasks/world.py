@@ -2,9 +2,9 @@
 
     vlrl train tiny.yaml task=world environment.name=gym:FrozenLake-v1 environment.options.is_slippery=false
 
-The splits have disjoint seeds, so held-out worlds are never trained on. With files of rows (data.train, data.heldout)
-each row has an `instruction` and optionally a `seed` and an `answer`, in which case a right last action is the
-success."""
+The splits have disjoint seeds, so held-out worlds are never used for training. With files of rows (data.train,
+data.heldout) each row has an `instruction`, and optionally a `seed` and an `answer`. If a row has an `answer`, an
+episode is successful if its last action is that answer."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _APART = 2**30  # the first seed of the held-out split; those of training are be
 
 
 class World(Task):
-    """Act in an external environment. Parts: `return`, its total reward; `success` and `progress`, 0 to 1; `illegal`,
-    the number of invalid actions; `tool_success`, the number of turns in which all calls of a server's tools
-    succeeded."""
+    """Act in an external environment. Reward parts: `return`, the total reward of the environment; `success` and
+    `progress`, in [0, 1]; `illegal`, the number of invalid actions; `tool_success`, the number of turns in which all
+    calls of a server's tools succeeded."""
 
     prompt = "{instruction}"
     rewards = {"return": 1.0, "success": 0.0, "progress": 0.0, "illegal": 0.0, "tool_success": 0.0}
     outcome = {"success": 1.0}
     lives_outside: ClassVar[bool] = True
     instruction: str = "Act in this world, one action a turn. Answer with the action only."
-    """Instruction for the model; a row may have its own."""
+    """Instruction for the model, for rows that have no `instruction`."""
     count: Positive = 4096
-    """Seeds per split."""
+    """Number of seeds per split."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         if self.data is not None and getattr(self.data, split, None):
@@ -51,7 +51,7 @@ class World(Task):
         return sample
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """`success` by the row's `answer`, if it has one; everything else was rewarded per turn."""
+        """The part `success` if the row has an `answer`. All other parts were rewarded in the turns of the episode."""
         parts: Parts = {} if answer.turns else dict.fromkeys(self.weights, 0.0)
         if "answer" in sample.row:
             parts["success"] = float(answer.final.strip() == str(sample["answer"]).strip())

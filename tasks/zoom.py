@@ -1,9 +1,9 @@
 """Zoom: read a detail that cannot be read before it is enlarged, with a tool that enlarges it.
 
-In the picture that the question shows the plates are blank, so no model can read the answer there. The tool `zoom(box)`
-shows the square around a box in full detail; of a clip (`task.media=clip`), `frame(seconds)` shows one frame. The
-reward is for the right answer and its format; a call earns nothing of its own unless `task.rewards.tool` is set: then a
-right answer after a call that showed something earns it once, as in DeepEyes (arXiv 2505.14362)."""
+In the image that the prompt shows the plates are blank, so no model can read the answer there. The tool `zoom(box)`
+shows the square around a box in full detail; with `task.media=clip`, the tool `frame(seconds)` shows one frame. The
+reward is for the right answer and its format. With `task.rewards.tool`, a right answer after a tool call that showed an
+image earns this reward once, as in DeepEyes (arXiv 2505.14362); otherwise tool calls earn nothing."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ _WHOLE = 0.9  # a box of this share of the image's side shows nothing new
 
 
 class Zoom(Task):
-    """Read what a plate says that is too small to read. Parts: `accuracy` and `format`, each 0 or 1, and `tool`, a
-    right answer after a call, which has no weight by default."""
+    """Read what is written on a plate that is too small to read. Reward parts: `accuracy` and `format`, each 0 or 1,
+    and `tool`, 1 for a right answer after a tool call that showed an image, with weight 0 by default."""
 
     prompt = "{question}"
     rewards = {"accuracy": 1.0, "format": 0.1, "tool": 0.0}
     answer: Literal["digit", "colours", "count"] = "digit"
     """Content of the plates: a digit, three colours in a row, or up to six dots."""
     media: Literal["image", "clip"] = "image"
-    """image: an image and zoom(box); clip: a clip of six seconds and frame(seconds)."""
+    """image: an image and the tool zoom(box); clip: a clip of six seconds and the tool frame(seconds)."""
     tool: bool = True
-    """false: the same question without a tool, answered in one turn."""
+    """Whether there is a tool. false: the same question is answered in one turn without a tool."""
     crops: Literal["chosen", "random"] = "chosen"
-    """random: a control in which zoom shows a position unrelated to the box, and frame any second."""
+    """What the tool shows. chosen: the box or the second of the call; random: a random position or second, as a
+    control."""
     count: Positive = 4096
-    """Scenes per split."""
+    """Number of scenes per split."""
     size: Annotated[int, Field(ge=64, le=512, multiple_of=64)] = 64
-    """Side of the displayed image in pixels."""
+    """Side length of the displayed image in pixels."""
 
     def samples(self, split: str) -> Sequence[Sample]:
         return drawn(self, split, self._sample)
@@ -71,7 +72,8 @@ class Zoom(Task):
 
     def _drawn(self, split: str, index: int, second: int | None = None,
                blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
-        """A scene in full detail and its row; with `second`, a frame of a clip; `blank`, with empty plates."""
+        """(scene in full detail, its row). With `second`, the scene is a frame of a clip; with `blank`, its plates are
+        empty."""
         name = split if second is None else f"{split}/{second}"
         return scenes.scene(self.seed, name, index, self.size, self.answer, clear=second is not None, blank=blank)
 
@@ -106,7 +108,7 @@ class Zoom(Task):
         return {"accuracy": float(right), "format": float(bool(legal)), "tool": float(right and looked)}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """`called`, whether a tool showed something."""
+        """Metrics of an episode: `called`, whether a tool call showed an image."""
         return {"called": float(any(turn.media for turn in answer.turns))}
 
     def oracle(self, sample: Sample) -> str:
@@ -116,7 +118,7 @@ class Zoom(Task):
         return [self.call(sample), self.oracle(sample)]
 
     def call(self, sample: Sample, box: Sequence[float] | None = None) -> str:
-        """The tool call that shows a box in pixels of the image, by default that of the question."""
+        """The text of the tool call that shows `box`, in pixels of the image; by default the box of the question."""
         if self.media == "clip":
             name, arguments = "frame", {"seconds": sample["second"]}
         else:
@@ -131,7 +133,7 @@ class Zoom(Task):
 
 
 def _checked(box: list[float]) -> list[float]:
-    """The box. Raises ValueError, whose text the model reads, if it is invalid."""
+    """The box unchanged. Raises ValueError if it is invalid; the model reads the message."""
     if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]) or not all(abs(v) < 1e6 for v in box):
         raise ValueError("the box must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2")
     return box
