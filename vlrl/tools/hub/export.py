@@ -1,11 +1,10 @@
-"""`vlrl export`: a checkpoint as a model folder for from_pretrained, vLLM or the Hub.
+"""`vlrl export`: writes a checkpoint as a model folder for from_pretrained, vLLM or the Hub.
 
     exported = export(Path("runs/quickstart"), Path("models/quickstart"), dtype="bfloat16")
 
-An adapter is merged into its base model in float32. The processor (chat template and pixel limits included) is the
-checkpoint's, so a prompt has the same tokens; trainer state is left out. The folder gets its final name only when it is
-complete and has been loaded again and compared.
-"""
+An adapter is merged into its base model in float32. The processor, with the chat template and the pixel limits, is
+copied from the checkpoint, so that prompts have the same tokens. Trainer state is not exported. The folder gets its
+final name only after the exported model has been loaded again and compared with the checkpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from vlrl.types import Media, Prompt, Sample
 
 DTYPES = ("bfloat16", "float16", "float32")
 SHARD = "5GB"
-"""Largest size of a weights file."""
+"""Largest size of one weights file."""
 _ANSWER = "The circle is red."
 _TOLERANCE = 1e-3
 """Largest accepted change of a log-probability in float32; merging changes the last bits."""
@@ -49,39 +48,41 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """The exported files, and a comparison with the checkpoint on one prompt with an image."""
+    """The exported files, and a comparison of the exported model with the checkpoint on one prompt with an image."""
 
     source: Path
     folder: Path
     adapter: bool
-    """Whether it is an adapter, not merged."""
+    """Whether the folder holds an adapter that is not merged into its base model."""
     dtype: str
     parameters: int
     files: tuple[str, ...]
     bytes: int
     tokens: tuple[str, ...] = ()
-    """Tokens of the compared completion; () for an adapter, whose files are copies."""
+    """Tokens of the completion used for the comparison; () for an adapter, whose files are copies."""
     before: tuple[float, ...] = ()
-    """Their log-probabilities under the checkpoint (adapter not merged), in float32."""
+    """Log-probabilities of these tokens under the checkpoint (adapter not merged), in float32."""
     after: tuple[float, ...] = ()
-    """Their log-probabilities under the exported model, as from_pretrained loads it."""
+    """Log-probabilities of these tokens under the exported model, as from_pretrained loads it."""
     carried: tuple[str, ...] = ()
-    """Tensors of the base model that the model's class does not load; see unread_weights."""
+    """Names of the base model's tensors that its class does not load and that were copied; see unread_weights."""
     warnings: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
-        """Largest change of a log-probability."""
+        """Largest difference between the log-probabilities `before` and `after`."""
         return max((abs(a - b) for a, b in zip(self.before, self.after, strict=True)), default=0.0)
 
 
 def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = False) -> ExportedModel:
     """Exports a checkpoint, or the newest checkpoint of a run, to the folder `out`.
 
-    dtype: type of the weights; None = the base model's for an adapter, else the widest in the checkpoint. adapter: do
-    not merge an adapter. Raises RunError where `out` contains files, the checkpoint is damaged, or the exported model
-    does not load as the same model.
-    """
+    dtype: data type of the weights. None = for an adapter merged into its base model the data type of the base model,
+    else the common data type of the checkpoint's weights, or float32 if they differ. adapter: export an adapter without
+    merging it.
+
+    Raises RunError if `out` is not empty, the checkpoint is damaged, or the exported model differs from the checkpoint
+    when it is loaded."""
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known. Known: {', '.join(DTYPES)}.")
     chosen = checkpoint.find(source)
@@ -115,7 +116,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
 
 
 def merged(path: Path, folder: Path) -> Path:
-    """The folder of a complete model: `path`, or an export of its merged adapter below `folder`."""
+    """The folder of a complete model: `path` if it is one; if it is an adapter, a merged export in a folder below
+    `folder`."""
     if not (path / "adapter_config.json").is_file():
         return path
     out = folder / f"model-{path.name}"
@@ -137,7 +139,8 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Copies the files of the checkpoint except the trainer's, with the weights in `dtype` if given."""
+    """Copies the files of an adapter checkpoint except trainer state, and converts the weights to `dtype` if it is
+    given."""
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
             shutil.copyfile(file, out / file.name)
@@ -153,7 +156,7 @@ def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) ->
 
 
 def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
-    """Writes the merged model, generation config and processor, loads them again and compares."""
+    """Writes the merged model, its generation config and its processor, then loads the model again and compares it."""
     dtype = dtype or (_declared(base) if base else _widest(path))
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
@@ -179,7 +182,8 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
-    """Log-probabilities under the saved model as transformers loads it. Raises RunError where it is another model."""
+    """Loads the saved model with transformers and returns its log-probabilities of the completion. Raises RunError if
+    the tokens of the prompt or the weights differ."""
     from transformers import AutoModelForImageTextToText
 
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
@@ -194,7 +198,8 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
 
 
 def _question(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
-    """A prompt with a drawn image, and a padded batch of it with a completion, which works with any attention."""
+    """A prompt with a drawn image, and a padded batch of this prompt with a completion. A padded batch works with any
+    attention implementation."""
     prompt = _encode(processor, model, path)
     tokenizer = processor.tokenizer
     answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
@@ -233,7 +238,7 @@ def _digest(model: Any) -> str:
 
 
 def _declared(base: str) -> str:
-    """The type in the base model's config."""
+    """The data type in the base model's config; float32 if it has none."""
     from transformers import AutoConfig
 
     try:
@@ -247,7 +252,7 @@ def _declared(base: str) -> str:
 
 
 def _widest(path: Path) -> str:
-    """The widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
+    """The common data type of all weights in a folder; float32 if they differ, because trained weights are float32."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     dtypes = set()
     for file in path.glob("*.safetensors"):

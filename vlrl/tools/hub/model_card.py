@@ -3,9 +3,8 @@
     model = PublishedModel(repo="org/name", exported=exported, run=RunFolder("runs/a"), step=80)
     text = card(model, PrivateWords.here(...), base)
 
-Paths and names of this machine are redacted. The metadata are huggingface_hub's ModelCardData; the body is text of the
-run, for which its ModelCard has only a template engine (jinja2, which is not required here).
-"""
+Paths and names of this machine are redacted. The metadata block is written by huggingface_hub's ModelCardData. The body
+is written here, because huggingface_hub's ModelCard would need jinja2, which vlrl does not require."""
 
 from __future__ import annotations
 
@@ -40,11 +39,12 @@ from vlrl.tools.tasks.rescore import stored_steps
 from vlrl.training.build_task import make_task
 
 CURVE = "reward.png"
-"""The image in the card, a file next to it."""
+"""File name of the reward curve, an image next to the card."""
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _UNSAID = ("run.", "log.", "store.", "alerts.", "resume", "data.", "model.name", "services.judge.url",
            "services.judge.key_env", "services.judge.cache", "seed")
-"""Settings without influence on the model, or shown elsewhere in the card."""
+"""Prefixes of settings that the card's list of settings leaves out: they do not influence the model, or the card shows
+them elsewhere."""
 _MOST_COMMANDS = 4000  # characters of a command
 
 
@@ -56,19 +56,19 @@ class Base:
     on_hub: bool
     licence: str | None
     through: tuple[str, ...] = ()
-    """Runs on this machine between it and the published model, in order."""
+    """Names of the runs on this machine that lie between the base model and the published model, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedModel:
-    """An exported model and where it comes from."""
+    """An exported model and the run that it comes from."""
 
     repo: str
     exported: ExportedModel
     run: RunFolder | None
-    """Its run; None where the checkpoint is not in a run folder."""
+    """The run of the checkpoint; None if the checkpoint is not in a run folder."""
     step: int | None
-    """Steps completed by its weights."""
+    """Number of training steps that the checkpoint has completed."""
 
     @cached_property
     def config(self) -> Config | None:
@@ -81,7 +81,8 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """The model behind a `model.name`, followed back through runs on this machine."""
+    """The base model that `model.name` leads to. If it is a checkpoint of a run on this machine, the base model of that
+    run is looked up, and so on."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)
@@ -95,7 +96,7 @@ def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
 
 
 def validated(folder: Path) -> Config | None:
-    """The config of a run folder; None where it cannot be read."""
+    """The config of a run folder; None if it cannot be read."""
     try:
         return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
     except (OSError, ValueError, TypeError, yaml.YAMLError):
@@ -103,7 +104,7 @@ def validated(folder: Path) -> Config | None:
 
 
 def card(subject: PublishedModel, private: PrivateWords, base: Base | None) -> str:
-    """The card as Markdown with its metadata block. `base` is None where the base model is unknown."""
+    """The model card as Markdown with its metadata block. `base` is None if the base model is unknown."""
     lines = usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub))
     sections = [_intro(subject, base), lines, *_of_run(subject, private), _unknowns(subject, base)]
     return f"---\n{_metadata(subject, base).to_yaml()}\n---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
@@ -190,7 +191,7 @@ def _remarks(subject: PublishedModel, run: RunFolder, rows: Sequence[Gain]) -> I
 
 
 def _rewards(run: RunFolder, step: int | None) -> str:
-    """A table of reward parts with weights, and means over the first and the last steps."""
+    """A Markdown table of the reward parts with their weights, and their means over the first and the last steps."""
     weights = _weights(run, step)
     lines = run.metrics()[:step]
     count = max(1, min(10, len(lines) // 2))
@@ -216,7 +217,7 @@ def _mean(lines: Sequence[Mapping[str, Any]], key: str, end: slice) -> str:
 
 
 def _weights(run: RunFolder, step: int | None) -> dict[str, dict[str, tuple[float, float]]]:
-    """Task -> part -> its weight in the first and the last stored step before `step`."""
+    """Task -> reward part -> (weight in the first stored step, weight in the last stored step before `step`)."""
     steps = [s for s in stored_steps(run, None) if step is None or s < step]
     weights: dict[str, dict[str, tuple[float, float]]] = {}
     for at in dict.fromkeys(steps[:1] + steps[-1:]):
@@ -254,7 +255,7 @@ def _source(text: str | None, pins: Mapping[str, Any], private: PrivateWords) ->
 
 
 def _template(config: Config, private: PrivateWords) -> str:
-    """The task's prompt template, where it has one."""
+    """The section with the task's prompt template; "" if there is none."""
     if config.tasks:
         return ""
     try:
@@ -285,7 +286,7 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
 
 
 def command(words: Any, private: PrivateWords) -> str:
-    """The command that started a run, without paths and addresses."""
+    """The command that started a run, without paths and network addresses."""
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if not words:
         return "unknown"
@@ -322,7 +323,7 @@ def _unknowns(subject: PublishedModel, base: Base | None) -> str:
 
 
 def _licence_beside(path: Path) -> str | None:
-    """The licence in the card of a local model."""
+    """The licence in the model card of a local model; None if it is not stated."""
     try:
         card = ModelCard((path / "README.md").read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except (OSError, ValueError, yaml.YAMLError):

@@ -1,10 +1,10 @@
-"""A run's model for the Hub: the exported files without private words, the model card and the reward curve.
+"""The files of a model release: the exported files without private words, the model card and the reward curve.
 
     release = prepare(Path("runs/a"), "org/name", exported, private)
     push(HubTarget("org/name"), release.files, "Model of a run of vlrl")
 
-Nothing is sent here. The exported folder is not changed; files of a release are redacted copies where needed.
-"""
+This module sends nothing, and does not change the exported folder: files with private words are replaced by redacted
+copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.run import is_run
 
 RECORD = ".vlrl-export.json"
-"""Record in an exported folder of its origin, so that an interrupted push need not export again. It is not sent."""
+"""File in an exported folder that records what was exported, so that a push that was interrupted need not export again.
+The file is not sent."""
 _VOCABULARY = {"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"}
 _HEADER = 100_000_000  # bytes of a safetensors header, at most
 
@@ -42,7 +43,8 @@ class Release:
 
 
 def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
-    """The checkpoint of a path, its run (None where it is not in a run folder), and the steps it has completed."""
+    """(path of the checkpoint, its run folder, number of completed steps) for a path to a checkpoint or a run. The last
+    two are None if the checkpoint is not in a run folder."""
     path = checkpoint.find(source).path
     assert path
     if path.parent.name != "checkpoints" or not is_run(path.parent.parent):
@@ -52,11 +54,10 @@ def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
 
 def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWords,
             ask_licence: Callable[[str], str | None] = lambda name: None) -> Release:
-    """The release of a model exported from `source`, with its card.
+    """The release of a model that was exported from `source`, with its card.
 
-    ask_licence: the licence of a base model on the Hub; None where it is not known. Raises RunError where a file
-    contains private words that cannot be redacted.
-    """
+    ask_licence: returns the licence of a base model on the Hub, None if it is not known. Raises RunError if a file
+    contains private words that cannot be redacted."""
     _, run, step = source_run(source)
     subject = PublishedModel(repo=repo, exported=exported, run=run, step=step)
     if subject.config:
@@ -80,10 +81,9 @@ def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWo
 
 
 def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool) -> dict[str, Path | bytes]:
-    """Exports the training rollouts of the run of `source` to `folder`, and returns the files of the data set.
+    """Exports the training rollouts of the run of `source` to `folder`; returns the files of the resulting data set.
 
-    Raises RunError where there is no run, or it has stored no rollouts.
-    """
+    Raises RunError if `source` is not in a run folder, or the run has stored no rollouts."""
     path, run, _ = source_run(source)
     if run is None:
         raise RunError(f"{path} is not in a run folder, so it has no rollouts: leave out --rollouts")
@@ -95,7 +95,7 @@ def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool
 
 
 def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) -> None:
-    """Records the origin of an exported folder in it."""
+    """Writes the file RECORD into an exported folder."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
     content = {"of": _digest(checkpoint.find(source).path), "asked": dict(request), "sizes": sizes, "exported": known}
@@ -103,7 +103,8 @@ def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) ->
 
 
 def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> ExportedModel | None:
-    """The export in `folder`, where it is of the same checkpoint and request, else None."""
+    """The export in `folder` according to its file RECORD; None if it was made from another checkpoint or for another
+    request, or if its files have changed."""
     content = read_json(folder / RECORD)
     if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
             content.get("asked") != dict(request)):
@@ -116,7 +117,8 @@ def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported
 
 
 def _digest(path: Path | None) -> str:
-    """Identifies a checkpoint by its manifest, or without one by its files."""
+    """A hash that identifies a checkpoint: of its manifest or, without a manifest, of the names, sizes and times of its
+    files."""
     assert path
     manifest = path / checkpoint.MANIFEST
     if manifest.is_file():
@@ -129,7 +131,7 @@ def _digest(path: Path | None) -> str:
 
 
 def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
-    """A file, or the redacted content of a settings file."""
+    """The path of a file; for a JSON file with private words, its redacted content instead."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
     try:
@@ -151,7 +153,7 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
 
 
 def _text(name: str, content: Path | bytes) -> str:
-    """The readable text of a file; of weights their header."""
+    """The text of a file that is searched for private words; of a weights file, its header."""
     if name.endswith(".png"):
         return ""
     if isinstance(content, bytes):

@@ -1,6 +1,5 @@
 """The section of a model card on how to load the model. `tests/tools/test_model_card.py` runs the code for transformers
-and PEFT as printed.
-"""
+and PEFT exactly as it is printed."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ print(processor.decode(answer, skip_special_tokens=True))"""
 
 
 def usage(repo: str, exported: ExportedModel, base: str | None, on_hub: bool) -> str:
-    """The section as Markdown; "" for an adapter without a known base model."""
+    """The section as Markdown; "" for an adapter whose base model is not known."""
     if exported.adapter and base is None:
         return ""
     form = _ADAPTER if exported.adapter else _WHOLE

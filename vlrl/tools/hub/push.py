@@ -1,13 +1,13 @@
-"""Uploads files to a repository of the Hugging Face Hub in one commit; nothing else sends anything there.
+"""Uploads files to a repository of the Hugging Face Hub in one commit. No other module sends anything to the Hub.
 
     push(HubTarget("org/name"), {"config.json": b"{}", "model.safetensors": Path("models/a/model.safetensors")})
 
-HF_TOKEN is the token, HF_ENDPOINT another Hub. Large files are sent first and the commit last, so a repository never
-has half a model; files that the Hub already has are not sent again when the same call is repeated.
+The environment variable HF_TOKEN is the token; HF_ENDPOINT selects another Hub. Large files are sent first and the
+commit last, so that a repository never shows an incomplete model. If the same call is repeated, files that the Hub
+already has are not sent again.
 
-HfApi.create_commit and not upload_folder: what is published is not a folder but exported files with some replaced by
-redacted content, and upload_folder would need a second copy of the weights in a staging folder.
-"""
+HfApi.create_commit is used instead of upload_folder because some exported files are replaced by redacted content;
+upload_folder would need a second copy of the weights in a staging folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from typing import Any, Literal
 from vlrl.errors import ConfigError, RunError, VlrlError
 
 Files = Mapping[str, Path | bytes]
-"""Name in the repository -> a file, or its content."""
+"""Name in the repository -> path of a file, or its content."""
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
-"""Files of an earlier commit that are deleted unless the new one has a file of that name."""
+"""Suffixes of weights files. Such files of an earlier commit are deleted, unless the new commit has a file with the
+same name."""
 
 
 @dataclass(frozen=True)
 class HubTarget:
-    """A repository and its visibility."""
+    """A repository on the Hub and its visibility."""
 
     repo: str
     kind: Literal["model", "dataset"] = "model"
@@ -40,7 +41,7 @@ class HubTarget:
 
 
 def token(repo: str) -> str:
-    """The token in the environment. Raises ConfigError without one, or where the Hub is disabled."""
+    """The Hub token in the environment. Raises ConfigError if there is none, or if HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -54,7 +55,7 @@ def token(repo: str) -> str:
 
 
 def check_name(target: HubTarget) -> None:
-    """Raises ConfigError for a name that no repository can have."""
+    """Raises ConfigError if the target's name is not a valid repository name."""
     from huggingface_hub import errors
     from huggingface_hub.utils import validate_repo_id
 
@@ -68,16 +69,16 @@ def check_name(target: HubTarget) -> None:
 
 
 def sizes(files: Files) -> list[tuple[str, int]]:
-    """(name, bytes) of each file, sorted by name."""
+    """(name, size in bytes) of each file, sorted by name."""
     return sorted((name, len(one) if isinstance(one, bytes) else one.stat().st_size) for name, one in files.items())
 
 
 def push(target: HubTarget, files: Files, message: str) -> str:
-    """Uploads files as one commit to a repository, which is created if needed; returns its address.
+    """Uploads files to a repository as one commit; returns the address of the repository, which is created if needed.
 
     Weights of earlier commits that are not among `files` are deleted. Raises ConfigError for an invalid name or token,
-    and for a public repository where `target` is not public; RunError where the Hub refuses or cannot be reached.
-    """
+    and if the repository is public although `target` is not; RunError if the Hub refuses the upload or cannot be
+    reached."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -101,7 +102,7 @@ def push(target: HubTarget, files: Files, message: str) -> str:
 
 
 def licence_of(model: str) -> str | None:
-    """The licence in the card of a model on the Hub; None where it has none or cannot be read."""
+    """The licence in the card of a model on the Hub; None if the card has none or cannot be read."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -113,7 +114,7 @@ def licence_of(model: str) -> str | None:
 
 
 def _refuse_readers(api: Any, target: HubTarget) -> None:
-    """Raises ConfigError where the repository exists and is public, but `target` is not."""
+    """Raises ConfigError if the repository exists and is public, but `target` is not."""
     from huggingface_hub import errors
 
     if target.public:
@@ -133,7 +134,8 @@ def _refuse_readers(api: Any, target: HubTarget) -> None:
 
 @contextmanager
 def _failures(target: HubTarget) -> Iterator[None]:
-    """Turns errors of the Hub, the network and the library into RunErrors that quote nothing of the upload."""
+    """Converts errors of the Hub, the network and huggingface_hub to RunErrors whose messages contain nothing of the
+    uploaded files."""
     from huggingface_hub import errors
 
     try:

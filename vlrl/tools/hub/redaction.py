@@ -1,11 +1,11 @@
-"""Redaction of published files: paths and names of this machine, and secrets in its environment.
+"""Redaction of published files: removes paths and names of this machine, and secrets of its environment.
 
     private = PrivateWords.here(run.path)
     private.text("cannot read /home/ann/pictures/3.png")     # "cannot read 3.png"
     private.findings(text)                                      # ["the home folder"], for a refusal
 
-Known words of this machine are replaced everywhere; other absolute paths only in texts that no model has written.
-"""
+Known private words of this machine are replaced everywhere. Other absolute paths are shortened only in strings that no
+model has written."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from typing import Any
 from vlrl.data.embedded import without_bytes
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)KEY(?:$|_)|API_?KEY|WEBHOOK|COOKIE", re.IGNORECASE)
-"""Names of environment variables with secret values."""
+"""Names of environment variables whose values are secret."""
 _SHORTEST = 8
-"""Shorter values of such variables, such as on, true or 1, are not secret."""
+"""Smallest length of a secret; shorter values of such variables, such as on, true or 1, are not secret."""
 _PATH = re.compile(r"(?<![\w.:/…<])(?:file://)?(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\\"'<>:|,;(){}\[\]]+[/\\])+"
                    r"([^\s/\\\"'<>:|,;(){}\[\]]*)")
-"""An absolute path of at least two components, of which the last one is kept."""
+"""Pattern of an absolute path with at least two components, whose last component is kept."""
 _WHOLE = re.compile(r"(?:file://)?(?:~[\w-]*|[A-Za-z]:)?[/\\][^\n]*[^\n/\\][/\\][^\n]*")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]{1,15})://[^\s\"'<>]*", re.IGNORECASE)
 _NAMES = ("the name of the host", "the name of the user")
@@ -42,11 +42,11 @@ class PrivateWords:
     """Words that must not be published."""
 
     words: Mapping[str, str]
-    """Word -> description for messages."""
+    """Private word -> its description in messages."""
 
     @classmethod
     def here(cls, *folders: Path) -> PrivateWords:
-        """The private words of this machine, process and environment, and the paths of `folders`."""
+        """The private words of this machine, process and environment, with the paths of `folders`."""
         words: dict[str, str] = {}
         for name, value in os.environ.items():
             if _SECRET.search(name) and len(value) >= _SHORTEST and not os.path.exists(value):
@@ -65,26 +65,28 @@ class PrivateWords:
         return cls(words)
 
     def findings(self, text: str, vocabulary: bool = False) -> list[str]:
-        """Descriptions of the private words in a text. In a vocabulary, short words and the names of host and user may
-        be ordinary tokens.
-        """
+        """Descriptions of the private words that a text contains. With `vocabulary` (the text is a tokenizer's
+        vocabulary), short words and the names of host and user are not reported, because they may be ordinary
+        tokens."""
         return list(dict.fromkeys(what for word, what in self.words.items()
                                   if not (vocabulary and (what in _NAMES or len(word) < _SHORTEST))
                                   and _form(word, what).search(text)))
 
     def model_text(self, text: str) -> str:
-        """A text of a model or of rows without private words, otherwise unchanged."""
+        """A text of a model or of a row with its private words replaced, and no other change."""
         for word in sorted(self.words, key=len, reverse=True):
             if word in text:
                 text = _form(word, self.words[word]).sub("…", text)
         return text
 
     def text(self, text: str) -> str:
-        """A message or setting without private words, and with only the last component of absolute paths."""
+        """A message or a setting with its private words replaced, and with absolute paths reduced to their last
+        component."""
         return self.model_text(_PATH.sub(r"\1", text))
 
     def value(self, value: Any) -> Any:
-        """A JSON value with its texts redacted; paths are reduced to their last component, embedded media to a hash."""
+        """A JSON value with its strings redacted. Absolute paths are reduced to their last component, and embedded
+        media to a hash."""
         if isinstance(value, str):
             return self._last(value) or self.text(str(without_bytes(value)))
         if isinstance(value, Mapping):
@@ -92,7 +94,7 @@ class PrivateWords:
         return [self.value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def config(self, value: Any) -> Any:
-        """The JSON of a model's config redacted as by `value`, except that templates are kept."""
+        """A model config as JSON, redacted like `value`, except that templates keep their paths."""
         if isinstance(value, str):
             return self._last(value) or self.model_text(value)
         if isinstance(value, Mapping):
@@ -100,13 +102,13 @@ class PrivateWords:
         return [self.config(item) for item in value] if isinstance(value, list) else value
 
     def _last(self, text: str) -> str | None:
-        """The last component of a text that is an absolute path; None for other texts."""
+        """The last component of a string that is an absolute path; None for other strings."""
         if len(text) >= 4096 or not _WHOLE.fullmatch(text):
             return None
         return self.model_text(re.split(r"[/\\]", text.rstrip("/\\"))[-1])
 
     def json(self, text: str | None) -> str | None:
-        """A JSON text with its values redacted; a text that is not JSON is redacted as a message."""
+        """A JSON string with its values redacted. A string that is not JSON is redacted as a message."""
         if text is None:
             return None
         try:
@@ -115,12 +117,14 @@ class PrivateWords:
             return self.text(text)
 
     def setting(self, text: str) -> str:
-        """A word of a command line or a setting, without absolute paths and with only the scheme of URLs."""
+        """A word of a command line or a setting, with private words replaced, paths reduced to their last component,
+        and URLs reduced to their scheme."""
         return self.text(_URL.sub(lambda match: f"{match[1]}://…", re.sub(r"(?:\.\.[/\\])+", "", text)))
 
 
 def _form(word: str, what: str) -> re.Pattern[str]:
-    """Names and paths match complete words, secrets any part of a text."""
+    """The pattern that finds a private word: a name or a path only as a complete word, a secret also inside other
+    words."""
     if what.startswith(_VALUE):
         return re.compile(re.escape(word))
     return re.compile(r"(?<!\w)" + re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else ""))

@@ -1,11 +1,10 @@
-"""A run's rollouts, with their images and the notes on them, as a data set: Parquet and a card.
+"""Exports the rollouts of a run, with their images and the notes of reviewers, as a data set: Parquet files and a card.
 
     exported = export(RunFolder("runs/a"), Path("a-rollouts"), steps=range(0, 100))
     push(HubTarget("org/a-rollouts", "dataset"), files_of(Path("a-rollouts")), "Rollouts of vlrl")
 
-The `datasets` library and the Hub read the folder directly: `data/*.parquet` with the features of its columns (images
-as Image), and README.md, the card.
-"""
+The `datasets` library and the Hub can read the folder directly: `data/*.parquet` declares the features of its columns
+(images as Image), and README.md is the card."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.tasks.rescore import stored_steps
 
 Notes = Mapping[tuple[str, str, int, str, int], tuple[str, str]]
-"""(source, split, step, group, index) -> flag and comment."""
+"""(source, split, step, group, index) of a rollout -> (flag, comment)."""
 _TEXTS = ("sample_id", "task", "group_id", "split", "prompt", "completion", "sample", "target", "parsed", "error",
           "finish_reason", "variant", "category")
 _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward": "float64", "advantage": "float64",
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
-"""Text columns that are not in the run folder; the first three are JSON."""
+"""Text columns that the rollouts in the run folder do not have in this form; the first three are JSON strings."""
 _JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -42,7 +41,7 @@ _FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS
              **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
              "images": {"feature": {"_type": "Image"}, "_type": "List"}}
 _TOGETHER, _GROUP_BYTES = 500, 16 << 20
-"""Limits of a row group: rollouts, and bytes of their images."""
+"""Limits of a Parquet row group: number of rollouts, and bytes of their images."""
 _CARD = """---
 {metadata}
 ---
@@ -70,28 +69,28 @@ The texts are written by a model and may be wrong. The data set of the images an
 
 @dataclass
 class ExportedRollouts:
-    """The exported folder and what is in it."""
+    """The exported folder, and counts of what it contains."""
 
     folder: Path
     rows: int = 0
     images: int = 0
     notes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
-    """Description of what is left out -> count."""
+    """Description of what was not exported -> count."""
 
     def miss(self, what: str) -> None:
-        """Counts something as left out."""
+        """Adds 1 to the count in `left_out`."""
         self.left_out[what] = self.left_out.get(what, 0) + 1
 
 
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
            notes: Notes | None = None, progress: Progress = no_progress, media: bool = True,
            private: PrivateWords | None = None) -> ExportedRollouts:
-    """Exports the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
+    """Exports the training rollouts of a run; with `split`, the rollouts of its evaluations on this split. steps: only
+    these training steps; None = all.
 
-    media: include images. private: words to redact in every text. Raises RunError where there are no rollouts,
-    ConfigError for a folder that is not empty.
-    """
+    media: whether to include images. private: words to redact in every string. Raises RunError if there are no such
+    rollouts, ConfigError if the folder is not empty."""
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
         raise RunError(f"{run.path} holds no {f'evaluations of {split!r}' if split else 'rollouts'} of these steps")
@@ -113,7 +112,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
 
 
 def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Splits rows into row groups of at most _TOGETHER rows, or about _GROUP_BYTES of images."""
+    """Splits rows into row groups: each has at most _TOGETHER rows, and about _GROUP_BYTES of images."""
     some, size = [], 0
     for row in rows:
         some.append(row)
@@ -126,7 +125,7 @@ def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def files_of(folder: Path) -> dict[str, Path | bytes]:
-    """The files of an exported folder by their names in the repository."""
+    """Name in the repository -> path, of each file in an exported folder."""
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -143,14 +142,15 @@ def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out:
 
 
 def _published(row: Mapping[str, Any], private: PrivateWords) -> dict[str, Any]:
-    """A row without private words, and without paths in texts that the model has not written."""
+    """A row with its private words replaced, and without absolute paths in strings that the model has not written."""
     cleaned = {name: private.model_text(value) if isinstance(value, str) else value for name, value in row.items()}
     return {**cleaned, **{name: private.json(row[name]) for name in _JSON},
             "error": None if row["error"] is None else private.text(row["error"])}
 
 
 def _image(run: RunFolder, media: Mapping[str, Any], out: ExportedRollouts, wanted: bool) -> dict[str, Any] | None:
-    """An image as `datasets` stores it; None, and counted as left out, for a video or a missing or unwanted image."""
+    """An image in the format of `datasets`. For a video, a missing image, or with `wanted` false, returns None and
+    counts it as left out."""
     if not wanted:
         return out.miss("images and videos (--with-media)")
     if media["kind"] != "image":

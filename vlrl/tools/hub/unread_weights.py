@@ -1,4 +1,5 @@
-"""Copies tensors of a base model that its class does not load, such as a draft head `mtp.*`, to an exported model."""
+"""Copies those tensors of a base model to an exported model that the model class does not load, such as a draft head
+`mtp.*`."""
 
 from __future__ import annotations
 
@@ -17,10 +18,9 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def copy_unread(base: str, model: Any, out: Path) -> tuple[str, ...]:
-    """Copies the tensors in the files of `base` that the class of `model` does not load to the model folder `out`.
+    """Copies the tensors in the files of `base` that the class of `model` ignores to the model folder `out`.
 
-    Returns their names; () where there are none, or `base` is not on this machine.
-    """
+    Returns the names of these tensors; () if there are none, or `base` is not on this machine."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     tensors = _unread(_folder(base), [re.compile(p) for p in patterns]) if patterns else {}
     if tensors:
@@ -51,7 +51,8 @@ def _unread(folder: Path, patterns: list[re.Pattern[str]]) -> dict[str, Any]:
 
 
 def _index(out: Path) -> dict[str, Any]:
-    """The index of the weights in a folder; a single weights file is renamed to the first of several."""
+    """The index of the weights files in a folder. If there is a single weights file without an index, it is renamed to
+    model-00001-of-00001.safetensors."""
     if (out / _INDEX).is_file():
         return json.loads((out / _INDEX).read_text(encoding="utf-8"))
     first = "model-00001-of-00001.safetensors"

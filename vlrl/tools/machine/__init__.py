@@ -1,1 +1,1 @@
-"""Dry runs, estimates of memory, profiles, and checks of this machine."""
+"""Dry runs, memory estimates, profiles, and checks of this machine."""

@@ -1,7 +1,7 @@
-"""`vlrl doctor`: whether this machine can train, found out by trying; and the versions of the packages. No network.
+"""`vlrl doctor`: tests by trial whether this machine can train, and lists the versions of the packages. It uses no
+network.
 
-Nothing heavy is imported before a check runs, so that a broken installation can be looked at.
-"""
+Heavy packages are imported only inside the checks, so that a broken installation can be examined."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _OPTIONAL = {"peft": "LoRA", "vllm": "fast generation on NVIDIA GPUs", "bitsandb
 """Optional package -> what needs it."""
 _USED_BY = {"torch": "training", "transformers": "training", "accelerate": "training", "torchvision": "torchvision",
             "pillow": "training", "av": "video by PyAV", "decord": "video by decord", "vllm": "engine vllm"}
-"""Package -> the check that uses it; every other package is imported when its version is looked up."""
+"""Package -> name of the check that uses it. All other packages are imported when their version is looked up."""
 _MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
-"""Modules with another name than their package."""
+"""Package -> name of its module, if the two differ."""
 
 
 class Check(NamedTuple):
-    """One thing to try; the part of the name before the slash is its group."""
+    """One check of the machine. The part of its name before the slash is its group."""
 
     name: str
     run: Callable[[], str]
-    """Returns what it found; raises where that does not work."""
+    """Performs the check. Returns a description of what it found; raises if it fails."""
     otherwise: Level = "missing"
-    """The level where it raises anything but a Notice."""
+    """Level of the finding if the check raises anything but a Notice."""
     fix: str = ""
 
 
 def checks(runs: Path) -> Iterator[Check]:
-    """Every check; `runs` is the folder for run folders."""
+    """All checks. `runs` is the folder for run folders."""
     yield Check("versions/python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _version_checks()
     yield from (
@@ -68,7 +68,8 @@ def checks(runs: Path) -> Iterator[Check]:
 
 
 def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list[Finding]:
-    """Runs every check. Findings have the rule "group/name", and a fix where something is wrong."""
+    """Performs all checks; returns one finding per check. The rule of a finding is "group/name"; if something is wrong,
+    the finding has a fix."""
     todo, findings = list(checks(runs)), []
     for done, check in enumerate(todo):
         progress(check.name.partition("/")[2], done, len(todo))
@@ -87,7 +88,7 @@ def examine(runs: Path = Path("runs"), progress: Progress = no_progress) -> list
 
 
 def run_check(check: Check) -> Finding:
-    """Runs one check, and hides what packages print meanwhile."""
+    """Performs one check and returns its finding. What packages print meanwhile is discarded."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return Finding(rule=check.name, level="ok", message=check.run())
@@ -135,7 +136,8 @@ def _version_checks() -> Iterator[Check]:
 
 
 def version_of(name: str, need: Any) -> str:
-    """The version of an installed package. Raises Notice where it is not the required one, or what importing raises."""
+    """The version of an installed package. Raises Notice if the version is outside the required range, and whatever
+    importing the package raises."""
     version = importlib.metadata.version(name)
     if need and not need.specifier.contains(version, prereleases=True):
         raise Notice("warning", f"{version} is outside the range that vlrl requires ({need.specifier})")

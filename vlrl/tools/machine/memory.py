@@ -1,12 +1,11 @@
-"""The memory that a process needs, computed before any weight is loaded.
+r"""The memory that a process needs, computed before any weight is loaded.
 
     memory = estimate(config, AutoConfig.from_pretrained(config.model.name))
-    print("\\n".join(table(memory)))
+    print("\n".join(table(memory)))
 
 Weights, gradients and optimizer state are exact: the model is built on the meta device and its parameters are counted.
-Activations, logits and generation follow formulas, for batches in which every answer is as long as
-`rollout.max_new_tokens` allows.
-"""
+Activations, logits and generation are estimated by formulas, for batches in which every answer is as long as
+`rollout.max_new_tokens` allows."""
 
 from __future__ import annotations
 
@@ -31,18 +30,20 @@ from vlrl.tools.play.episode_lengths import EpisodeLength, as_answers
 
 GIB = 2**30
 BAND = (0.7, 1.2)
-"""Measured training peak / estimate, on models where megabytes matter; see `estimate`."""
+"""Smallest and largest measured ratio of a training peak to its estimate; see `estimate`."""
 TEXT_TOKENS = 256
-"""Assumed tokens of a prompt's text: a question with its instructions."""
+"""Assumed number of text tokens in a prompt: a question with its instructions."""
 IMAGE_PIXELS = 1_003_520
-"""Assumed pixels of an image where `model.max_pixels` is not set: 1280 visual tokens of 28 x 28."""
+"""Assumed number of pixels in an image if `model.max_pixels` is not set: 1280 visual tokens of 28 x 28 pixels."""
 SAVED = {4: 1.3, 2: 1.7}
-"""Values kept for the backward pass per value that enters or leaves a block's linear layers, by bytes per value.
-Measured 1.2 to 1.4 and 1.2 to 1.75; more at 2 bytes because the norms compute in float32."""
+"""Bytes per value of the compute type -> number of values kept for the backward pass, per value that enters or leaves a
+block's linear layers. Measured 1.2 to 1.4 for 4 bytes and 1.2 to 1.75 for 2 bytes, where the norms compute in
+float32."""
 RUNNING = 0.6
-"""Share of these values that is alive at once where nothing is kept for the backward pass."""
+"""Share of the values in SAVED that are alive at the same time if nothing is kept for the backward pass."""
 LOGIT_COPIES = 2
-"""float32 copies of a chunk's logits that are alive in logprobs.token_stats, forward and backward."""
+"""Number of float32 copies of a chunk's logits that are alive in logprobs.token_stats, in the forward and in the
+backward pass."""
 NF4 = 0.5 + 1 / 64
 """Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
 EVAL_ROWS = 64
@@ -51,39 +52,41 @@ EVAL_ROWS = 64
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes per process. `resident` is always allocated; of `generation`, `training` and `step` one at a time, unless
-    generation runs during the update (async.max_staleness)."""
+    """The memory of one process in bytes. `resident` is always allocated. Of `generation`, `training` and `step` only
+    one is allocated at a time, unless generation runs during the update (async.max_staleness)."""
 
     trained: int
-    """Trainable parameters, float32."""
+    """Trainable parameters, in float32."""
     frozen: int
-    """Frozen parameters, in the compute type or 4 bits."""
+    """Frozen parameters, in the compute type or in 4 bits."""
     optimizer: int
-    """AdamW's two float32 averages."""
+    """AdamW's two moving averages, in float32."""
     reference: int
-    """Frozen copy for the KL of a full fine-tune; 0 when algo.kl_coef=0 and under LoRA, where disabling is enough. A
-    task that needs the service reference_logprobs keeps one too, which is not counted."""
+    """Frozen copy of the model for the KL penalty of full fine-tuning. 0 with algo.kl_coef=0, and with LoRA, where the
+    adapter is disabled instead. The copy of a task that needs the service reference_logprobs is not counted."""
     casts: int
-    """Copies of trained float32 weights in the compute type, which autocast keeps while it is on."""
+    """Copies of trained float32 weights in the compute type, which autocast caches."""
     gradients: int
-    """Of the trained weights, float32."""
+    """Gradients of the trained weights, in float32."""
     activations: int
     """Values of a micro-batch that are kept for the backward pass."""
     block: int
     """Intermediate values and gradients of the block that is being computed."""
     logits: int
-    """Logits of a chunk of answer tokens, their copies, and the chunk's gradient of a trained output layer."""
+    """Logits of a chunk of answer tokens, copies of these logits, and the chunk's gradient of a trained output layer.
+    """
     step: int
-    """Temporary float32 copy of the trained weights inside AdamW; on CUDA."""
+    """Temporary float32 copy of the trained weights inside AdamW, on CUDA."""
     cache: int
     """KV cache of the completions being generated."""
     prefill: int
-    """KV cache of all prompts of a generation batch, and the intermediate values of the prompts that are computed at
+    """KV cache of all prompts in a generation batch, and the intermediate values of the prompts that are prefilled at
     once."""
     token: int
-    """For the next token of every answer: one layer's KV cache repeated over the query heads, or logits."""
+    """Memory for decoding the next token of every answer: the KV cache of one layer repeated over the query heads, or
+    the logits."""
     copy: int = 0
-    """The hf engine's own copy of the weights with async.max_staleness."""
+    """The hf engine's separate copy of the weights with async.max_staleness."""
 
     @property
     def resident(self) -> int:
@@ -92,12 +95,13 @@ class Memory:
 
     @property
     def generation(self) -> int:
-        """Bytes on top of `resident` during generation; all prompts are computed before the first answer."""
+        """Bytes in addition to `resident` during generation. All prompts are prefilled before the first answer is
+        decoded."""
         return self.casts + max(self.prefill, self.cache + self.token)
 
     @property
     def training(self) -> int:
-        """Bytes on top of `resident` in a micro-batch."""
+        """Bytes in addition to `resident` during a micro-batch."""
         return self.casts + self.gradients + self.activations + max(self.logits, self.block)
 
     @property
@@ -129,9 +133,9 @@ class _Block:
     part: Part
     learns: bool
     width: int
-    """Values that enter it, per token or patch."""
+    """Number of input values of the block, per token or patch."""
     values: int
-    """Values that enter or leave its linear layers, per token or patch."""
+    """Number of values that enter or leave the block's linear layers, per token or patch."""
 
 
 @dataclass(frozen=True)
@@ -142,30 +146,32 @@ class _MicroBatch:
     answer_tokens: int
     tokens: int
     keys: int
-    """Key positions over all attention calls."""
+    """Number of key positions in all attention calls."""
     pairs: int
-    """Entries of the attention masks."""
+    """Number of entries in the attention masks."""
     shared: bool
-    """Whether rows share prefixes; of padded rows the answers' logits are copied out."""
+    """Whether the answers to a prompt share its tokens. If not, rows are padded, and the answers' logits are copied out
+    of them."""
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
              device: str | None = None, episode: EpisodeLength | None = None) -> Memory:
-    """The memory of one process that trains `config` on a model with this transformers config. Loads no weights.
+    """The memory of one process that trains `config` on a model with this transformers config. No weights are loaded.
 
-    prompt_tokens: tokens of one prompt, visual ones included (None: the visual ones and 256). visual_tokens: those of
-    its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's). episode: the
-    length of episodes, which are packed as answers; each turn is assumed to compute the prompt and all turns before it
-    again.
+    prompt_tokens: tokens of one prompt, visual tokens included (None: the visual tokens and 256). visual_tokens: tokens
+    of the prompt's image or video (None: an image with model.max_pixels). device: cuda or cpu (None: the device of this
+    machine). episode: size of the longest episode; an episode is packed like an answer, and each turn is assumed to
+    prefill the prompt and all earlier turns again.
 
-    Measured with PyTorch's memory profiler on a CPU, around real updates and generation, above the loaded weights. The
-    training peak was 0.84 to 0.98 times the estimate on Qwen3-VL of 42 M parameters (hidden 512, 8 layers, vocabulary
-    32,000; LoRA and full, with and without gradient checkpointing, logits in one chunk or several), and 0.7 to 1.2
-    times (BAND) on models of 1 M of four families (images, padded rows and bfloat16 included; 1.6 once, where the peak
-    was 4 MB). Generation was 0.6 to 0.9 times: not every batch repeats its keys over the heads. Not measured on CUDA.
+    The estimates were compared with PyTorch's memory profiler on a CPU, around real updates and generation, with the
+    loaded weights subtracted. On a Qwen3-VL of 42 M parameters (hidden 512, 8 layers, vocabulary 32,000; LoRA and full,
+    with and without gradient checkpointing, logits in one chunk or several) the training peak was 0.84 to 0.98 times
+    the estimate. On models of 1 M parameters from four families (with images, padded rows and bfloat16) it was 0.7 to
+    1.2 times (BAND), except once 1.6, for a peak of 4 MB. Generation took 0.6 to 0.9 times the estimate, because not
+    every batch repeats its keys over the heads. Nothing was measured on CUDA.
+
     Not counted: the CUDA context (0.5 to 1 GiB), gaps between the allocator's blocks, experts that are not linear
-    layers, and main memory of Python and the media. Raises ConfigError for a model that takes no images.
-    """
+    layers, and main memory of Python and the media. Raises ConfigError for a model that takes no images."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     family_of(model_config)  # refuses models that take no images
     size, model = _dtype(config, device).itemsize, _built(type(model_config),
@@ -218,7 +224,7 @@ def table(memory: Memory) -> list[str]:
 
 
 def _dtype(config: Config, device: str) -> torch.dtype:
-    """The compute type on a device that this machine may not have."""
+    """The compute type on a device, which this machine need not have."""
     if config.model.dtype == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     return loading.compute_dtype(config.model)
@@ -226,7 +232,8 @@ def _dtype(config: Config, device: str) -> torch.dtype:
 
 @functools.lru_cache(maxsize=4)
 def _built(kind: Any, text: str) -> Any:
-    """The model of a transformers config without weights; cached, as many estimates are made of one model."""
+    """The model of a transformers config, without weights. It is cached, because one model often gets many estimates.
+    """
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
@@ -250,7 +257,8 @@ def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]
 
 
 def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int, int, int]:
-    """Bytes of trainable parameters, of frozen ones (`size` bytes each), and of the largest trainable one."""
+    """Bytes of the trainable parameters, of the frozen parameters (`size` bytes each), and of the largest trainable
+    parameter."""
     lora = config.model.lora
     learns, frozen = [0], 0
     for name, parameter in model.named_parameters():
@@ -270,7 +278,7 @@ def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int
 
 
 def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _MicroBatch:
-    """The largest micro-batch when all answers are as long as allowed."""
+    """The largest micro-batch if all answers are as long as allowed."""
     limit, answer = config.train.tokens_per_batch, config.rollout.max_new_tokens
     groups = math.ceil(config.rollout.prompts_per_step / config.rollout.minibatches)
     size = config.rollout.group_size
@@ -288,10 +296,10 @@ def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _Mic
 
 
 def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
-    """Bytes of a chunk's logits, or of one copy of them and the gradient of a trained output layer.
+    """Bytes of a chunk's logits; or, if that is more, bytes of one copy of the logits and of the gradient of a trained
+    output layer.
 
-    With several chunks each gradient is added to a sum; in float32 not in place.
-    """
+    With several chunks, each gradient is added to a sum; in float32 this addition is not in place."""
     text, rows = model_config.get_text_config(), chunk_rows(model_config.get_text_config().vocab_size)
     copy, gradient, total = 4 * min(answer_tokens, rows), 0, 0
     if config.model.lora.rank == 0 and "language" in config.model.train:
@@ -304,13 +312,12 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """Bytes kept for the backward pass, and bytes of one block while it is computed, for a compute type of `size` bytes
+    """(bytes kept for the backward pass, bytes of one block while it is computed), for a compute type of `size` bytes
     and a micro-batch with `patches` patches.
 
-    A block keeps SAVED values for each value that enters or leaves its linear layers; a decoder layer also keeps the
-    attention mask and the keys and values that it repeats over heads and answers. Under gradient checkpointing only a
-    block's input is kept. A frozen vision tower keeps nothing.
-    """
+    A block keeps SAVED values for each value that enters or leaves its linear layers. A decoder layer also keeps the
+    attention mask, and the keys and values that it repeats over heads and answers. Under gradient checkpointing only a
+    block's input is kept. A frozen vision tower keeps nothing."""
     lora = config.model.lora
     stream = size if lora.rank else 4  # residual stream: the type of the embeddings
     sees = any(block.part == "vision" and block.learns for block in blocks)
@@ -336,7 +343,8 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 
 
 def generation_rows(config: Config) -> tuple[int, int]:
-    """Largest numbers of answers generated at once and of their prompts; `auto` assumes a device with enough memory."""
+    """(largest number of answers generated at once, largest number of prompts that they belong to). For
+    engine.batch_rollouts=auto, a device with enough memory is assumed."""
     most, size = config.engine.batch_rollouts, config.rollout.group_size
     most = MOST_ROWS if most == "auto" else most
     rows = min(most, max(config.rollout.prompts_per_step * size, min(config.eval.samples, EVAL_ROWS)))
@@ -345,8 +353,8 @@ def generation_rows(config: Config) -> tuple[int, int]:
 
 
 def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
-    """Bytes of the KV cache of `rows` answers and `copies` prompts, and of one layer's cache repeated over the query
-    heads."""
+    """(bytes of the KV cache of `rows` answers and `copies` prompts, bytes of one layer's cache repeated over the query
+    heads)."""
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
     tokens += copies * ROOM if copies < rows else 0
@@ -355,7 +363,7 @@ def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size:
 
 
 def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
-    """Bytes of the largest block while it computes prompts of `tokens` tokens and `patches` patches in all."""
+    """Bytes of the largest block while it computes prompts with `tokens` tokens and `patches` patches in total."""
     counts = {"language": tokens, "vision": patches}
     return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
 
@@ -364,6 +372,6 @@ def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> 
 
 
 def max_visual_tokens(config: Config, model_config: Any) -> int:
-    """Visual tokens of an image with as many pixels as the settings allow."""
+    """Number of visual tokens of an image with as many pixels as the settings allow."""
     side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

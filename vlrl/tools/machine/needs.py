@@ -1,8 +1,7 @@
-"""Needs of a run's presets that its config does not meet: `find(config, task)`.
+"""Requirements of a run's presets that its config does not meet: `find(config, task)`.
 
-A preset names its needs in its file (config/presets.py); this module checks them. Needs that no setting can show, such
-as answers with paragraphs, are always reported.
-"""
+A preset lists its requirements ("needs") in its file (config/presets.py), and this module checks them. Requirements
+that no setting can show, such as answers with paragraphs, are always reported."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _OF_A_STAGE = "setting stages."
 
 @dataclass(frozen=True)
 class UnmetNeed:
-    """A need that a config does not meet."""
+    """A requirement of a preset that a config does not meet."""
 
     preset: str
     need: str
@@ -39,10 +38,9 @@ class UnmetNeed:
 
 
 def find(config: Config, task: Task, sample: Sample | None = None) -> list[UnmetNeed]:
-    """The needs of the config's presets that it does not meet; none for supervised fine-tuning.
+    """The requirements of the config's presets that it does not meet; [] for supervised fine-tuning.
 
-    Without a `sample` of the training split, needs of fields count as met.
-    """
+    Without a `sample` of the training split, requirements on fields of the rows count as met."""
     if config.algo.loss.name in SUPERVISED:
         return []
     run = RunContext(config, task, sample)
@@ -51,7 +49,7 @@ def find(config: Config, task: Task, sample: Sample | None = None) -> list[Unmet
 
 
 def of_stages(config: Config) -> list[UnmetNeed]:
-    """The needs of a staged run's presets that are settings of a stage, and are not set there."""
+    """For a staged run: the requirements of its presets on settings of a stage that this stage does not set."""
     found = [(name, preset) for name in config.presets if (preset := presets.find_preset(name))]
     return [UnmetNeed(name, need, why) for name, preset in found for need, why in preset.needs.items()
             if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]
@@ -64,7 +62,7 @@ def _stage_setting(config: Config, name: str) -> bool:
 
 
 def _given(value: Any, name: str) -> bool:
-    """Whether nested settings have a value at a dotted name."""
+    """Whether nested settings have a true value at a dotted name."""
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return bool(value)
@@ -81,14 +79,14 @@ def _unmet(name: str, preset: Preset, run: RunContext) -> list[UnmetNeed]:
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """The config, task and sample that needs are checked against."""
+    """The config, task and sample that requirements are checked against."""
 
     config: Config
     task: Task
     sample: Sample | None = None
 
     def any_task(self, meets: Callable[[Task], Any]) -> bool:
-        """Whether the task, or one of several, meets a condition."""
+        """Whether the task, or with several tasks at least one of them, meets a condition."""
         return any(meets(one) for one in self.task.members)
 
 
@@ -127,4 +125,4 @@ CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {
     "writes": lambda s, _: False,
     "unbuilt": lambda s, _: False,
 }
-"""First word of a need -> whether a run meets it, by the rest of the need."""
+"""First word of a requirement -> function of (run, rest of the requirement) that tells whether the run meets it."""

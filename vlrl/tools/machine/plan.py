@@ -1,12 +1,11 @@
-"""Does a config fit on a number of GPUs? Estimated by arithmetic alone, without loading weights.
+r"""Estimates by arithmetic, without loading weights, whether a config fits on a number of GPUs.
 
     result = plan(config, gpus=8, card=card_of("H100"))
-    print("\\n".join(render(result)))
+    print("\n".join(render(result)))
 
-Bytes are those of tools/machine/memory.py. A step is assumed to be as large as the settings allow: every answer and
-image at its limit, every episode with as many turns as its limits leave room for, with observations as large as those
-of a few played episodes.
-"""
+Memory is estimated by tools/machine/memory.py. A step is assumed to be as large as the settings allow: every answer and
+image has the largest allowed size, and every episode has as many turns as its limits allow, with observations as large
+as those of a few episodes that were played."""
 
 from __future__ import annotations
 
@@ -35,46 +34,47 @@ from vlrl.training.build_task import make_task
 CONTEXT = 1.0
 """GiB of the CUDA context, NCCL and the libraries' workspaces."""
 WORKSPACE = 1.5
-"""GiB of vLLM's share that are neither weights nor KV cache."""
+"""GiB of vLLM's memory that hold neither weights nor KV cache."""
 _NAMES = {"trained": "trainable parameters", "frozen": "frozen parameters", "optimizer": "AdamW's averages",
           "reference": "reference policy", "copy": "weights that generate"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The estimate for one of the GPUs that train."""
+    """The estimate for each of the training GPUs."""
 
     card: Card
     gpus: int
     gib: float
-    """Memory of each GPU."""
+    """Memory of each GPU in GiB."""
     parameters: tuple[int, int]
-    """Trainable parameters, and all."""
+    """(number of trainable parameters, number of all parameters)."""
     prompt: int
-    """Tokens of a prompt, visual ones included."""
+    """Number of tokens in a prompt, visual tokens included."""
     visual: int
-    """Visual tokens of a prompt."""
+    """Number of visual tokens in a prompt."""
     answer: int
-    """Tokens of an answer, or of an action of an episode."""
+    """Number of tokens in an answer, or in an action of an episode."""
     episode: EpisodeLength | None = None
-    """The longest episode that the settings allow; None for a task without an environment."""
+    """Size of the longest episode that the settings allow; None for a task without an environment."""
     memory: Memory
     engine: int
-    """Bytes that vLLM takes of the GPU."""
+    """Bytes of the GPU's memory that vLLM takes."""
     peak: int
-    """Peak bytes, `CONTEXT` included."""
+    """Peak memory in bytes, `CONTEXT` included."""
     side_by_side: int
-    """Answers that one engine generates at once; 0 where not even one fits."""
+    """Number of answers that one engine generates at the same time; 0 if there is no room for any."""
     notes: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Whether the estimate is below the memory of a GPU, and an engine has room for at least one answer."""
+        """Whether the estimated peak is at most the memory of a GPU, and an engine has room for at least one answer."""
         return self.peak <= self.gib * GIB and self.side_by_side > 0
 
     @property
     def tight(self) -> bool:
-        """Whether it fits, but not if the estimate is as much too low as estimates have been (memory.BAND)."""
+        """Whether the plan fits, but would not fit if the estimate were as much too low as estimates have been in
+        measurements (memory.BAND)."""
         return self.fits and self.peak * memory.BAND[1] > self.gib * GIB
 
 
@@ -82,9 +82,8 @@ class Plan:
 
 
 def architecture(name: str) -> Any:
-    """The transformers config of a model: from assets/models/shapes.json, without network or files, else as
-    `model.name` is found. Raises ConfigError where it is not.
-    """
+    """The transformers config of a model. For models in assets/models/shapes.json it needs neither network nor files;
+    other models are looked up like `model.name`. Raises ConfigError if the model is not found."""
     from transformers import AutoConfig
 
     known = json.loads(resources.files("vlrl").joinpath("assets/models/shapes.json").read_text("utf-8"))
@@ -98,10 +97,9 @@ def architecture(name: str) -> Any:
 
 
 def observe(config: Config) -> ObservationStats | None:
-    """Plays a few episodes of the config's task and measures the observations; None where it has no environment.
+    """Plays a few episodes of the config's task and measures their observations; None if the task has no environment.
 
-    Raises what making and playing the task raise.
-    """
+    Raises whatever making and playing the task raise."""
     task = make_task(config)
     with played_episodes.environments(config, task) as host:
         if host is None:
@@ -115,12 +113,11 @@ def observe(config: Config) -> ObservationStats | None:
 
 def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, prompt_tokens: int | None = None,
          visual_tokens: int | None = None, observed: ObservationStats | None = None) -> Plan:
-    """The plan of a config on `gpus` training cards of `gib` GiB (None: the card's).
+    """The plan of a config on `gpus` training GPUs with `gib` GiB each (None: the memory of the card).
 
-    prompt_tokens, visual_tokens: see memory.estimate. observed: observations of the task's episodes, each of whose
-    actions has rollout.max_new_tokens. Raises ConfigError for a model that is not found or takes no images, and for
-    settings that a run on these GPUs would refuse.
-    """
+    prompt_tokens, visual_tokens: see memory.estimate. observed: measured observations of the task's episodes, in which
+    each action is assumed to have rollout.max_new_tokens tokens. Raises ConfigError for a model that is not found or
+    takes no images, and for settings that a run on these GPUs would refuse."""
     gib = card.gib if gib is None else gib
     shape = architecture(config.model.name)
     sharded = config.train.sharding in ("fsdp2", "zero2", "zero3") and gpus > 1
@@ -149,7 +146,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
 
 
 def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
-    """Raises ConfigError for what sharding, assemble or vLLM would refuse."""
+    """Raises ConfigError for settings that a run would refuse at its start: because of sharding, or of vLLM."""
     if sharded:
         launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
@@ -163,9 +160,8 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
-    """Parameters of a model by its settings in JSON: ((trainable, all), the share outside the decoder layers, the share
-    of the largest layer).
-    """
+    """((number of trainable parameters, number of all parameters), share outside the decoder layers, share of the
+    largest decoder layer) of a model, from its settings as JSON."""
     given = ModelSettings.model_validate_json(settings)
     model, _ = skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
@@ -176,10 +172,10 @@ def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
 
 
 def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
-    """Memory of one of `gpus` processes that hold shards (docs/scaling.md).
+    """The memory of one of `gpus` processes under FSDP, each of which holds a shard (docs/scaling.md).
 
-    gathered: share of the weights that a pass holds unsharded at once. The hf engine holds all while it generates.
-    """
+    gathered: share of the weights that a forward pass holds unsharded at the same time. The hf engine holds all weights
+    unsharded while it generates."""
     half = config.train.gather == "compute" and config.model.dtype != "float32"
     weights = need.trained // (2 if half else 1) + need.frozen
     shards = {name: math.ceil(getattr(need, name) / gpus)
@@ -192,10 +188,11 @@ def _fsdp(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
 
 
 def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:
-    """As `_fsdp`, under ZeRO: the optimizer copies its shard of the weights; gradients are in a bucket, in shards, and
-    once more in shards for the step; a frozen reference is not sharded.
+    """The memory of one of `gpus` processes under ZeRO. The optimizer holds a copy of its shard of the weights.
+    Gradients are held in a bucket, as shards, and again as shards for the optimizer step. A frozen reference model
+    is not sharded.
 
-    Memory at the start was measured in runs of two CPU processes; the rest is read from DeepSpeed's source.
+    The memory after the start was measured in runs of two CPU processes; the rest was derived from DeepSpeed's source.
     """
     def part(size: int) -> int:
         return math.ceil(size / gpus)
@@ -211,7 +208,8 @@ def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memo
 
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
-    """(bytes that vLLM takes of a training GPU, answers that one engine generates at once)."""
+    """(bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at the same time).
+    """
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory.generation_rows(config)[0]
@@ -225,7 +223,7 @@ def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int
 
 
 def _peak(config: Config, need: Memory, engine: int) -> int:
-    """Peak bytes; vLLM's share counts during the update only where vLLM does not sleep."""
+    """Peak bytes. vLLM's memory counts during the update only if vLLM does not sleep."""
     awake = config.engine.name == "vllm" and (not config.engine.sleep or config.asynchronous.max_staleness > 0)
     return need.total + engine if awake or not engine else max(need.total, need.resident + engine)
 

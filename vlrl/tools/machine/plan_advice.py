@@ -1,8 +1,7 @@
-"""Settings that make a plan fit, each found by planning again.
+"""Finds changes of settings that make a plan fit, by planning again with each of them.
 
     for change in changes("config.yaml", words, result):
-        print(change.words, change.plan.peak)
-"""
+        print(change.words, change.plan.peak)"""
 
 from __future__ import annotations
 
@@ -19,21 +18,22 @@ from vlrl.tools.machine.memory import GIB
 from vlrl.tools.machine.plan import Plan, plan
 
 Try = Callable[[Sequence[str]], Plan | None]
-"""The plan with further settings; None where they are refused."""
+"""Makes the plan with additional overrides; returns None if a run would refuse these settings."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Settings that make a plan fit, and the plan with them."""
+    """Overrides that make a plan fit, and the resulting plan."""
 
     words: tuple[str, ...]
     plan: Plan
 
 
 def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> list[Change]:
-    """Every change that alone makes a plan fit; where there is none, one combination of changes that does, or [].
+    """Every change that makes a plan fit without any other. If there is none, one combination of changes that makes it
+    fit, or [].
 
-    path, words: file and overrides of the config. keywords: those of `plan`.
+    path, words: config file and overrides. before: the plan that does not fit. keywords: further arguments of `plan`.
     """
     def tried(more: Sequence[str]) -> Plan | None:
         try:
@@ -51,7 +51,7 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
 
 
 def _combined(candidates: Sequence[Sequence[str]], tried: Try) -> list[Change]:
-    """Adds one candidate after the other until the plan fits, then removes those that are not needed."""
+    """Adds one candidate after the other until the plan fits, then removes the overrides that are not needed."""
     words: list[str] = []
     for candidate in candidates:
         taken = {word.split("=")[0] for word in words}
@@ -77,7 +77,7 @@ def _minimal(words: list[str], best: Plan, tried: Try) -> Change:
 
 
 def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
-    """Changes to try, the least costly first."""
+    """Overrides to try, from the least to the most costly change."""
     engine, model = config.engine, config.model
     if engine.name == "vllm" and not engine.sleep:
         yield ["engine.sleep=true"]
@@ -107,7 +107,7 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
 
 
 def render_changes(advice: Sequence[Change]) -> list[str]:
-    """The advice as lines of text."""
+    """The changes as lines of text."""
     if not advice:
         return ["nothing that was tried makes it fit: use more or larger GPUs, or a smaller model"]
     head = ("each of these alone makes it fit:" if len(advice) > 1 or len(advice[0].words) == 1 else

@@ -1,12 +1,11 @@
-"""The time of a training step by phase: `vlrl train CONFIG --profile`.
+"""Measures the time of a training step by phase: `vlrl train CONFIG --profile`.
 
     report = profile(config, steps=3)
     print(render(report))
 
-A separate run, in a folder next to `run.dir` and from the weights of `model.name`: one step to warm up, then `steps`
-measured ones. Nothing is evaluated or saved. Afterwards the last step's update, and 16 tokens of generation for its
-prompts, run once more under PyTorch's profiler.
-"""
+The profile is a separate run, in a folder next to `run.dir`, which starts from the weights of `model.name`. It has one
+step to warm up, then `steps` measured steps, without evaluations and checkpoints. Afterwards the update of the last
+step, and the generation of 16 tokens for its prompts, are repeated under PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -38,22 +37,22 @@ from vlrl.training.update import update
 from vlrl.types import Group
 
 WARM_UP = 1
-"""Steps before the measured ones."""
+"""Number of steps before the measured steps."""
 TRACED_TOKENS = 16
 """Tokens per answer in the trace of generation; a trace of complete answers would take gigabytes."""
 OPERATORS = 30
-"""Operators in operators.txt, per trace."""
+"""Number of operators that operators.txt lists per trace."""
 
 
 class Recorder:
-    """Seconds of nested phases by path, e.g. `rollout/generate/prefill`. Phases of other threads are not recorded.
+    """Measures the seconds of nested phases, by path such as `rollout/generate/prefill`. Phases in other threads are
+    not recorded.
 
-    A CUDA device is synchronized wherever a phase begins or ends, so phases do not overlap.
-    """
+    A CUDA device is synchronized whenever a phase begins or ends, so phases do not overlap."""
 
     def __init__(self, device: torch.device):
         self.seconds: dict[str, float] = {}
-        """Path -> seconds, phases inside it included."""
+        """Path of a phase -> its seconds, nested phases included."""
         self._device, self._thread = device, threading.get_ident()
         self._open: list[tuple[str, float]] = []
 
@@ -81,7 +80,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def modules(self, modules: Sequence[torch.nn.Module], name: str) -> Iterator[None]:
-        """Makes the forward passes of `modules` phases, too."""
+        """A context in which each forward pass of `modules` is recorded as a phase."""
         hooks = [h for m in modules for h in (
             m.register_forward_pre_hook(lambda *_: self.enter(name)),
             m.register_forward_hook(lambda *_: self.leave(), always_call=True))]
@@ -97,14 +96,15 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Peak:
-    """Floating-point operations per second that utilization is measured against."""
+    """The floating-point operations per second that the utilization (MFU) is relative to."""
 
     tflops: float
     source: str
 
 
 def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The data sheet's for a known card in 16 bits, else the measured speed of a large matrix product."""
+    """The peak of a device. For a known GPU in 16 bits it is the value in the data sheet, else the measured speed of a
+    large matrix product."""
     kind = str(dtype).removeprefix("torch.")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
@@ -125,14 +125,15 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
 
 @dataclass(frozen=True)
 class Work:
-    """Useful operations and tokens by path of the phase."""
+    """Path of a phase -> useful floating-point operations, and -> tokens."""
 
     operations: Mapping[str, float]
     tokens: Mapping[str, int]
 
 
 def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config: Config, model_config: Any) -> Work:
-    """The work of one step on this process: generating all groups, and training on some of them."""
+    """The work of one step on this process: generating all groups in `drawn`, and training on the groups in `trained`.
+    """
     def total(groups: Sequence[Group], each: Callable[..., float]) -> float:
         return sum(each(len(g.prompt), patches_of(g.prompt.mm, model_config),
                         [len(r.completion.tokens) for r in g.rollouts]) for g in groups)
@@ -164,7 +165,7 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
 
 
 class ProfiledSession(Session):
-    """A session that measures its steps, and neither evaluates nor saves."""
+    """A training session that measures its steps, without evaluations and checkpoints."""
 
     measured: dict[str, Any]
 
@@ -195,7 +196,7 @@ class ProfiledSession(Session):
                                       self.parts.policy.base.config))
 
     def save_if_due(self, done: int) -> None:
-        """Nothing is saved."""
+        """Does nothing: a profile saves no checkpoints."""
 
     def finish(self) -> None:
         if not self._work:  # stopped by Ctrl-C while warming up
@@ -214,7 +215,7 @@ class ProfiledSession(Session):
         self._state = "finished" if self.done == self.config.steps else "interrupted"
 
     def _trace(self) -> None:
-        """Writes PyTorch's traces of an update and of generation, and their most expensive operators."""
+        """Writes PyTorch's traces of an update and of generation, and a table of their slowest operators."""
         parts, path = self.parts, self.folder.path
         sampling = Sampling(max_new_tokens=TRACED_TOKENS, temperature=self.config.rollout.temperature)
         requests = [Request(prompt=g.prompt, n=len(g.rollouts), sampling=sampling, key=(2, i), sample=g.sample)
@@ -230,10 +231,11 @@ class ProfiledSession(Session):
 
 
 def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
-    """Profiles `steps` steps of a config. Returns the content of profile.json; None when stopped before any step.
+    """Profiles `steps` steps of a config. Returns the content of profile.json; None if it was stopped before the first
+    measured step.
 
-    Everything is written to `<run.dir>-profile`; an earlier profile there is moved aside. `run.dir` is not touched.
-    """
+    Everything is written to `<run.dir>-profile`; an earlier profile in this folder is renamed. `run.dir` is not
+    touched."""
     run = config.run.model_copy(update={"dir": f"{config.run.dir}-profile"})
     alone = config.model_copy(update={
         "steps": WARM_UP + steps, "resume": "never", "run": run,
@@ -243,7 +245,7 @@ def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
 
 
 def vision_towers(policy: Any) -> list[torch.nn.Module]:
-    """The outermost modules of vision tower and merger, those of a reference copy included."""
+    """The outermost modules of the vision tower and the merger, in the policy and in its reference copy."""
     def sees(name: str) -> bool:
         return policy.family.part_of(name) != "language"
 
@@ -252,9 +254,8 @@ def vision_towers(policy: Any) -> list[torch.nn.Module]:
 
 
 def traced(work: Callable[[], object], device: torch.device, path: Path | None = None) -> str:
-    """Runs `work` under PyTorch's profiler: writes a Chrome trace to `path`, returns a table of the slowest
-    operators.
-    """
+    """Runs `work` under PyTorch's profiler. Writes a Chrome trace to `path`, and returns a table of the slowest
+    operators."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
@@ -265,7 +266,7 @@ def traced(work: Callable[[], object], device: torch.device, path: Path | None =
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the card, or the kind of device and the number of threads."""
+    """The name of the GPU; for other devices the type and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({torch.get_num_threads()} threads)"
@@ -276,22 +277,23 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A phase, per step."""
+    """One phase, with means per step."""
 
     phase: str
-    """Path; a phase includes the phases below it."""
+    """Path of the phase; a phase includes the phases nested in it."""
     seconds: float
     share: float
-    """Of the time of the step."""
+    """Share of the time of the step."""
     tflop: float | None = None
-    """Useful operations."""
+    """Useful operations in TFLOP."""
     mfu: float | None = None
-    """Useful operations per second divided by the peak."""
+    """Useful operations per second, divided by the peak."""
     tokens_per_s: float | None = None
 
 
 def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak: Peak) -> list[Row]:
-    """The rows of the table, parents first; `seconds` and `spent` are totals over all steps in `work`."""
+    """The rows of the table, each phase before its nested phases; `seconds` and `spent` are totals over all steps in
+    `work`."""
     seconds, steps = dict(seconds), len(work)
     generate = "rollout/generate"
     if generate in seconds:
@@ -312,11 +314,11 @@ def rows(seconds: Mapping[str, float], work: Sequence[Work], spent: float, peak:
 
 _PHASES = ("sync", "rollout", "encode", "generate", "prefill", "vision", "decode", "score", "values", "train", "pack",
           "reference", "forward", "backward", "optimizer", "store")
-"""Phases in the order of a step; others follow, sorted by name."""
+"""Names of phases in the order of a step; other phases follow, sorted by name."""
 
 
 def render(report: Mapping[str, Any]) -> Any:
-    """The table of a profile, for rich."""
+    """The table of a profile, as a rich Table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

@@ -1,1 +1,1 @@
-"""Samples and episodes as a person or the model sees them: `vlrl play`, previews, lengths of episodes."""
+"""Samples and episodes as a person or the model sees them: `vlrl play`, previews, and lengths of episodes."""

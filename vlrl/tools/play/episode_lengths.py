@@ -1,8 +1,8 @@
-"""How long the episodes of a task can be, by the limits in the settings and by observations of a few played episodes.
+"""How long the episodes of a task can be, from the limits in the settings and the observations of a few episodes that
+are played.
 
     observed = measure(config, task, host, counted(encode))     # None: the task has no environment
-    length = observed.length(config.episode, config.rollout.max_new_tokens)
-"""
+    length = observed.length(config.episode, config.rollout.max_new_tokens)"""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ from vlrl.tools.play.episodes import opened, oracle_actions
 from vlrl.types import Observation, Sample, Step
 
 PLAYED = 4
-"""Episodes that are played."""
+"""Number of episodes that are played."""
 CHARACTERS = 3.0
-"""Assumed characters per token of text, without a tokenizer."""
+"""Assumed characters per text token, if there is no tokenizer."""
 TEMPLATE = 10
-"""Assumed tokens of a chat template around an observation, without a processor."""
+"""Assumed number of chat template tokens around an observation, if there is no processor."""
 
 Count = Callable[[Observation], tuple[int, int]]
-"""(tokens, visual tokens) of an observation."""
+"""Function that returns (number of tokens, number of visual tokens) of an observation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeLength:
-    """The longest episode that the settings allow, after its prompt."""
+    """Size of the longest episode that the settings allow, without its prompt."""
 
     turns: int
     tokens: int
-    """All tokens of actions and observations."""
+    """Number of tokens in all actions and observations."""
     visual: int
-    """Visual tokens among them."""
+    """Number of visual tokens in all observations."""
     written: int
-    """Tokens of actions among them."""
+    """Number of tokens in all actions."""
     pictures: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationStats:
-    """Observations of some played episodes: means over all of them, rounded up."""
+    """Sizes of observations in some episodes that were played: means over all observations, rounded up."""
 
     episodes: int
     observations: int
     oracle: bool
-    """Whether the actions were those of oracle_actions; else they were empty."""
+    """Whether the actions were those of oracle_actions; if not, they were empty."""
     tokens: int
     visual: int
     pictures: int
     failed: str = ""
-    """Why an episode failed."""
+    """Why an episode failed; "" if none did."""
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
-        """The longest episode within `limits` whose actions have `action` tokens each."""
+        """Size of the longest episode within `limits` if each action has `action` tokens."""
         tokens = visual = written = pictures = turns = 0
         while True:
             own = max(1, min(action, limits.max_tokens - tokens))
@@ -73,7 +73,7 @@ class ObservationStats:
             tokens, visual, pictures = tokens + self.tokens, visual + self.visual, pictures + self.pictures
 
     def words(self) -> str:
-        """The measurement in words."""
+        """A description of the measurement."""
         played = "the perfect actions of oracle_actions" if self.oracle else "empty actions"
         failed = f"; an episode failed: {self.failed}" if self.failed else ""
         return (f"observations of {self.tokens:,} tokens ({self.visual:,} visual), the mean of {self.observations} in "
@@ -83,8 +83,7 @@ class ObservationStats:
 def measure(config: Config, task: Task, host: Environments, count: Count) -> ObservationStats:
     """Plays the first episodes of the training split and measures their observations.
 
-    Raises DataError where no environment gives an observation after an action.
-    """
+    Raises DataError if no environment returns an observation after an action."""
     shown: list[tuple[int, int, int]] = []
     oracle, failed, played = False, "", 0
     for n, sample in enumerate(islice(task_samples(task, "train"), PLAYED)):
@@ -105,7 +104,8 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
 
 
 def _played(config: Config, host: Environments, sample: Sample, actions: Any) -> tuple[list[Step], str]:
-    """The steps that actions (None: empty ones) led to, and why the episode failed, or ""."""
+    """Plays one episode with these actions (None: empty actions). Returns its steps, and why it failed, "" if it did
+    not."""
     assert sample.environment_seed is not None
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
@@ -125,7 +125,7 @@ def _played(config: Config, host: Environments, sample: Sample, actions: Any) ->
 
 
 def counted(encode: Encoder) -> Count:
-    """Counts by the model's own processor."""
+    """A function that counts tokens with the model's processor."""
     def count(observation: Observation) -> tuple[int, int]:
         prompt = encode.observation(observation, "an observation")
         return len(prompt), sum(prompt.visual_tokens)
@@ -134,8 +134,8 @@ def counted(encode: Encoder) -> Count:
 
 
 def estimated(config: Config, side: int) -> Count:
-    """Counts without a processor: by characters of the text, and by pixels of images, `side` squared per visual token.
-    """
+    """A function that estimates token counts without a processor: from the number of characters of the text, and from
+    the pixels of images, with `side` x `side` pixels per visual token."""
     def count(observation: Observation) -> tuple[int, int]:
         most = min(config.episode.max_pixels or math.inf, config.model.max_pixels or math.inf)
         visual = 0
@@ -149,6 +149,6 @@ def estimated(config: Config, side: int) -> Count:
 
 
 def as_answers(config: Config, length: EpisodeLength) -> Config:
-    """The config with answers as long as an episode, for arithmetic that counts answers."""
+    """The config with answers as long as an episode, for functions that compute the size of answers."""
     rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
     return config.model_copy(update={"rollout": rollout})

@@ -1,10 +1,10 @@
-"""Episodes of `vlrl play`: a person's actions, the environment's observations, and the score. No model.
+"""Episodes of `vlrl play`: a person chooses the actions, and sees the environment's observations and the score. There
+is no model.
 
     with environments(config, task) as host:
-        episode = Acting(config, task, host, sample, folder)
+        episode = PlayedEpisode(config, task, host, opened(config, host, sample, 0), folder)
         episode.act("up")                           # until episode.ended
-        episode.judged().scored.parts
-"""
+        episode.judged().scored.parts"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vlrl.types import PastAction, Sample
 
 @contextmanager
 def environments(config: Config, task: Task) -> Iterator[Environments | None]:
-    """The environments of a task, closed afterwards; None where the task has none."""
+    """A context with the environments of a task, which are closed at its end; None if the task has no environment."""
     host = Environments(lambda convention: task, config.environment) if has_environment(task) else None
     try:
         yield host
@@ -41,17 +41,17 @@ def environments(config: Config, task: Task) -> Iterator[Environments | None]:
 
 @dataclass(frozen=True)
 class PlayedTurn:
-    """An action and the observation that it led to."""
+    """An action, and the observation that it led to."""
 
     acted: PastAction
     media: tuple[QuestionMedia, ...] = ()
-    """Media of the observation, as files."""
+    """Images and videos of the observation, as files."""
     seconds: float = 0.0
     info: Any = None
 
 
 class PlayedEpisode:
-    """One episode of a sample that has an environment, from its reset on."""
+    """One episode that a person plays, from its reset on."""
 
     def __init__(self, config: Config, task: Task, host: Environments, opened: Sample, folder: Path):
         assert opened.environment_seed is not None
@@ -60,7 +60,8 @@ class PlayedEpisode:
         self.question: Question = ask(task, opened, config.limits, folder)
         self.turns: list[PlayedTurn] = []
         self.ended = ""
-        """Why the episode has ended: stop (by its environment), a limit (turns, media) or error; "" = it has not."""
+        """Why the episode has ended: stop (the environment ended it), a limit (turns, media), or error; "" if it has
+        not ended."""
         self._episode = host.open(opened, opened.environment_seed)
         error = opened.reset_error
         if error is None:
@@ -75,7 +76,7 @@ class PlayedEpisode:
         return self.turns[-1].acted.error if self.turns else None
 
     def act(self, action: str) -> PlayedTurn:
-        """Plays one turn, which may end the episode."""
+        """Plays one turn and returns it. The turn may end the episode."""
         (step,) = self.host.step([self._episode], [action])
         if isinstance(step, EnvironmentFailure):
             self.ended = "error"
@@ -98,27 +99,27 @@ class PlayedEpisode:
         return "media" if sum(len(t.media) for t in self.turns) > self.limits.max_media else ""
 
     def judged(self) -> ScoredAnswer:
-        """The score of the episode so far, as training would score it."""
+        """The score of the episode so far, computed as in training."""
         acted = tuple(t.acted for t in self.turns)
         text = acted[-1].action if acted else ""
         answer = replace(parse_answer(text, truncated=self.ended != "stop"), turns=acted)
         return judge_answer(self.task, self.question, answer, self.error)
 
     def close(self) -> None:
-        """Closes its environment."""
+        """Closes the environment of the episode."""
         self.host.close_episodes([self._episode])
 
 
 def opened(config: Config, host: Environments, sample: Sample, n: int) -> Sample:
-    """Sample number `n` with the first observation of its environment, or the reason why the reset failed; unchanged
-    where it has no environment.
-    """
+    """Sample number `n` with the first observation of its environment, or with the reason why the reset failed. A
+    sample without an environment is returned unchanged."""
     return host.opened(sample, int(np.random.SeedSequence([config.seed, 8, n]).generate_state(1)[0]))
 
 
 @prints_aside()
 def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
-    """The actions of a perfect episode; None where the task has none. Raises TaskError."""
+    """The actions of a perfect episode; None if the task has none. Raises TaskError if the task's code fails or returns
+    anything but a list of strings."""
     task = task.of(sample)
     try:
         actions = task.oracle_actions(sample)

@@ -1,4 +1,4 @@
-"""A sample as the model sees it, for `--dry-run` and `vlrl data check`. Imports no torch."""
+"""A sample as the model sees it, for `--dry-run` and `vlrl data check`. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Parts, Sample
 
 _QUESTION_FIELDS = ("question", "expression", "instruction")
-"""Canonical fields that hold the question; the first one that a row has is shown."""
+"""Canonical fields that may hold the question; the first of them that a row has is shown."""
 _TARGET_FIELDS = ("answer", "boxes", "box", "action", "label", "plan", "spans", "tracks", "labels")
-"""Canonical fields that hold the ground truth, likewise."""
+"""Canonical fields that may hold the ground truth; the first of them that a row has is shown."""
 _ROUNDING = 1e-6
 UNKNOWN = "auto: the model family's, not known without the model"
-"""Convention of coordinates where the model's family is not known."""
+"""Coordinate convention to display if the model's family is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaFacts:
-    """One image or video of a sample; sizes are (width, height) in pixels."""
+    """One image or video of a sample. Sizes are (width, height) in pixels."""
 
     kind: str
     original: tuple[int, int]
@@ -38,20 +38,20 @@ class MediaFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredOracle:
-    """The task's perfect answer, scored as the model's answers are."""
+    """The task's perfect answer, scored like an answer of the model."""
 
     answer: str
-    """As the model writes it, without what the chat template has `opened`."""
+    """The answer as the model would generate it, without the text `opened`."""
     tokens: int | None
-    """The end token included."""
+    """Number of tokens, with the end token; None if it is not known."""
     parts: Parts
     weights: dict[str, float]
     reward: float | None
     best: float
-    """The reward where every part of positive weight is at its maximum."""
+    """The reward if every part with a positive weight has its maximum."""
     error: str | None = None
     opened: str = ""
-    """What the chat template begins the answer with."""
+    """Text with which the chat template begins the answer."""
 
     @property
     def is_best(self) -> bool:
@@ -60,15 +60,15 @@ class ScoredOracle:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePreview:
-    """One sample as the model sees it; without a model, what the task alone tells of it."""
+    """One sample as the model sees it; without a model, as the task renders it."""
 
     id: str
     text: str
-    """The rendered prompt; without a model the text of the messages."""
+    """The rendered prompt; without a model, the text of the messages."""
     tokens: int | None
     media: tuple[MediaFacts, ...]
     coordinates: str
-    """The convention of boxes; "" where no task asks for any."""
+    """The coordinate convention of boxes; "" if there is no task."""
     target: Any = None
     oracle: ScoredOracle | None = None
 
@@ -78,7 +78,8 @@ class SamplePreview:
 
 
 def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) -> SamplePreview:
-    """A sample as the task renders it; boxes in original pixels where the model's family is not known."""
+    """A preview of a sample as the task renders it. If the model's family is not known, boxes are in pixels of the
+    original image."""
     convention = convention_of(task, sample)
     if convention == UNKNOWN:
         task.coordinates = Coordinates()
@@ -96,7 +97,7 @@ def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) ->
 
 
 def preview_without_task(limits: LimitsSettings, sample: Sample) -> SamplePreview:
-    """A row's own question and ground truth, where no task is given."""
+    """A preview of a row's question and ground truth, for a config without a task."""
     task = Task()
     task.prompt = next((f"{{{name}}}" for name in _QUESTION_FIELDS if sample.get(name) is not None), "")
     target = next((sample[name] for name in _TARGET_FIELDS if sample.get(name) is not None), None)
@@ -112,7 +113,7 @@ def scored_oracle(task: Task, text: str, tokens: int | None, scored: AnswerScore
 
 
 def convention_of(task: Task, sample: Sample) -> str:
-    """The convention in which boxes of a sample are written, or UNKNOWN."""
+    """The coordinate convention in which boxes of a sample are written, or UNKNOWN."""
     try:
         return sample.get("coordinates") or task.coordinates.convention
     except TaskError:
@@ -120,9 +121,8 @@ def convention_of(task: Task, sample: Sample) -> str:
 
 
 def message_text(messages: Sequence[Any], media_mark: str = "<{kind}>") -> str:
-    """The text of chat messages, with `media_mark` ({kind}, {number} from 1) in the position of media; of several
-    messages each begins with its role.
-    """
+    """The text of chat messages. Each image or video is replaced by `media_mark`, in which {kind} and {number} (counted
+    from 1) are filled in. If there are several messages, each begins with its role."""
     count = itertools.count(1)
 
     def text_of(part: Mapping[str, Any]) -> str:

@@ -1,8 +1,7 @@
-"""`vlrl play`: a sample as a person can answer it, and the score of the answer. Needs no model.
+"""`vlrl play`: a sample as a question that a person can answer, and the score of the answer. No model is needed.
 
     question = ask(task, sample, config.limits, folder)
-    judge(task, question, "<think>three</think><answer>3</answer>").scored.parts
-"""
+    judge(task, question, "<think>three</think><answer>3</answer>").scored.parts"""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ class QuestionMedia:
 
     kind: str
     path: str
-    """Where it can be opened."""
+    """Path or address at which the image or video can be opened."""
     size: tuple[int, int] | None = None
-    """Width and height in pixels; None where it cannot be read."""
+    """Width and height in pixels; None if it cannot be read."""
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A sample with its prompt as text and its media as files."""
+    """A sample with its prompt as text, and its images and videos as files."""
 
     sample: Sample
     text: str
@@ -53,17 +52,16 @@ class ScoredAnswer:
     scored: AnswerScore
     weights: dict[str, float]
     skipped: list[str]
-    """Parts that need a service."""
+    """Names of the reward parts that were not scored because they need a service."""
     complaints: list[str]
-    """Faults of the answer's form."""
+    """Faults in the form of the answer, such as tags that are not closed."""
 
 
 def walk(task: Task, split: str, index: int | None = None, id: str | None = None,
          shuffled: bool = False) -> Iterator[tuple[int, Sample]]:
-    """Yields (number, sample) of a split from an index or id on, in order or shuffled.
+    """Yields (number, sample) of a split, beginning at an index or id, in order or shuffled.
 
-    Raises ConfigError for an index or id that the split does not have.
-    """
+    Raises ConfigError for an index or id that the split does not have."""
     with prints_aside():
         samples = task_samples(task, split)
     if not len(samples):
@@ -91,10 +89,11 @@ def _index_of(samples: Sequence[Sample], id: str) -> int:
 
 @prints_aside()
 def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Question:
-    """The question of a sample under its first template; images drawn by code are written into `folder`.
+    """The question of a sample, with the task's first prompt template. Images drawn by code are written to files in
+    `folder`.
 
-    A person answers in pixels of the original image, so that is the processed size where the row gives none.
-    """
+    A person answers in pixels of the original image, so its size is used as the processed size if the row does not give
+    one."""
     sample = replace(sample, prompt=sample.prompt or task.of(sample).templates[0])
     shown = media_files([*sample.media, *(sample.opening.media if sample.opening else ())], limits, folder)
     size = next((s.size for s in shown if s.size), None)
@@ -105,7 +104,7 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
 @prints_aside()
 def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAnswer:
-    """Scores one answer as training would at `step`."""
+    """Scores the text of an answer, as training would at `step`."""
     return judge_answer(task, question, parse_answer(text, step=step))
 
 
@@ -120,7 +119,7 @@ def judge_answer(task: Task, question: Question, answer: Answer, error: str | No
 
 @prints_aside()
 def oracle(task: Task, question: Question, step: int = 0) -> ScoredAnswer | None:
-    """The task's perfect answer with its score; None where the task has none."""
+    """The task's perfect answer with its score; None if the task has none."""
     text = task_oracle(task, question.sample)
     return None if text is None else judge(task, question, text, step)
 
@@ -132,7 +131,8 @@ def target(task: Task, question: Question) -> Any:
 
 
 def complaints(prompt: str, text: str) -> list[str]:
-    """Faults of an answer's form: tags that the prompt asks for and are missing, left open, or used twice."""
+    """Faults in the form of an answer: it is empty, or tags that the prompt asks for are missing, not closed, or used
+    twice."""
     problems = [] if text.strip() else ["the answer is empty"]
     for tag in ("think", "answer"):
         opened, closed = text.count(f"<{tag}>"), text.count(f"</{tag}>")
@@ -147,7 +147,8 @@ def complaints(prompt: str, text: str) -> list[str]:
 
 def media_files(items: Sequence[Media], limits: LimitsSettings, folder: Path, prefix: str = ""
                 ) -> tuple[QuestionMedia, ...]:
-    """Media as files: images drawn by code are written into `folder`, named `prefix` and their number."""
+    """Images and videos as files. Images drawn by code are written to files in `folder`, named by `prefix` and a
+    number."""
     return tuple(_media_file(item, limits, folder / f"{prefix}{i}.png") for i, item in enumerate(items))
 
 
