@@ -1,4 +1,4 @@
-"""Samples as chat messages in OpenAI's format, with images as data URLs."""
+"""Converts samples to chat messages in OpenAI's format, with images as data URLs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from vlrl.types import Prompt, Sample
 
 
 class ChatEncoder:
-    """Turns samples into prompts that hold messages (`Prompt.mm["messages"]`), like models.processing.Encoder for local
-    models. A video becomes its frames.
-    """
+    """Converts samples to prompts that hold chat messages (`Prompt.mm["messages"]`), as models.processing.Encoder
+    converts them to token ids for local models. A video becomes a sequence of images."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -31,7 +30,7 @@ class ChatEncoder:
         self._clips = ClipCache(config.data.clip_cache_mib)
 
     def copy(self) -> ChatEncoder:
-        """An encoder for another thread: this one, as it has no state."""
+        """An encoder for use in another thread. It is this encoder, which has no state that threads could disturb."""
         return self
 
     def __call__(self, task: Task, sample: Sample) -> Prompt:
@@ -40,7 +39,7 @@ class ChatEncoder:
 
     def prompt(self, sample: Sample, messages: Sequence[Mapping[str, Any]],
                tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The prompt of a sample with given messages. Raises DataError where it has tools."""
+        """The prompt of a sample with these messages. Raises DataError if the sample has tools."""
         if tools or sample.get("tools"):
             raise DataError(f"sample '{sample.id}': it has tools, which an endpoint does not support. Evaluate it "
                             "with engine=hf or engine=vllm")
@@ -56,7 +55,7 @@ class ChatEncoder:
 
 
 def _content(content: Any, places: Any) -> Any:
-    """The content of a message with its media as data URLs."""
+    """The content of a message, with its images and videos as data URLs."""
     if isinstance(content, str):
         return content
     out: list[dict[str, Any]] = []

@@ -1,11 +1,11 @@
-"""An OpenAI-compatible server as an engine: chat completions over HTTP, images as data URLs.
+"""An engine that sends its requests to an OpenAI-compatible server: chat completions over HTTP, with images as data
+URLs.
 
     with closing(Endpoint("http://127.0.0.1:8000/v1", "my-model", seed=0)) as engine:
         engine.generate([Request(prompt=ChatEncoder(config)(task, sample), n=4, sampling=Sampling(max_new_tokens=64))])
 
-Requests are retried where the server is busy, disconnects or replies invalidly (services/chat.py). One that still fails
-becomes a Completion with an `error`, which is not scored.
-"""
+A request is repeated if the server is busy, disconnects or sends an invalid reply (services/chat.py). If a request
+still fails, its completion has an `error` and is not scored."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatR
 from vlrl.types import Completion, Turn
 
 _TRIED = 16
-"""Requests that may fail before the first success; then the server is given up."""
+"""If this many requests fail before the first success, generation is aborted."""
 
 Keep = Callable[[Request, int, ChatReply], None]
-"""(request, number of the completion, reply)"""
+"""Function of (request, number of the completion, reply)."""
 
 
 class Endpoint:
-    """An engine over a server. The seed sent is derived from `seed`, the request's key and the completion's number.
+    """An engine that generates on a server. The seed sent with each request is derived from `seed`, the request's key
+    and the completion's number.
 
-    concurrency: concurrent requests. key, timeout_s, retries, option: as for ChatClient.
-    """
+    concurrency: number of concurrent requests. key, timeout_s, retries, wait_s, option: as for ChatClient."""
 
     def __init__(self, url: str, model: str | None, *, seed: int = 0, key: str = "", timeout_s: float = 300.0,
                  retries: int = 4, concurrency: int = 8, wait_s: float = WAIT_S, option: str = "--endpoint"):
@@ -42,12 +42,12 @@ class Endpoint:
         self.address, self.model = self._client.address, self._client.model
         self._pool = ThreadPoolExecutor(concurrency, "endpoint")
         self.keep: Keep | None = None
-        """Called with each reply when it arrives, in a worker thread."""
+        """Function that a worker thread calls with each reply when it arrives."""
         self._count = threading.Lock()
         self._answered = self._failed = 0
 
     def sync(self, policy: Any, step: int) -> None:
-        """Does nothing: the server has its own weights."""
+        """Does nothing, because the server has its own weights."""
 
     def close(self) -> None:
         """Cancels pending requests and closes all connections."""
@@ -56,10 +56,10 @@ class Endpoint:
         self._client.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """`request.n` completions per request; failed ones have an `error`.
+        """Generates `request.n` completions per request; completions that fail have an `error`.
 
-        Raises ConfigError where it refuses key, path or model, TrainingError where it answers nothing at all.
-        """
+        Raises ConfigError if the server refuses the key, the path or the model; TrainingError if none of the first
+        requests succeeds."""
         jobs = [[self._pool.submit(self._completion, request, i) for i in range(request.n)] for request in requests]
         out: list[list[Completion]] = []
         for number, futures in enumerate(jobs):
@@ -71,7 +71,7 @@ class Endpoint:
     # --- one request ----------------------------------------------------------------------------------------------
 
     def _completion(self, request: Request, index: int) -> Completion:
-        """One completion, which has an error where the request fails."""
+        """Generates one completion. If the request fails, the completion has an `error`."""
         try:
             reply = self._client.complete(self._body(request, index), request.sampling.max_new_tokens)
         except ChatError as error:
@@ -93,7 +93,7 @@ class Endpoint:
                 **({"stop": list(s.stop)} if s.stop else {})}
 
     def _note(self, answered: bool, detail: str = "") -> None:
-        """Counts successes and failures. Raises TrainingError where the first _TRIED requests fail."""
+        """Counts successful and failed requests. Raises TrainingError if the first _TRIED requests fail."""
         with self._count:
             self._answered, self._failed = self._answered + answered, self._failed + (not answered)
             hopeless = not self._answered and self._failed >= _TRIED
@@ -103,14 +103,15 @@ class Endpoint:
 
 
 def _result(future: Future[Completion]) -> Completion:
-    """The result of a future, waiting in intervals so that Ctrl-C works."""
+    """The result of a future. It waits in short intervals, so that Ctrl-C works."""
     while not future.done():
         wait([future], timeout=0.5)
     return future.result()
 
 
 def completion_of(reply: ChatReply) -> Completion:
-    """A reply as a completion, with as many tokens as the server counts and ids that are unknown (0)."""
+    """Converts a reply to a completion. It has as many tokens as the server counted, all with id 0, because the real
+    ids are not known."""
     n = reply.tokens_out
     return Completion(tokens=np.zeros(n, np.int64), logprobs=np.zeros(n, np.float32), loss_mask=np.ones(n, bool),
                       text=reply.text, finish_reason="length" if reply.finish_reason == "length" else "stop",

@@ -1,8 +1,8 @@
-"""Replies of a paid server, each written to disk when it arrives, so that none is requested or counted twice.
+"""Stores the replies of a paid server. Each reply is written to disk when it arrives, so that no reply is requested or
+paid for twice.
 
-    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # those of earlier processes included
-    failed = replies.fill(endpoint, [(7, 0), (7, 1)], requests, progress, "asking the teacher")
-"""
+    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # with the replies of earlier processes
+    failed = replies.fill(endpoint, [(7, 0), (7, 1)], requests, progress, "asking the teacher")"""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import resume_lines
 
 Place = tuple[int, int]
-"""(number of the row, number of the reply)"""
+"""(number of the row, number of the reply to this row)."""
 _TOGETHER = 256
-"""Requests per batch."""
+"""Number of requests per batch."""
 _MILLION = 1e6
 
 
 @dataclass(eq=False)
 class Replies:
-    """The replies so far, on disk and in memory."""
+    """The replies received so far, on disk and in memory."""
 
     path: Path
     replies: dict[Place, dict[str, Any]] = field(default_factory=dict)
@@ -40,7 +40,8 @@ class Replies:
 
     @classmethod
     def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
-        """The replies in a file, which is created if needed. Raises ConfigError where its facts differ."""
+        """The replies stored in a file, which is created if needed. Raises ConfigError if the file was written with
+        other `facts` (model, settings and data)."""
         stored = cls(path)
         for line in resume_lines(path, facts, "answers of a teacher", "file"):
             with contextlib.suppress(KeyError, TypeError):
@@ -48,7 +49,7 @@ class Replies:
         return stored
 
     def add(self, number: int, answer: int, reply: ChatReply) -> None:
-        """Stores a reply; can be called from any thread."""
+        """Stores a reply; may be called from any thread."""
         line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
                 "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
         with self._lock:
@@ -56,7 +57,7 @@ class Replies:
             self.replies[number, answer] = line
 
     def reply(self, place: Place) -> ChatReply | None:
-        """A stored reply, or None."""
+        """The stored reply to a request; None if there is none."""
         line = self.replies.get(place)
         if line is None:
             return None
@@ -64,10 +65,11 @@ class Replies:
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
              requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
-        """Requests the missing ones of `wanted` and stores each reply; returns the number of failed requests.
+        """Requests those replies of `wanted` that are not stored yet, and stores each one when it arrives. Returns the
+        number of failed requests.
 
-        requests: makes the requests of some places, with keys that end with the place; it may leave some out.
-        """
+        requests: makes the requests for a list of places. The key of each request must end with its place. It may leave
+        places out."""
         missing = [place for place in wanted if place not in self.replies]
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
         progress(what, total - len(missing), total)
@@ -85,7 +87,7 @@ class Replies:
         return failed
 
     def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:
-        """Numbers of replies, retries and tokens, and with prices per million tokens the total price."""
+        """The numbers of replies, retries and tokens; with prices per million tokens also the total price."""
         lines = self.replies.values()
         tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
         untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)

@@ -4,8 +4,7 @@
     GET  /v1/models                     the model
     GET  /health
 
-Nothing is recorded. As in record.py, the server listens on 127.0.0.1 only, and every path but /health needs the key.
-"""
+Nothing is recorded. As in record.py, the server listens on 127.0.0.1 only, and every path but /health needs the key."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "n": (1, None), "stream": (False, None), "logprobs": (False, None), "frequency_penalty": (0, None),
     "presence_penalty": (0, None), "logit_bias": (None, {}), "top_logprobs": (None, 0), "tools": (None, []),
     "response_format": (None, {"type": "text"})}
-"""Fields with the values that have no effect."""
+"""Request field -> values that are accepted because they have no effect."""
 _OWN = ("temperature", "top_p", "seed", "stream_options")
 _STREAM = 12
-"""First number of the keys of random streams."""
+"""First number of the keys of this module's random streams."""
 
 
 class Chat:
-    """Answers chat completions, one at a time. Calls may come from any thread."""
+    """Generates the replies to chat completion requests, one at a time. Its methods may be called from any thread."""
 
     def __init__(self, engine: Engine, encode: Encoder, config: Config, name: str):
         self.engine, self.encode, self.config, self.name = engine, encode, config, name
@@ -54,7 +53,8 @@ class Chat:
         return {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "vlrl"}]}
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a chat completion. Raises RequestError for unsupported fields and invalid messages."""
+        """Generates the reply to a chat completion request. Raises RequestError for unsupported fields and invalid
+        messages."""
         sampling, seed = self._sampling(body), body.get("seed")
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
         with self._lock:
@@ -88,9 +88,8 @@ def _number(value: Any, low: float, high: float) -> bool:
 
 @contextlib.contextmanager
 def chat(config: Config) -> Iterator[Chat]:
-    """Yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the run, else
-    model.name.
-    """
+    """Yields a Chat with the model that `vlrl eval` would evaluate: the newest checkpoint of the run, or model.name if
+    there is none."""
     chosen = choose_model(config)
     settings = chosen.config
     check_engine(settings)

@@ -1,4 +1,5 @@
-"""Chat completion requests and replies in OpenAI's format: messages, sampling fields, comparison of conversations."""
+"""Chat completion requests and replies in OpenAI's format: parsing of messages and sampling fields, and comparison of
+conversations."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from vlrl.rollout.generate import sampling_of
 from vlrl.types import Completion, Media
 
 IGNORED = {"model", "user", "metadata", "store", "messages"}
-"""Fields of a request that have no effect here."""
+"""Request fields that do not affect sampling: they are ignored, or read elsewhere."""
 
 
 class RequestError(VlrlError):
-    """A request that is refused, with its HTTP status."""
+    """The refusal of a request, with its HTTP status."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -35,7 +36,7 @@ class Message:
 
     role: str
     parts: tuple[tuple[str, str], ...]
-    """("text", the text) or ("image", a hash of its URL)."""
+    """("text", the text) or ("image", a hash of the image's URL), for each part of the message."""
     media: tuple[Media, ...] = ()
 
     @property
@@ -44,15 +45,15 @@ class Message:
 
     @property
     def content(self) -> list[dict[str, Any]]:
-        """The content as chat templates expect it."""
+        """The content of the message in the format of chat templates."""
         return [{"type": "text", "text": value} if kind == "text" else {"type": "image"} for kind, value in self.parts]
 
 
 def read(given: Any, access: MediaAccess, root: Path) -> list[Message]:
-    """The messages of a request; `access` says which hosts images may be downloaded from. No file is read.
+    """Parses the messages of a request. `access` tells from which hosts images may be downloaded; no local file is
+    read.
 
-    Raises RequestError naming the invalid message.
-    """
+    Raises RequestError naming the invalid message."""
     if not isinstance(given, list) or not given:
         raise RequestError(400, "messages: a list of messages")
     return [_message(one, f"messages[{i}]", access, root) for i, one in enumerate(given)]
@@ -81,7 +82,7 @@ def _message(given: Any, place: str, access: MediaAccess, root: Path) -> Message
 
 
 def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
-    """An image by its data: URL, or by another URL where data.urls allows it."""
+    """The image of a data: URL, or of another URL if data.urls allows it."""
     if not _is_text(url) or not url.startswith(("data:", "http://", "https://")):
         raise RequestError(400, f"{where}: url must be a data: URL")
     if not url.startswith("data:"):
@@ -101,17 +102,16 @@ def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a text that can be encoded as UTF-8."""
+    """Whether a value is a string that can be encoded as UTF-8."""
     return isinstance(value, str) and value.encode("utf-8", "replace").decode() == value
 
 
 def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature: float,
                   allowed: Mapping[str, Sequence[Any]], null: bool = False) -> Sampling:
-    """The sampling of a request at `temperature`: its limit of tokens and its stop strings.
+    """The sampling parameters of a request: `temperature`, and the token limit and stop strings in `body`.
 
-    allowed: other fields -> values that have no effect. null: fields that are null are ignored. Raises RequestError for
-    any other field or value.
-    """
+    allowed: further fields -> values that are accepted because they have no effect. null: whether other fields are
+    accepted if their value is null. Raises RequestError for any other field or value."""
     given = {name: value for name, value in body.items() if name not in IGNORED}
     limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
@@ -130,7 +130,7 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
 
 
 def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **more: Any) -> dict[str, Any]:
-    """A chat completion in OpenAI's format."""
+    """A completion as a reply in OpenAI's format."""
     n = len(answer.tokens)
     return {"id": id, "object": "chat.completion", "created": int(time.time()), "model": model, **more,
             "choices": [{"index": 0, "finish_reason": answer.finish_reason, "logprobs": None,
@@ -139,12 +139,13 @@ def chat_reply(id: str, model: str, answer: Completion, prompt_tokens: int, **mo
 
 
 def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Whether a conversation equals the recorded one."""
+    """Whether a conversation equals the recorded conversation."""
     return len(messages) == len(recorded) and not any(map(contradiction, messages, recorded))
 
 
 def contradiction(given: Message, own: Message) -> str | None:
-    """The position at which a message differs from the recorded one; None where they are equal."""
+    """The position at which a message first differs from the recorded message, such as ".content[0]"; None if they are
+    equal."""
     if given.role != own.role:
         return ".role"
     if given.parts == own.parts or (given.role == "assistant" and given.text == own.text):

@@ -1,13 +1,12 @@
 """`vlrl serve --record`: an OpenAI-compatible server for chat completions that records episodes.
 
     POST /v1/chat/completions           the episode's id is in the header X-Episode-Id, metadata.episode_id, or user
-    POST /v1/episodes/{id}/reward       {"reward": number or null, "parts": {name: number}} closes it
+    POST /v1/episodes/{id}/reward       {"reward": number or null, "parts": {name: number}} closes the episode
     GET  /v1/episodes/{id}              token ids, log-probabilities, loss mask, turns
     GET  /health
 
-Every path but /health needs the key, as `Authorization: Bearer KEY`. Requests under another host name, or from a web
-page, are refused.
-"""
+Every path but /health needs the key, as `Authorization: Bearer KEY`. Requests that name another host, or that come from
+a web page, are refused."""
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task
 
 MOST_BYTES = 2**26
-"""Largest request: a conversation with images in base64."""
+"""Largest size of a request in bytes; a conversation contains its images in base64."""
 _SILENT_S = 60.0
-"""Timeout for receiving a request."""
+"""Timeout in seconds for receiving a request."""
 _EPISODE = re.compile(r"/v1/episodes/([^/]+?)(/reward)?")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _LOCAL = ("127.0.0.1", "localhost")
@@ -51,7 +50,8 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Iterator[Recorder]:
-    """Yields a Recorder with the model of a config that writes to a run folder; closes open episodes at the end."""
+    """Yields a Recorder that uses the model of a config and writes to a run folder; open episodes are closed at the
+    end."""
     if config.engine.name == "vllm_server":
         raise ConfigError("--record with engine.name=vllm_server: the model must run in this process. Set engine=hf or "
                           "engine=vllm")
@@ -91,7 +91,7 @@ class Server(ThreadingHTTPServer):
             self.backend.expire()
 
     def stop(self) -> None:
-        """Ends `serve_forever`; can be called by a signal handler."""
+        """Makes `serve_forever` return; may be called from a signal handler."""
         threading.Thread(target=self.shutdown, daemon=True).start()
 
 
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         return backend.chat(_name(next((n for n in named if n is not None), None)), body)
 
     def _check(self) -> None:
-        """Raises RequestError for a request without the key, under another host name or from a web page."""
+        """Raises RequestError for a request that lacks the key, names another host or comes from a web page."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(hashlib.sha256(given.encode()).digest(), self.server.key):
             raise RequestError(401, "wrong key, or none: Authorization: Bearer KEY")
@@ -183,11 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Does nothing, so that requests are not logged."""
 
 
 def _name(given: Any) -> str:
-    """The id of an episode. Raises RequestError where it is invalid."""
+    """The validated id of an episode. Raises RequestError if it is not valid."""
     if not isinstance(given, str) or not _ID.fullmatch(given):
         raise RequestError(400, f"the episode's id is {str(given)[:60]!r}: give the header X-Episode-Id, "
                       "metadata.episode_id or user; letters, digits and .:_-, 128 at most")

@@ -1,13 +1,12 @@
-"""Records episodes of a user's own agent loop, call by call, from chat completions.
+"""Records the episodes of a user's own agent loop from the chat completions that it requests.
 
     recorder = Recorder(engine, encode, config, task, folder)       # folder: of a run, made by RunFolder.create
-    recorder.chat("maze-1", {"messages": [...]})                     # the reply in OpenAI's form
-    recorder.reward("maze-1", {"reward": 1.0, "parts": {}})          # closes it; it is a row of rollouts/
+    recorder.chat("maze-1", {"messages": [...]})                     # the reply in OpenAI's format
+    recorder.reward("maze-1", {"reward": 1.0, "parts": {}})          # closes the episode; its row is in rollouts/
 
-The messages of the first call of an episode are its prompt. A later call repeats the messages so far, with the recorded
-text as the assistant's, and adds one user message. Earlier completions keep their token ids: they are not tokenized
-again.
-"""
+The messages of an episode's first call are its prompt. Each later call repeats all messages so far, with the recorded
+completions as the assistant's messages, and adds one user message. Earlier completions keep their token ids; they are
+not tokenized again."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Roll
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {"n": (1, None), "stream": (False, None), "top_p": (1, None),
                                         "logprobs": (False, None)}
-"""Fields with the values that have no effect."""
+"""Request field -> values that are accepted because they have no effect."""
 _MOST_REWARD_PARTS = 100
 _log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ Ended = Literal["", "turns", "tokens", "media"]
 
 @dataclass(eq=False)
 class RecordedEpisode:
-    """One episode: its token ids and messages so far."""
+    """The token ids and messages of an episode so far."""
 
     id: str
     number: int
@@ -62,22 +61,22 @@ class RecordedEpisode:
     prompt: Prompt
     messages: list[Message]
     whole: Prompt
-    """The prompt and everything after it."""
+    """The prompt followed by all later tokens of the episode."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
     ended: Ended = ""
     reply: dict[str, Any] = field(default_factory=dict)
-    """The last reply."""
+    """The reply to the last call."""
     used: float = 0.0
-    """time.monotonic() of the last call."""
+    """time.monotonic() at the last call."""
     outcome: Mapping[str, Any] | None = None
-    """Reward, parts and error of a closed episode."""
+    """Reward, parts and error of a closed episode; None while the episode is open."""
 
     @property
     def written(self) -> np.ndarray:
-        """[T] all tokens after the prompt."""
+        """[T] token ids after the prompt."""
         return self.whole.ids[len(self.prompt):]
 
     @property
@@ -96,7 +95,7 @@ class RecordedEpisode:
         self.messages.append(Message("assistant", (("text", action.text),)))
 
     def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:
-        """Adds a user message, after the `closing` end token of a truncated action."""
+        """Appends a user message. If the last action was truncated, its end token (`closing`) is appended first."""
         n, c = len(shown), len(closing)
         start = len(self.written) + c
         whole = self.whole.followed_by(np.array(closing, np.int64))
@@ -107,7 +106,7 @@ class RecordedEpisode:
         self.messages.append(message)
 
     def completion(self, end: int) -> Completion:
-        """The episode as the completion that a training loop would have."""
+        """The episode in the form in which a training loop would have sampled it; `end` is the id of the end token."""
         last = self.written[-1:]
         shown = continuation(self.whole, self.prompt, self.shown) if self.shown else None
         empty: list[np.ndarray] = [np.zeros(0, np.float32)]
@@ -120,11 +119,10 @@ class RecordedEpisode:
 
 
 class Recorder:
-    """Replies to chat completions of episodes by id, and stores each episode when it is closed.
+    """Replies to chat completion requests, which belong to episodes by id, and stores each episode when it is closed.
 
-    most_open: limit on open episodes. idle_s: seconds without a call after which an episode is closed without a reward.
-    Calls may come from any thread; one is processed at a time.
-    """
+    most_open: largest number of open episodes. idle_s: seconds without a call after which an episode is closed without
+    a reward. Methods may be called from any thread; calls are processed one at a time."""
 
     def __init__(self, engine: Engine, encode: Encoder, config: Config, task: Task, folder: RunFolder,
                  most_open: int = 256, idle_s: float = 600.0):
@@ -133,7 +131,7 @@ class Recorder:
         self._access = MediaAccess.of(config.data)
         self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Reports of the last closed episodes, at most `most_open`."""
+        """Id -> report of the episodes closed last, at most `most_open` of them."""
         numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
         self._next = max(numbers, default=-1) + 1
         self._known = {row for row in folder.rollouts(columns=["episode_id"])["episode_id"].to_pylist() if row}
@@ -142,7 +140,8 @@ class Recorder:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def chat(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a chat completion. Raises RequestError, which leaves the episode unchanged."""
+        """Generates the reply to a chat completion request of the episode `name`. If it raises RequestError, the
+        episode is unchanged."""
         sampling = self._sampling(body)
         messages = read(body.get("messages"), self._access, Path(self.config.run.dir))
         with self._lock:
@@ -169,7 +168,8 @@ class Recorder:
             return current.reply
 
     def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Closes an episode with {"reward": number or null, "parts": {name: number}} and stores it."""
+        """Closes an episode with {"reward": number or null, "parts": {name: number}} and stores it; returns the
+        episode's report."""
         if unknown := sorted(body.keys() - {"reward", "parts"}):
             raise RequestError(400, f"unknown fields {', '.join(unknown)}; give reward and parts")
         parts = body.get("parts") or {}
@@ -186,12 +186,12 @@ class Recorder:
             return self._close(episode, {"reward": body["reward"], "parts": parts, "error": None})
 
     def get(self, name: str) -> dict[str, Any]:
-        """The report of an open episode, or of one of the last closed ones."""
+        """The report of an open episode, or of one of the episodes closed last."""
         with self._lock:
             return self._closed.get(name) or self._report(self._open_episode(name))
 
     def expire(self) -> None:
-        """Closes episodes without a call for `idle_s`; does nothing while a call is processed."""
+        """Closes episodes that had no call for `idle_s` seconds. Does nothing while a call is being processed."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -221,7 +221,8 @@ class Recorder:
         return RecordedEpisode(id=name, number=number, sample=sample, prompt=prompt, messages=messages, whole=prompt)
 
     def _continued(self, episode: RecordedEpisode, messages: list[Message]) -> RecordedEpisode:
-        """A copy of the episode, continued with the last of these messages."""
+        """A copy of the episode, continued with the last of these messages. Raises RequestError if the other messages
+        differ from the recorded ones, or if the episode has reached a limit."""
         recorded = episode.messages
         for i, (given, own) in enumerate(zip(messages, recorded, strict=False)):
             if place := contradiction(given, own):

@@ -1,1 +1,1 @@
-"""New training rows: synthesized prompts, and distilled answers of a teacher."""
+"""New training data: synthesized prompts, and answers distilled from a teacher."""

@@ -1,13 +1,12 @@
-"""`vlrl data distill`: answers of a teacher behind an OpenAI-compatible server, kept where the task scores them as
-right.
+"""`vlrl data distill`: requests answers from a teacher behind an OpenAI-compatible server, and keeps those that the
+task scores as right.
 
     name.jsonl              the kept answers, for data.solutions (data/sources/solutions.py)
     name.drawn.jsonl        every reply with its tokens, written when it arrives; a repeated command continues it
     name.about.json         settings, counts and cost
 
-An answer is kept only where `Task.correct` accepts it, or its reward reaches `least`; the teacher's own claims do not
-count.
-"""
+An answer is kept only if `Task.correct` accepts it or, with `least`, if its reward is at least that. What the teacher
+says about its answer does not count."""
 
 from __future__ import annotations
 
@@ -45,25 +44,25 @@ from vlrl.types import Group, Prompt, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _STREAM = 13
-"""First number of the keys of the teacher's answers."""
+"""First number of the request keys for the teacher's answers."""
 _NAMED = 8
-"""Number of reported reasons for skipped rows."""
+"""Number of skipped rows whose reasons are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """How answers are sampled from the teacher, and which are kept."""
+    """How answers are sampled from the teacher, and which answers are kept."""
 
     answers: int = 1
-    """Answers per prompt."""
+    """Number of answers per prompt."""
     rows: int | None = None
-    """Number of rows, from the start of the training split; None = all."""
+    """Number of rows to use, from the start of the training split; None = all."""
     temperature: float = 1.0
     choose: Named = field(default_factory=lambda: Named(name="shortest"))
     least: float | None = None
-    """An answer is right from this reward on; None = as the task decides."""
+    """Smallest reward of a right answer; None = the task decides which answers are right."""
     price_in: float | None = None
-    """Price per million input tokens; None = no cost is computed."""
+    """Price per million input tokens; None = the cost is not computed."""
     price_out: float | None = None
     """Price per million output tokens."""
 
@@ -84,12 +83,14 @@ class DistillFiles:
 
 
 def goes_on(places: DistillFiles) -> bool:
-    """Whether the files are those of an earlier command with failed requests, which may be repeated."""
+    """Whether the files were written by an earlier command in which requests failed; the command may then be repeated.
+    """
     return bool((read_json(places.about) or {}).get("unanswered"))
 
 
 def check(config: Config, order: DistillSettings, places: DistillFiles) -> Bound:
-    """The function that selects among right answers. Raises ConfigError for settings that do not fit."""
+    """The function that selects answers to keep among the right ones. Raises ConfigError for settings that cannot be
+    used together."""
     choose = bind("--choose", order.choose, CHOICES)
     if places.out.suffix != ".jsonl":
         raise ConfigError(f"{places.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
@@ -106,11 +107,11 @@ def check(config: Config, order: DistillSettings, places: DistillFiles) -> Bound
 
 def distill_answers(config: Config, server: Server, order: DistillSettings, places: DistillFiles,
                     progress: Progress) -> dict[str, Any]:
-    """Requests the missing answers, scores all and writes those that are kept; returns counts and cost.
+    """Requests the answers that are missing, scores all answers and writes those that are kept. Returns counts and
+    cost.
 
-    Raises ConfigError where the server refuses key, path or model, TrainingError where no request succeeds or scoring
-    fails too often. Repeating the command requests failed answers again.
-    """
+    Raises ConfigError if the server refuses the key, the path or the model; TrainingError if no request succeeds or
+    scoring fails too often. If the call is repeated, answers whose requests failed are requested again."""
     choose, task = check(config, order, places), make_task(config)
     with contextlib.closing(endpoint_of(config, server)) as teacher:
         facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": order.temperature}
@@ -130,7 +131,7 @@ def distill_answers(config: Config, server: Server, order: DistillSettings, plac
 
 
 def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int, Sample]]:
-    """The rows to ask the teacher about, with their numbers in the training split."""
+    """Yields (number in the training split, sample) of the rows that the teacher is asked about."""
     samples = task_samples(task, "train")
     for place in islice(range(len(samples)), most):
         sample = readable(samples, place) if config.data.quarantine else samples[place]
@@ -140,7 +141,7 @@ def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int
 
 @dataclass(eq=False, kw_only=True)
 class _Work:
-    """The rows to ask the teacher about, with their numbers in the training split, and the results."""
+    """The state of a distillation: the (number in the training split, sample) of the rows, and the results."""
 
     config: Config
     task: Task
@@ -153,12 +154,12 @@ class _Work:
     """Number of a skipped row -> reason."""
 
     def draw(self, teacher: Endpoint) -> int:
-        """Requests the missing answers; returns the number of failed requests."""
+        """Requests the answers that are missing; returns the number of failed requests."""
         wanted = [(place, i) for place, _ in self.samples for i in range(self.order.answers)]
         return self.replies.fill(teacher, wanted, self._requests, self.progress, "asking the teacher")
 
     def _requests(self, wanted: Sequence[tuple[int, int]]) -> list[Request]:
-        """One request for each answer to a row that is not skipped."""
+        """One request per (row, answer) in `wanted`, except for skipped rows."""
         sampling = sampling_of(self.config.rollout, self.order.temperature)
         rows = dict(self.samples)
         prompts = {place: self._prompt(place, rows[place]) for place in dict.fromkeys(place for place, _ in wanted)}
@@ -176,7 +177,7 @@ class _Work:
 
     def verified(self, choose: Bound, services: ServiceSet | None,
                  teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """The kept rows, and counts over all replies."""
+        """(rows with the answers that are kept, counts over all replies)."""
         rows: list[dict[str, Any]] = []
         groups: list[Group] = []
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})

@@ -1,4 +1,5 @@
-"""Near duplicates among candidates for new prompts, and between them and held-out rows. No torch."""
+"""Finds near duplicates among candidates for new prompts, and between candidates and held-out rows. This module imports
+no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _REASONS = ("nothing found", "not answered", "malformed")
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Questions and images of the held-out rows."""
+    """Questions, images and ids of the held-out rows."""
 
     texts: tuple[tuple[str, bool], ...] = ()
     """(question, whether the row has media) of each row."""
@@ -35,9 +36,8 @@ class HeldOutRows:
 
     @classmethod
     def of(cls, config: Config, task: Task, progress: Progress = no_progress) -> HeldOutRows:
-        """Those of the held-out split, if there is one; bad rows are skipped. Images are compared only for
-        data.heldout: a task that generates its held-out samples generates new ones apart from them.
-        """
+        """Reads the held-out split, if there is one; rows that cannot be read are skipped. Images are read only from
+        data.heldout, because a task that generates held-out samples never generates the same image for training."""
         own = getattr(task.samples, "__func__", None) is not Task.samples
         samples = task_samples(task, "heldout") if config.data.heldout or own else ()
         known = [s for i in range(len(samples)) if (s := readable(samples, i))]
@@ -51,7 +51,7 @@ class HeldOutRows:
 
 @dataclass(frozen=True)
 class SignatureReader:
-    """Computes signatures of the media of samples, reading each file once."""
+    """Computes signatures of the images and videos of samples. Each file is read only once."""
 
     config: Config
     task: Task
@@ -60,15 +60,15 @@ class SignatureReader:
     _read: dict[str, ImageSignature] = field(default_factory=dict)
 
     def of_row(self, row: Row) -> Iterator[ImageSignature]:
-        """The signatures of a row's media; none for a row that the task cannot read."""
+        """The signatures of a row's images and videos; none for a row that the task cannot read."""
         try:
             yield from self.of(make_sample(self.task, row, self.root))
         except DataError:
             return
 
     def of(self, sample: Sample) -> Iterator[ImageSignature]:
-        """The signature of each image, and the hash of each video file. Raises DataError for media that cannot be read.
-        """
+        """The signature of each image, and the hash of each video file, of a sample. Raises DataError for media that
+        cannot be read."""
         for media in sample.media:
             named = isinstance(media.source, (str, os.PathLike))
             if media.kind == "image" or named:
@@ -86,19 +86,19 @@ class SignatureReader:
 
 
 def question_text(task: Task, row: Mapping[str, Any]) -> str:
-    """The question of a row, from canonical fields or else from the task's own written fields."""
+    """The question of a row: from its canonical fields, else from the fields in the task's `written_fields`."""
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
 def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: SignatureReader | None = None,
              given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
-    """Number -> row of the candidates that are not near duplicates, and counts of the others by reason.
+    """(number -> row of the candidates that are not near duplicates, reason -> number of the other candidates).
 
-    A near duplicate has the same words as another text, or half of its 13-grams in it: the text of a held-out row, or
-    of an earlier candidate of the same category about the same media; or the same words as one of `given`, the rows
-    that candidates are made from. A candidate with an image of a held-out row (also resized, recompressed or cropped)
-    or with a known id is one, too. The same words about another image are a different question.
-    """
+    A candidate is a near duplicate of another text if both have the same words, or if half of its 13-grams occur in the
+    other text. It is compared with the texts of held-out rows, and with earlier candidates of the same category and the
+    same media. It is also removed if it has the same words as a row in `given`, from which candidates are made; if it
+    has an image of a held-out row (also resized, recompressed or cropped); or if its id is known. The same words about
+    another image are a different question."""
     rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
     near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, shown)
     words_of = {(*_kind(row), *words(question_text(task, row))) for row in given}

@@ -1,8 +1,8 @@
-"""The recipes of `vlrl data synthesize --recipe`: which prompts new ones are made from, and how. No torch.
+"""The recipes of `vlrl data synthesize --recipe`. A recipe chooses the parents, which are the prompts that new prompts
+are made from, and how each is varied. This module imports no torch.
 
     outcomes = outcomes_of_run(Path("runs/a"))               # the results of each group of a run
-    parents = RECIPES["sws"].choose(outcomes, 64, rng)       # [Parent(id="7", way="combined", other="12"), ...]
-"""
+    parents = RECIPES["sws"].choose(outcomes, 64, rng)       # [Parent(id="7", way="combined", other="12"), ...]"""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from vlrl.store import RunFolder
 WAYS = {"similar": "of the same kind that asks something else", "harder": "of the same kind that is harder to solve",
         "easier": "of the same kind that is easier to solve",
         "combined": "that combines the concepts on which the two problems rest"}
-"""How a new prompt differs from its parent, as worded for the generator."""
+"""Name of a kind of variation -> how a new prompt differs from its parent, as worded for the generator."""
 VARIANTS = 4
-"""New prompts per parent in eva."""
+"""Number of new prompts per parent in the recipe eva."""
 DRAWN = 0.25
-"""Share of the prompts that eva samples as parents."""
+"""Share of the prompts that the recipe eva samples as parents."""
 WEAK = 0.5
-"""A weak prompt stays below this pass rate; from it on a prompt counts as solved."""
+"""Pass rate below which a weak prompt always stays; above this pass rate a prompt counts as solved."""
 _WINDOWS = 4  # parts of a run with a pass rate per category, where no prompt was drawn twice
 _EVEN = 1e-9  # largest magnitude of a slope that counts as 0
 _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "variant", "sample")
@@ -35,7 +35,7 @@ _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "v
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcome:
-    """The results of one group."""
+    """The results of one group: the rewards and correctness of its completions."""
 
     id: str
     category: str = ""
@@ -47,42 +47,43 @@ class GroupOutcome:
 
     @property
     def pass_rate(self) -> float:
-        """NaN where correctness is unknown."""
+        """The share of right completions; NaN if correctness is not known."""
         return float(np.mean(self.right)) if self.right else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """A prompt that new ones are made from."""
+    """A prompt that new prompts are made from."""
 
     id: str
     way: str = "similar"
-    """One of WAYS."""
+    """The kind of variation, one of WAYS."""
     other: str = ""
-    """The second prompt, for way "combined"."""
+    """Id of the second prompt, for the kind "combined"."""
 
 
 Choose = Callable[[Sequence[GroupOutcome], int, np.random.Generator], list[Parent]]
-"""(outcomes by step, number of candidates, random stream) -> parents, from which candidates are made in turn."""
+"""Function of (outcomes sorted by step, number of candidates, random stream). It returns the parents; candidates are
+made from them in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A way to choose parents by their outcomes, and the filter for new prompts."""
+    """A function that chooses parents by their outcomes, and the limits for keeping new prompts."""
 
     choose: Choose
     needs: str = ""
-    """What it needs beyond a file of pass rates; "" = nothing."""
+    """What the recipe needs if a file of pass rates is not enough; "" = nothing."""
     least: float = 0.0
     most: float = 1.0
     drawn: bool = False
-    """Whether it decides the number of parents, each with VARIANTS candidates."""
+    """Whether the recipe decides the number of parents, each of which gets VARIANTS candidates."""
     keep: int | None = None
-    """Number of rows to keep, those of the lowest pass rate; None = all, in order."""
+    """Number of rows to keep, those with the lowest pass rates; None = all rows in their order."""
 
 
 def recipe(name: str) -> Recipe:
-    """A recipe by name. Raises ConfigError for an unknown name."""
+    """The recipe with this name. Raises ConfigError if there is none."""
     if name not in RECIPES:
         raise ConfigError(f"--recipe {name!r} is not known.{did_you_mean(name, RECIPES)} Known: {', '.join(RECIPES)}")
     return RECIPES[name]
@@ -92,9 +93,8 @@ def recipe(name: str) -> Recipe:
 
 
 def outcomes_of_run(folder: Path) -> list[GroupOutcome]:
-    """The outcomes of a run's training groups by step, without rollouts that have no reward or were sampled under a
-    variant of the prompt. Raises ConfigError where there are none.
-    """
+    """The outcomes of a run's training groups, sorted by step. Rollouts without a reward, or sampled with a variant of
+    the prompt, are left out. Raises ConfigError if nothing remains."""
     run = RunFolder(folder)
     groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for row in run.rollouts(columns=_COLUMNS).to_pylist():
@@ -111,7 +111,7 @@ def outcomes_of_run(folder: Path) -> list[GroupOutcome]:
 
 
 def outcomes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
-    """An outcome for each row that has a pass rate (column pass_at_k)."""
+    """The outcome of each row that has a pass rate (column pass_at_k)."""
     counts = [(row, int(row.get("answers_scored") or 1)) for row in rows if row.get("pass_at_k") is not None]
     return [GroupOutcome(id=str(row["id"]), category=str(row.get("category") or ""),
                   right=tuple(i < round(row["pass_at_k"] * n) for i in range(n))) for row, n in counts]
@@ -121,10 +121,9 @@ def outcomes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
 
 
 def is_weak(rates: Sequence[float]) -> bool:
-    """Whether pass rates, in order, stay below 1/2 and fall (negative least-squares slope).
+    """Whether pass rates, in order of time, stay below 1/2 and decrease (negative least-squares slope).
 
-    SwS: Self-aware Weakness-driven Problem Synthesis (arXiv 2506.08989), section 3.1.
-    """
+    SwS: Self-aware Weakness-driven Problem Synthesis (arXiv 2506.08989), section 3.1."""
     known = np.array([rate for rate in rates if not math.isnan(rate)])
     if len(known) < 2 or known.max() >= WEAK:
         return False
@@ -133,11 +132,12 @@ def is_weak(rates: Sequence[float]) -> bool:
 
 
 def weaknesses(outcomes: Sequence[GroupOutcome]) -> dict[str, tuple[list[str], float]]:
-    """Category -> (its weak prompts, their share of its prompts), for categories that have weak prompts.
+    """Category -> (ids of its weak prompts, share of weak prompts in the category), for categories that have weak
+    prompts.
 
-    A prompt is weak by its pass rates over time. Where no prompt was drawn twice, a category is weak by its pass rates
-    in the four quarters of the run, and its weak prompts are those with a pass rate below 1/2.
-    """
+    Prompts are judged by `is_weak` on their pass rates over time. If no prompt was used twice, categories are judged
+    instead, by their pass rates in the four quarters of the run; the weak prompts of a weak category are those with a
+    pass rate below 1/2."""
     rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for outcome in outcomes:
         rates[outcome.category][outcome.id].append(outcome.pass_rate)
@@ -159,7 +159,7 @@ def _quarters(outcomes: Sequence[GroupOutcome], steps: int) -> list[float]:
 
 
 def shared_out(count: int, shares: Sequence[float]) -> list[int]:
-    """Integers that add up to `count` in proportion to `shares`, by largest remainders."""
+    """Integers in proportion to `shares` that add up to `count`, by the method of largest remainders."""
     exact = count * np.array(shares) / np.sum(shares)
     whole = np.floor(exact).astype(int)
     whole[np.argsort(whole - exact, kind="stable")[:count - whole.sum()]] += 1
@@ -167,11 +167,11 @@ def shared_out(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """A weak prompt for each candidate, in each category in proportion to its share of weak prompts, combined with
-    another weak prompt of its category.
+    """Chooses one weak prompt per candidate, combined with another weak prompt of its category. Candidates are
+    distributed over the categories in proportion to their shares of weak prompts.
 
-    SwS (arXiv 2506.08989). There a model first extracts the concepts of all weak problems, which are sampled by
-    co-occurrence and embeddings; here a second prompt of the same category replaces that.
+    SwS (arXiv 2506.08989). In the paper, a model first extracts the concepts of all weak problems, and concepts are
+    sampled by co-occurrence and embeddings; here a second prompt of the same category takes the place of the concepts.
     """
     weak = weaknesses(outcomes)
     if not weak:
@@ -191,18 +191,16 @@ def sws(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Genera
 
 
 def informativeness(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
-    """Id -> largest minus smallest reward in its last group.
+    """Id of a prompt -> largest minus smallest reward in the last group of the prompt.
 
-    eva: Evolving Alignment via Asymmetric Self-Play (arXiv 2411.00062), section 3.2.
-    """
+    eva: Evolving Alignment via Asymmetric Self-Play (arXiv 2411.00062), section 3.2."""
     last = {outcome.id: outcome for outcome in outcomes}
     return {id: max(outcome.rewards) - min(outcome.rewards) for id, outcome in last.items() if outcome.rewards}
 
 
 def eva(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """Parents for four candidates each, sampled in proportion to their informativeness; with 0 candidates a quarter of
-    the prompts.
-    """
+    """Samples parents in proportion to their informativeness, one for every four candidates. If `candidates` is 0, a
+    quarter of the prompts become parents."""
     worth = {id: value for id, value in informativeness(outcomes).items() if value > 0}
     wanted = math.ceil(candidates / VARIANTS) or math.ceil(DRAWN * len({outcome.id for outcome in outcomes}))
     if not worth:
@@ -216,11 +214,10 @@ def eva(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Genera
 
 
 def by_solved(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
-    """All prompts in random order: those solved in their last group (pass rate above 1/2) get harder variations, the
-    others easier ones.
+    """Chooses all prompts, in random order. Prompts that were solved in their last group (pass rate above 1/2) get
+    harder variations, the others easier ones.
 
-    Synthetic Data RL: Task Definition Is All You Need (arXiv 2505.17063).
-    """
+    Synthetic Data RL: Task Definition Is All You Need (arXiv 2505.17063)."""
     last = {outcome.id: outcome.pass_rate for outcome in outcomes if not math.isnan(outcome.pass_rate)}
     ids = [*last]
     return [Parent(id=id, way="harder" if last[id] > WEAK else "easier")
@@ -233,4 +230,4 @@ RECIPES = {
     "eva": Recipe(choose=eva, needs=_ONLY_RUN, drawn=True),
     "synthetic_data_rl": Recipe(choose=by_solved, keep=500),
 }
-"""Recipes by name, with the constants of their papers where given (docs/data.md)."""
+"""Name -> recipe, with the constants of its paper if the paper gives them (docs/data.md)."""

@@ -1,11 +1,11 @@
-"""`vlrl data synthesize --endpoint`: new prompts written by a model behind an OpenAI-compatible server.
+"""`vlrl data synthesize --endpoint`: new prompts written by a model behind an OpenAI-compatible server, the generator.
 
-Each prompt is a variation of a parent. Its answer is computed by the task, or is the majority of a teacher's answers,
-as in SwS (arXiv 2506.08989); the generator's own answer does not count.
+Each new prompt is a variation of a parent, an existing prompt. The right answer is computed by the task; if the task
+cannot, it is the majority of a teacher's answers, as in SwS (arXiv 2506.08989). An answer that the generator gives does
+not count.
 
     name.written.jsonl      every reply of the generator with its tokens, written when it arrives
-    name.votes.jsonl        every answer of the teacher
-"""
+    name.votes.jsonl        every answer of the teacher"""
 
 from __future__ import annotations
 
@@ -39,40 +39,41 @@ from vlrl.types import Completion, Prompt, Rollout, Row, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _GENERATOR, _TEACHER = 17, 19
-"""First numbers of the keys of the generator's and the teacher's requests."""
+"""First numbers of the request keys for the generator and for the teacher."""
 _WRITTEN = 2048
-"""Most tokens of a reply of the generator."""
+"""Largest number of tokens in a reply of the generator."""
 _LONGEST = 8000
-"""Most characters of a reply, or of one of its texts, that are used."""
+"""Largest number of characters that are used of a reply, or of a string in it."""
 _MOST_OPTIONS = 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriterSettings:
-    """Settings of generator and teacher."""
+    """Settings of the generator and the teacher."""
 
     generator: Server
     teacher: Server | None = None
-    """None = the generator."""
+    """The server of the teacher; None = the generator is also the teacher."""
     votes: int = 8
-    """Answers of the teacher per prompt."""
+    """Number of answers of the teacher per prompt."""
     temperature: float = 1.0
     price_in: float | None = None
-    """Price per million input tokens of generator and teacher; None = no cost is computed."""
+    """Price per million input tokens of generator and teacher; None = the cost is not computed."""
     price_out: float | None = None
     """Price per million output tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Files of replies."""
+    """The files in which replies of the generator and of the teacher are stored."""
 
     written: Path
     votes: Path
 
 
 def check(task: Task, parents: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError where prompts cannot be written, or their answers cannot be verified."""
+    """Raises ConfigError if a generator cannot write prompts for the task, or if the answers to new prompts could not
+    be verified."""
     if has_environment(task):
         raise ConfigError(f"--endpoint with task '{task.name}': its prompts have environments, which cannot be "
                           "written as text. Leave --endpoint out: the task proposes prompts itself")
@@ -94,7 +95,8 @@ def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
 
 
 def request_text(task: Task, parent: Mapping[str, Any], way: str, other: Mapping[str, Any] | None = None) -> str:
-    """The request for one new prompt."""
+    """The text that asks the generator for one new prompt: a variation of kind `way` of `parent`, combined with `other`
+    if that is given."""
     fields = _fields(task, parent)
     texts = [json.dumps({name: row[name] for name in fields if name in row}, ensure_ascii=False)
              for row in (parent, other) if row is not None]
@@ -106,11 +108,10 @@ def request_text(task: Task, parent: Mapping[str, Any], way: str, other: Mapping
 
 
 def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields in a reply, which must be those of the parent with the same types; None for any other reply.
+    """The fields of a new prompt in a reply. None if the reply does not have the parent's fields with the same types.
 
-    Replies are untrusted: other fields are dropped, and texts with control characters or special tokens of chat
-    templates are refused.
-    """
+    Replies are untrusted: other fields are dropped, and strings with control characters or special tokens of chat
+    templates are refused."""
     entries = last_object(text[-_LONGEST:])
     fields = _fields(task, parent)
     if entries is None or not all(name in entries and _like(entries[name], parent[name]) for name in fields):
@@ -119,7 +120,7 @@ def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, An
 
 
 def _like(value: Any, given: Any) -> bool:
-    """Whether a value has the type of the parent's: a text, a number, or a list of texts."""
+    """Whether a value has the type of the parent's value: a string, a number, or a list of strings."""
     if isinstance(given, list):
         return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
                 and all(isinstance(one, str) and _like(one, "") for one in value))
@@ -134,7 +135,7 @@ def _like(value: Any, given: Any) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class PromptWriter:
-    """Has prompts written and answered."""
+    """Lets a generator write new prompts, and determines the right answers to them."""
 
     config: Config
     task: Task
@@ -143,19 +144,19 @@ class PromptWriter:
     files: Files
     where: MediaLocation
     known: Mapping[str, Any]
-    """Everything that the prompts depend on."""
+    """Everything that the prompts depend on, as JSON."""
     progress: Progress
 
     def __post_init__(self) -> None:
         self.encode = ChatEncoder(self.config)
         self.unanswered = 0
-        """Failed requests."""
+        """Number of failed requests."""
         self.costs: dict[str, Any] = {}
 
     def candidates(self) -> list[Candidate]:
-        """The generator's candidates in order; stored replies are not requested again.
+        """The generator's candidates in order. Replies that are stored already are not requested again.
 
-        Raises ConfigError where the server refuses key, path or model, TrainingError where no request succeeds.
+        Raises ConfigError if the server refuses the key, the path or the model; TrainingError if no request succeeds.
         """
         with contextlib.closing(endpoint_of(self.config, self.order.generator)) as server:
             replies = Replies.of(self.files.written, {**self.known, "generator": server.model,
@@ -171,7 +172,7 @@ class PromptWriter:
                 for number, i in wanted]
 
     def _prompt(self, number: int) -> Prompt:
-        """The request for a candidate: its parent's media, then the text."""
+        """The generator's prompt for a candidate: the media of its parent, then the text of the request."""
         row, way, other = self.search.parent(number)
         sample = self._sample(row)
         text = request_text(self.task, row, way, other)
@@ -192,9 +193,8 @@ class PromptWriter:
         return Candidate(number=number, row=child(row, fields, number, f"{generator}: {way}"))
 
     def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
-        """The rows whose right answer is known, with a column `verifier`; counts of the others: refused by the task, or
-        without a majority of the teacher.
-        """
+        """The rows whose right answer is known, with the column `verifier`, and counts of the other rows by reason:
+        refused by the task, or without a majority of the teacher's answers."""
         counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
         for number, row in rows.items():
             try:
@@ -213,7 +213,7 @@ class PromptWriter:
         return [done[number] for number in rows if number in done], counts
 
     def _agreed(self, pending: Mapping[int, tuple[Row, Prompt]], counts: Counter[str]) -> dict[int, Row]:
-        """The rows with the majority answer of the teacher, by number."""
+        """Number -> row with the majority answer of the teacher, for the rows that have one."""
         out = dict[int, Row]()
         sampling = sampling_of(self.config.rollout, self.order.temperature)
         with (contextlib.closing(endpoint_of(self.config, self.order.teacher or self.order.generator)) as server,
@@ -238,11 +238,11 @@ class PromptWriter:
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
                  services: ServiceSet | None) -> tuple[Row, int] | None:
-        """(row with the answer that more than half of `order.votes` agree on, number of these votes), or None.
+        """(row with the answer that more than half of `order.votes` agree on, number of votes for it); None if there is
+        no such answer.
 
-        Two answers agree where the task scores one as correct with the other as ground truth. Truncated answers do not
-        count.
-        """
+        Two answers agree if the task scores one of them as correct when the other is the ground truth. Truncated
+        answers do not count."""
         tried: list[Any] = []
         for first in self._scored(row, prompt, votes, services):
             if first.completion.truncated or first.parsed is None or first.parsed in tried:

@@ -1,8 +1,7 @@
-"""Processes in which a task proposes new prompts, for `vlrl data synthesize`. They load no torch.
+"""Worker processes in which a task proposes new prompts, for `vlrl data synthesize`. They load no torch.
 
     with explorers(config, Search(candidates=64), MediaLocation.of(config, Path("new.jsonl"))) as explore:
-        for candidate in explore(range(64)): ...
-"""
+        for candidate in explore(range(64)): ..."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from vlrl.training.build_task import make_task
 from vlrl.types import Row
 
 _STREAM = 23
-"""Second number of the random streams of knobs."""
+"""Second number of the keys of the random streams for knobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +38,19 @@ class Search:
     candidates: int = 64
     """Number of prompts to propose."""
     least: float = 0.0
-    """A prompt is kept where its pass rate is above 0, below 1, and between `least` and `most`."""
+    """Smallest pass rate of a prompt that is kept; `most` is the largest. Prompts with a pass rate of 0 or 1 are never
+    kept."""
     most: float = 1.0
     parents: tuple[Mapping[str, Any], ...] = ()
-    """Rows to vary, in turn; () = the task explores."""
+    """Rows that candidates vary, in turn; () = the task explores."""
     ways: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
-    """For a generator, how each parent is varied: one of parents.WAYS, and the second row for "combined"; () = all
-    "similar"."""
+    """For a generator: (kind of variation, second row) for each parent. The kind is one of parents.WAYS; the second row
+    is used by the kind "combined". () = the kind "similar" for all parents."""
     keep: int | None = None
-    """Number of rows to keep, those of the lowest pass rate; None = all, in their order."""
+    """Number of rows to keep, those with the lowest pass rates; None = all rows in their order."""
 
     def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
-        """(parent row, way, second row) of a candidate."""
+        """(parent row, kind of variation, second row) of a candidate."""
         place = number % len(self.parents)
         way, other = self.ways[place] if self.ways else ("similar", None)
         return self.parents[place], way, other
@@ -63,18 +63,17 @@ class Candidate:
     number: int
     row: Row | None = None
     reason: str = ""
-    """Why there is no row."""
+    """Why there is no row; "" if there is one."""
 
 
 _NEAR = 0.1
-"""Standard deviation of a variation's knobs around those of its parent, as a share of their ranges."""
+"""Standard deviation of a variation's knobs around the knobs of its parent, as a share of each knob's range."""
 
 
 def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: MediaLocation | None = None
             ) -> Candidate:
-    """Candidate `number` of a task: from Task.propose, or a sample generated with knobs, whose images are written to
-    `where`. Raises ConfigError for a task with neither, TaskError where it fails.
-    """
+    """Candidate `number` of a task. It comes from Task.propose, or is a sample generated with knobs, whose images are
+    written to `where`. Raises ConfigError if the task has neither, TaskError if the task's code fails."""
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
         raise ConfigError(f"task '{task.name}' proposes no prompts: write Task.propose, or Task.knobs and "
@@ -101,9 +100,8 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
 
 
 def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: MediaLocation) -> Row:
-    """A sample generated with knobs anywhere in their ranges, or near those of the parent. Raises ConfigError for a
-    parent without knobs.
-    """
+    """A sample generated with random knobs: anywhere in their ranges or, with a parent, near the parent's knobs. Raises
+    ConfigError for a parent without knobs."""
     rng = np.random.default_rng([task.seed, _STREAM, number])
     low, high = np.array([*task.knobs.values()], float).T
     values = low + (high - low) * rng.random(len(low))
@@ -120,14 +118,14 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where:
 
 
 Explore = Callable[[Sequence[int]], Iterable[Candidate]]
-"""Numbers -> candidates, in order."""
+"""Function of the numbers of candidates that returns these candidates in order."""
 
 
 @contextmanager
 def explorers(config: Config, search: Search, where: MediaLocation) -> Iterator[Explore]:
-    """Yields a function that has `environment.workers` processes propose candidates. They and everything that the task
-    has started in them end with the context, so that afterwards a model can be loaded and processes forked.
-    """
+    """Yields a function that lets `environment.workers` processes propose candidates. The processes, and everything
+    that the task has started in them, end with the context, so that afterwards a model can be loaded and processes
+    can be forked."""
     with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search, where)) as pool:
         try:
             yield lambda numbers: pool.map(_explored, numbers)
@@ -139,7 +137,7 @@ def explorers(config: Config, search: Search, where: MediaLocation) -> Iterator[
 
 
 _exploring: list[tuple[Task, Search, MediaLocation]] = []
-"""In a worker process: its task, the search and the location of images."""
+"""In a worker process: a list with one entry, (task, search, location of images)."""
 
 
 def _begin(config: Config, search: Search, where: MediaLocation) -> None:

@@ -1,4 +1,4 @@
-"""The options of `vlrl data synthesize` and `vlrl data distill`. Imports no torch."""
+"""The options of `vlrl data synthesize` and `vlrl data distill`. This module imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Samples as rows of a new file: media as paths relative to it, images drawn by code written to files. No torch."""
+"""Converts samples to rows of a new file. Media paths become relative to that file, and images drawn by code are
+written to files. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -24,29 +25,30 @@ from vlrl.tools.datasets.prompt_table import COLUMNS
 from vlrl.types import Media, Row, Sample
 
 _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
-"""Fields of a row that a prompt made from it does not inherit."""
+"""Fields of a row that prompts made from it do not inherit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLocation:
-    """Folders of the media of a file of rows."""
+    """The folders for the media of a file of rows."""
 
     root: Path
-    """Media paths are relative to it."""
+    """Folder that media paths are relative to."""
     folder: Path
-    """New images are written here, inside of root."""
+    """Folder inside of root to which new images are written."""
 
     @classmethod
     def of(cls, config: Config, out: Path) -> MediaLocation:
-        """The location for a file `out` that a config will read: data.root, or the file's folder."""
+        """The location for a file `out` that will be read with this config: root is data.root, or the folder of the
+        file."""
         return cls(root=Path(config.data.root) if config.data.root else out.parent,
                    folder=out.with_name(f"{out.stem}_media"))
 
 
 def row_of(task: Task, sample: Sample, where: MediaLocation) -> Row:
-    """A sample as a row with its id, without the fields that the task adds for its templates. Images drawn by code are
-    written to files. Raises DataError for media that a row cannot name: outside of the root, or of an unknown kind.
-    """
+    """Converts a sample to a row with an id, without the fields that the task adds for its templates. Images drawn by
+    code are written to files. Raises DataError for media that a row cannot name, because they lie outside of the
+    root or are of an unknown type."""
     filled = {*task.of(sample).placeholders(sample.row)} - FIELDS
     row = {name: value for name, value in sample.row.items() if name not in {*MEDIA_FIELDS, *_ABOUT_ANSWERS, *filled}}
     for kind, several in (("image", "images"), ("video", "video")):
@@ -76,7 +78,7 @@ def _path(sample: Sample, media: Media, where: MediaLocation) -> Any:
 
 
 def _written(given: Any, where: MediaLocation) -> Path:
-    """Writes an image in memory to a file named by its hash; returns the file."""
+    """Writes an image to a file whose name is a hash of the image; returns the path."""
     if isinstance(given, Image.Image):
         buffer = io.BytesIO()
         as_rgb(given).save(buffer, "PNG")
@@ -92,7 +94,7 @@ def _written(given: Any, where: MediaLocation) -> Path:
 
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
-    """The row of a prompt made from `parent` with changed fields; its `verifier` is added later."""
+    """The row of a prompt made from `parent` by changing fields. Its `verifier` is added later."""
     inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
     return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
             "parent": str(parent["id"])}

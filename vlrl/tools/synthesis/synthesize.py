@@ -1,17 +1,16 @@
-"""`vlrl data synthesize`: new training prompts, kept where a model solves them sometimes but not always.
+"""`vlrl data synthesize`: finds new training prompts that a model answers correctly sometimes but not always.
 
-A task proposes prompts (by exploring, from failures, or with its knobs), or a model behind a server writes them
-(prompt_writer.py).
+The prompts are proposed by a task (by exploring, from failures, or with its knobs), or written by a model behind a
+server (prompt_writer.py).
 
     with explorers(config, search, where) as explore:                            # worker processes with the task
         candidates = propose_all(explore, search, files.candidates, known, progress)
     rows, counts = distinct(candidates, heldout, task)                           # without near duplicates
     accepted, refused = filter_rows(rows, measurements, search, counts)          # 0 < pass rate < 1
 
-Tasks found by exploring and filtered by their current pass rate: MobileGUI-RL (arXiv 2507.05720). Tasks made from
-failures and filtered again: WebRL (arXiv 2411.02337), by a critic's value in [.05, .75], here by the pass rate. Other
-recipes: parents.py.
-"""
+Finding tasks by exploring and filtering them by the current pass rate: MobileGUI-RL (arXiv 2507.05720). Making tasks
+from failures and filtering them: WebRL (arXiv 2411.02337), which keeps tasks with a critic's value in [.05, .75]; here
+the pass rate is used. For other recipes see parents.py."""
 
 from __future__ import annotations
 
@@ -46,12 +45,12 @@ from vlrl.types import Row
 FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",
           "verifier": "what checks an answer",
           **{name: COLUMNS[name] for name in COLUMNS if name != "difficulty_given"}}
-"""Added column -> description."""
+"""Column that synthesis adds to rows -> description."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisFiles:
-    """The file of kept rows of a synthesis, and the files next to it."""
+    """The file of kept rows, and the files next to it."""
 
     out: Path
 
@@ -60,43 +59,44 @@ class SynthesisFiles:
 
     @property
     def candidates(self) -> Path:
-        """Candidates so far; deleted at the end."""
+        """File of the candidates so far; deleted at the end."""
         return self._with_ending("candidates.part.jsonl")
 
     def answers(self, rows: Sequence[Row]) -> Path:
-        """Answers to these rows so far; deleted at the end."""
+        """File of the model's answers to these rows so far; deleted at the end."""
         digest = hashlib.sha256("".join(map(json_line, rows)).encode()).hexdigest()
         return self._with_ending(f"answers-{digest[:8]}.part.jsonl")
 
     @property
     def parts(self) -> list[Path]:
-        """The files that are deleted at the end."""
+        """The temporary files, which are deleted at the end."""
         return [self.candidates, *self.out.parent.glob(f"{glob.escape(self.out.stem)}.answers-*.part.jsonl")]
 
     @property
     def replies(self) -> Files:
-        """Replies of servers; kept, as they may have cost money."""
+        """Files of the servers' replies; not deleted, because replies may have cost money."""
         return Files(written=self._with_ending("written.jsonl"), votes=self._with_ending("votes.jsonl"))
 
     @property
     def refused(self) -> Path:
-        """Rows that were measured but not kept."""
+        """File of the rows that were measured but not kept."""
         return self._with_ending("refused.jsonl")
 
     @property
     def about(self) -> Path:
-        """Settings, and the number of candidates that passed each filter."""
+        """File of the settings, and of the number of candidates that passed each filter."""
         return self._with_ending("about.json")
 
 
 def facts(config: Config, search: Search) -> dict[str, Any]:
-    """Everything that candidates depend on, as JSON: a search is only continued where this is equal."""
+    """Everything that candidates depend on, as JSON. A search is continued only if its facts are the same."""
     parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.ways))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
 
 def goes_on(places: SynthesisFiles) -> bool:
-    """Whether the files are those of an earlier command with failed requests, which may be repeated."""
+    """Whether the files were written by an earlier command in which requests failed; the command may then be repeated.
+    """
     return bool((read_json(places.about) or {}).get("unanswered"))
 
 
@@ -104,7 +104,7 @@ GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
          "distinct": ("near a held-out row", "near-duplicate"),
          "verified": ("refused by the task", "no majority", "not all votes"), "measured": ("not measured",),
          "kept": ("never right", "always right", "outside the range", "beyond --keep")}
-"""Filter -> reasons for which it removes candidates."""
+"""Name of a filter -> reasons for which it removes candidates."""
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -112,10 +112,9 @@ GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
 
 def propose_all(explore: Explore, search: Search, part: Path, known: Mapping[str, Any],
              progress: Progress) -> list[Candidate]:
-    """The candidates in order; those in the file `part` are not proposed again.
+    """All candidates in order. Candidates that are stored in the file `part` are not proposed again.
 
-    Raises ConfigError where the task proposes nothing, or `part` belongs to another search.
-    """
+    Raises ConfigError if the task cannot propose prompts, or if `part` belongs to another search."""
     lines = resume_lines(part, known, "a search", "file")
     have = {line["candidate"]["number"]: Candidate(**line["candidate"]) for line in lines if "candidate" in line}
     what = "varying failed prompts" if search.parents else "exploring"
@@ -132,7 +131,7 @@ def propose_all(explore: Explore, search: Search, part: Path, known: Mapping[str
 
 
 def verdict(measured: MeasuredPrompt, search: Search) -> str:
-    """Why a prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" where it is.
+    """Why a prompt is not kept: "never right", "always right", "outside the range" or "not measured"; "" if it is kept.
     """
     right, scored = measured.counts
     if measured.reason is not None:
@@ -144,10 +143,10 @@ def verdict(measured: MeasuredPrompt, search: Search) -> str:
 
 def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
-    """The rows that are kept and those that are not (with a column `refused`), with measured columns; counts both.
+    """(rows that are kept, rows that are not kept), with the columns of their measurements. Rows that are not kept also
+    have the reason in the column `refused`. Adds the numbers of rows to `counts`.
 
-    With search.keep the rows with the lowest pass rates are kept, sorted by pass rate.
-    """
+    With search.keep only the rows with the lowest pass rates are kept, sorted by pass rate."""
     accepted, refused = list[Row](), list[Row]()
     for row, one in zip(rows, measurements, strict=True):
         why, whole = verdict(one, search), {**row, **one.columns()}
@@ -178,8 +177,7 @@ def write(places: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row
           known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
     """Writes the rows and the record of the synthesis atomically, and deletes the temporary files.
 
-    more: further results for the record. Raises DataError, after the refused rows are written, where no row is kept.
-    """
+    more: further results for the record. If no row is kept, raises DataError after the other files are written."""
     about = {"file": places.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
              "gates": gates(counts),
              "kept_by_generator": dict(sorted(Counter(row["generator"] for row in accepted).items())), **(more or {})}
@@ -203,22 +201,22 @@ class Synthesis:
     """The result of a synthesis."""
 
     counts: dict[str, int]
-    """Number of candidates by outcome."""
+    """Outcome -> number of candidates."""
     rows: list[Row]
     unanswered: int = 0
-    """Failed requests to servers."""
+    """Number of failed requests to servers."""
     costs: dict[str, Any] = field(default_factory=dict)
-    """Cost of generator and teacher."""
+    """Cost of the generator and of the teacher."""
 
 
 def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, places: SynthesisFiles,
                        progress: Progress,
                 order: WriterSettings | None = None) -> Synthesis:
-    """Proposes candidates, or has the generator of `order` write them; lets the chosen model answer each `answers`
-    times; and writes the rows that are kept. All processes call it; only the main process proposes.
+    """Runs a synthesis: proposes candidates, or lets the generator of `order` write them; lets the chosen model answer
+    each candidate `answers` times; writes the rows that are kept. All processes must call it; only the main process
+    proposes candidates.
 
-    Raises DataError where no row is kept, and the errors of servers (PromptWriter).
-    """
+    Raises DataError if no row is kept, and the errors of servers (see PromptWriter)."""
     known, where = facts(config, search), MediaLocation.of(config, places.out)
     rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, progress, order),
                                       "proposing candidates")
@@ -238,7 +236,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 
 def _candidates(config: Config, search: Search, places: SynthesisFiles, where: MediaLocation, known: Mapping[str, Any],
                 progress: Progress, order: WriterSettings | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """The rows to measure, counts of candidates removed before, and results of servers."""
+    """(rows to measure, counts of the candidates removed before, results of servers)."""
     task = make_task(config)
     writing = order and PromptWriter(config=config, task=task, search=search, order=order, files=places.replies,
                                      where=where,
