@@ -314,7 +314,7 @@ def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
     numbered = {name for number, name in numbers if type(number) is int}
     unknown = sorted((names - numbered) | {name for number, name in numbers if type(number) is not int})
     if unknown:
-        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, and others have one; "
+        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, but others have one; "
                         "set task.class_order to all classes in the order of the data set")
     return [name for _, name in sorted(numbers)]
 
@@ -339,7 +339,7 @@ def checked(row: Record) -> dict[str, Any]:
     several = isinstance(label, list) or row.get("multi") is True
     given = label if isinstance(label, list) else [label]
     if not given or not all(_is_name(v) for v in given):
-        raise DataError(f"label={short(label)} must be a text or a whole number, or a list of them")
+        raise DataError(f"label={short(label)} must be a string or a whole number, or a list of these")
     names = [str(v) for v in given]
     row = {**row, "label": names if several else names[0]}
     if row.get("labels") is not None:
@@ -348,8 +348,8 @@ def checked(row: Record) -> dict[str, Any]:
         row["synonyms"] = _synonyms(row, names)
     split = next((name for label in names for name in names_of(row, label) if several and _BETWEEN.search(name)), None)
     if split:
-        raise DataError(f"label={short(split)} has a comma, a semicolon or a line end, which separates the names of an "
-                        "answer where a row has several labels")
+        raise DataError(f"label={short(split)} has a comma, a semicolon or a line break: in an answer to a row with "
+                        "several labels these separate the names")
     if problem := label_problem(names, row.get("labels")):
         raise DataError(problem)
     return row
@@ -371,5 +371,5 @@ def _is_name(value: Any) -> bool:
 def _texts(row: Record, key: str) -> list[str]:
     values = row[key]
     if not isinstance(values, list) or not all(_is_name(v) for v in values):
-        raise DataError(f"{key}={short(values)} must be a list of texts")
+        raise DataError(f"{key}={short(values)} must be a list of strings")
     return [str(v) for v in values]

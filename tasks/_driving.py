@@ -246,7 +246,7 @@ TRAJECTORY = Recipe(
 def needs_outcomes(_task: Any, row: Mapping[str, Any]) -> str | None:
     outcomes = row.get("outcomes")
     if not isinstance(outcomes, Mapping) or not outcomes:
-        return ("the row has no outcomes, and task.recipe judges pictures of what a plan leads to: "
+        return ("the row has no outcomes, and task.recipe rewards images of a plan's outcome: "
                 "{\"KEEP, STRAIGHT\": \"keep.png\", ...}")
     return None
 

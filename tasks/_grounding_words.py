@@ -78,7 +78,7 @@ def _right_letters(_task: Any, sample: Sample) -> str:
 def _choice_problem(task: Any, row: Mapping[str, Any]) -> str | None:
     count = len(options_of(row))
     if not 2 <= count <= len(LETTERS):
-        return f"{count} options (or labels), where a choice needs 2 to {len(LETTERS)}"
+        return f"the row has {count} options (or labels), but a choice needs 2 to {len(LETTERS)}"
     if not _right_letters(task, Sample(id="", row={"boxes": [], **row})):
         return f"answer={row.get('answer')!r} names none of the options; give its letter, or a box with its label"
     return None

@@ -65,8 +65,8 @@ def _right(row: Record) -> str:
         return kinds.right_answers(row)[0]
     letter, options = kinds.target(row)[0], kinds.options_of(row)
     if not options or "," in letter:
-        raise DataError(f"answer={row['answer']!r} is not one option of a list, as task.form needs: give the row its "
-                        "options, or set task.form=own")
+        raise DataError(f"answer={row['answer']!r} is not one of the row's options, as task.form requires: give the "
+                        "row its options, or set task.form=own")
     return options[kinds.LETTERS.index(letter)]
 
 

@@ -179,12 +179,12 @@ def _option_problem(row: Record) -> str | None:
     options = row.get("options")
     if options is not None and not (isinstance(options, list) and all(
             isinstance(o, (str, int, float)) and str(o).strip() for o in options)):
-        return f"options={str(options)[:200]} must be a list of texts"
+        return f"options={str(options)[:200]} must be a list of strings"
     if options and not 2 <= len(options) <= len(LETTERS):
-        return f"{len(options)} options, where a choice needs 2 to {len(LETTERS)}"
+        return f"{len(options)} options, but a choice needs 2 to {len(LETTERS)}"
     texts = [option.strip() for option in options_of(row)]
     twice = next((t for i, t in enumerate(texts) if t in texts[:i]), None)
-    return f"two options say {twice[:_SHORT]!r}" if twice else None
+    return f"two options have the text {twice[:_SHORT]!r}" if twice else None
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _answer_problem(task: Any, row: Record) -> str | None:
     answer, kind = row.get("answer"), row["answer_type"]
     given: Sequence[Any] = answer if isinstance(answer, list) else [answer]
     if not given or not all(isinstance(a, str) or (is_number(a)) for a in given):
-        return f"answer={str(answer)[:_SHORT]} must be a text, a number, or a list of right answers"
+        return f"answer={str(answer)[:_SHORT]} must be a string, a number, or a list of right answers"
     values = target(row)
     if not values or (kind_of(row) is KINDS["math"] and not any(_readable(task, value) for value in values)):
         among = f" of {', '.join(options_of(row))[:200]}" if kind == "choice" and row.get("options") else ""

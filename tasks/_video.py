@@ -71,10 +71,10 @@ def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
     """What a row lacks for a recipe of typed answers; None if nothing."""
     kind, answer, options = kind_of(row), row.get("answer"), options_of(row)
     if kind not in TYPED:
-        return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, which knows {', '.join(TYPED)}; "
+        return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, only {', '.join(TYPED)}; "
                 "rows with spans are for task.recipe=span, rows with tracks for videochat_r1_track")
     if not (is_number(answer) or (isinstance(answer, str) and answer.strip())):
-        return f"answer={str(answer)[:200]!r} must be a text or a number"
+        return f"answer={str(answer)[:200]!r} must be a string or a number"
     if kind == "choice" and (len(options) > len(LETTERS) or option_letter(str(answer), options) is None):
         return (f"answer={str(answer)[:200]!r} must be the letter of one of the row's {len(options)} options (at most "
                 f"{len(LETTERS)}), or its text")

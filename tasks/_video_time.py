@@ -71,7 +71,7 @@ def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def needs_spans(_task: Any, row: Mapping[str, Any]) -> str | None:
-    return None if row.get("spans") else "spans is missing: [[start, end], ...] in seconds, when it happens"
+    return None if row.get("spans") else "spans is missing: [[start, end], ...], the times of the event in seconds"
 
 
 def needs_one_span(task: Any, row: Mapping[str, Any]) -> str | None:
@@ -85,7 +85,7 @@ def _needs_one_span_and_duration(task: Any, row: Mapping[str, Any]) -> str | Non
     wrong = needs_one_span(task, row)
     if wrong or row.get("duration") is not None:
         return wrong
-    return "duration is missing: the seconds of the clip, by which the distance of both ends is measured"
+    return "duration is missing: the length of the clip in seconds, to which errors of start and end are relative"
 
 
 # --- plain ------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _first_letter(text: str, letters: str) -> str | None:
 def _needs_evidence(_task: Any, row: Mapping[str, Any]) -> str | None:
     options = row.get("options")
     if not isinstance(options, list) or not 2 <= len(options) <= len(_LETTERS):
-        return f"options={str(options)[:200]} must be a list of 2 to {len(_LETTERS)} texts"
+        return f"options={str(options)[:200]} must be a list of 2 to {len(_LETTERS)} strings"
     if option_letter(str(row.get("answer", "")), list(map(str, options))) is None:
         return f"answer={str(row.get('answer'))[:200]!r} must be the letter or the text of one of the options"
     return None if isinstance(row.get("spans"), list) else "spans is missing: the intervals that show the answer, or []"

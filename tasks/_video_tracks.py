@@ -90,7 +90,7 @@ def problem(row: Mapping[str, Any]) -> str | None:
     if wrong := tracks_problem(tracks):
         return wrong
     most = max(len(track["boxes"]) for track in tracks)
-    return f"a track has {most} frames, and may have {_MOST_FRAMES}" if most > _MOST_FRAMES else None
+    return f"a track has {most} frames, more than the largest number, {_MOST_FRAMES}" if most > _MOST_FRAMES else None
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:

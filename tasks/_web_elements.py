@@ -149,7 +149,7 @@ def page_state(raw: Any) -> PageState:
         elements = tuple(_element(one) for one in raw["elements"])
         return PageState(elements, frozenset((_text(role), _text(name)) for role, name in raw["pressed"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise PageFailed(f"the page does not let its elements be seen ({type(error).__name__})") from None
+        raise PageFailed(f"the elements of the page cannot be read ({type(error).__name__})") from None
 
 
 def _element(raw: Any) -> Element:

@@ -38,7 +38,7 @@ class WebEnvironment(Environment):
     def step(self, action: str) -> Step:
         before = self._look
         if before is None:
-            raise PageFailed("the page was never begun")
+            raise PageFailed("the first action came before the reset of the episode")
         try:
             parsed = read(self._form, self._task, self._sample, action)
         except UnreadableAction as error:
@@ -80,7 +80,7 @@ class WebEnvironment(Environment):
         for action in self._done:
             look = self._page.act(action)
         if look.sha256 != self._look.sha256:
-            raise PageFailed("the page shows something else after the same actions")
+            raise PageFailed("the page looks different after the same actions")
 
     @staticmethod
     def _shown(look: PageView, text: str) -> Observation:

@@ -103,8 +103,8 @@ def read_goals(row: Mapping[str, Any]) -> tuple[Goal, ...]:
                 raise ValueError(f"there is no check {check.kind!r} with value {check.value!r}")
             goals.append(Goal(check, tuple(map(_action, one.get("actions", ())))))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"row {row.get('id')!r}: sub-goal {number}: {error}; a check has kind ("
-                            f"{', '.join(KINDS)}), role, name and, where a text is typed, value") from None
+            raise DataError(f"row {row.get('id')!r}: sub-goal {number}: {error}; a check has a kind ("
+                            f"{', '.join(KINDS)}), a role, a name and, for kind typed, a value") from None
     return tuple(goals)
 
 
@@ -113,7 +113,7 @@ def _action(entry: Mapping[str, Any]) -> Action:
         raise ValueError(f"there is no action {entry['verb']!r}")
     point, to = (tuple(float(v) for v in entry[name]) if entry.get(name) else None for name in ("point", "to"))
     if any(place is not None and len(place) != 2 for place in (point, to)):
-        raise ValueError(f"a point has two numbers, and {entry!r} has not")
+        raise ValueError(f"a point must have two numbers: {entry!r}")
     return Action(entry["verb"], point, to, _text(entry.get("text", "")))  # pyright: ignore[reportArgumentType]
 
 
@@ -128,8 +128,8 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
     """
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise ConfigError(f"curriculum.stages: fields.subgoals={most!r}: give a whole number from 1 on, how many "
-                          "sub-goals are asked for")
+        raise ConfigError(f"curriculum.stages: fields.subgoals must be a whole number >= 1 (the number of sub-goals to "
+                          f"ask for), got {most!r}")
     return goals[:most]
 
 

@@ -131,7 +131,7 @@ class Page:
             await tab.page.clock.fast_forward(_TICK_MS)
         state: Mapping[str, Any] | None = await tab.page.evaluate(_STATE)
         if state is None:
-            raise PageFailed("the page was left for another one")
+            raise PageFailed("the page has navigated to another page")
         shot = await tab.session.send("Page.captureScreenshot", {
             "format": "png", "optimizeForSpeed": True,
             "clip": {"x": 0, "y": 0, "width": SIDES[0], "height": SIDES[1], "scale": 1}})

@@ -115,8 +115,8 @@ class Classification(RecipeTask):
         for half, inside in halves.items():
             half_of |= dict.fromkeys(inside, half)
         if halves and any(len(classes) > 1 for _, classes in entries):
-            raise DataError(f"task.classes={self.classes} halves the classes, but some rows have several; set "
-                            "task.classes=all")
+            raise DataError(f"task.classes={self.classes} selects half of the classes, but some rows have several "
+                            "labels; set task.classes=all")
         if split == "train":
             places = [p for p in places if not halves or half_of[entries[p][1][0]] == self.classes]
             if self.shots:

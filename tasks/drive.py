@@ -148,9 +148,9 @@ class Drive(Task):
             if not self.solvable or self.oracle_actions(sample) is not None:
                 return sample
             sample = replace(sample, row={**row, "scene": f"{scene}/{other}"})
-        raise DataError(f"sample '{sample.id}': task.solvable, and the expert arrives in none of {_TRIES} scenes of "
-                        f"{scenario}: set another task.seconds (it is {self.seconds}) or less task.traffic "
-                        f"({self.traffic:g}), or leave it out of task.scenarios")
+        raise DataError(f"sample '{sample.id}': task.solvable=true, but the expert reaches the goal in none of "
+                        f"{_TRIES} scenes of {scenario}: change task.seconds={self.seconds}, lower task.traffic="
+                        f"{self.traffic:g}, or leave {scenario} out of task.scenarios")
 
     def environment(self, sample: Sample) -> Environment:
         return DriveEnvironment(self, sample)

@@ -74,7 +74,7 @@ class Driving(RecipeTask):
             raise ConfigError(f"task.benchmark={self.benchmark!r} is not known.{did_you_mean(self.benchmark, _KNOWN)} "
                               f"Known: {', '.join(_KNOWN)}.")
         if self.benchmark and self.used.read is recipes.read_way:
-            raise ConfigError(f"task.benchmark={self.benchmark!r} is of plans, and task.recipe={self.recipe!r} asks "
+            raise ConfigError(f"task.benchmark={self.benchmark!r} scores plans, but task.recipe={self.recipe!r} asks "
                               "for a trajectory")
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
@@ -170,7 +170,7 @@ def _scene_problem(row: Mapping[str, Any]) -> str | None:
     if speed is not None and not is_number(speed):
         return f"speed_mps={str(speed)[:200]} must be a number of metres per second"
     if not isinstance(navigation, (str, type(None))):
-        return f"navigation={str(navigation)[:200]} must be a text"
+        return f"navigation={str(navigation)[:200]} must be a string"
     cameras, frames = row.get("cameras"), row.get("frames")
     if cameras and not (_listed(cameras, count) and all(isinstance(name, str) for name in cameras)):
         return f"cameras={str(cameras)[:200]} must be a list of names, one for each of the {count} pictures"

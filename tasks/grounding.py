@@ -115,8 +115,8 @@ class Grounding(RecipeTask):
         for name in sorted(asked & {"question", "expression", "categories"} - known.keys() - row.keys()):
             has = "question" if name != "question" else "expression" if row.get("expression") else "labels"
             place = "categories" if has == "labels" else has
-            return (f"task.prompt asks for {{{name}}}, and the row has none, but {has}={str(row.get(has))[:120]!r}: "
-                    f"ask with {{{place}}}, or leave task.prompt out")
+            return (f"task.prompt contains {{{name}}}, which the row does not have; it has "
+                    f"{has}={str(row.get(has))[:120]!r}: use {{{place}}} in task.prompt, or leave task.prompt out")
         return None
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
@@ -211,7 +211,7 @@ def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"
     labels = row.get("labels")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(v, str) for v in labels)):
-        return f"labels={str(labels)[:200]} must be a list of texts, the categories to find"
+        return f"labels={str(labels)[:200]} must be a list of strings, the categories to find"
     if asks and isinstance(row.get("question"), str) and row.get("answer") is not None and not row.get("boxes"):
         return words.count_problem(row)
     if not isinstance(row.get("expression"), str) and not labels and not isinstance(row.get("question"), str):

@@ -132,7 +132,7 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     if not isinstance(row.get("instruction"), str):
         return f"instruction={row.get('instruction')!r} must be the text that names the element or the step"
     if not isinstance(row.get("history", ""), (str, list, type(None))):
-        return f"history={str(row['history'])[:200]} must be a text or a list of the steps so far"
+        return f"history={str(row['history'])[:200]} must be a string or a list of the steps so far"
     action = row.get("action")
     if action is not None and not (isinstance(action, dict) and isinstance(action.get("type"), str)):
         return f"action={str(action)[:200]} must be an object with a type, e.g. {{\"type\": \"click\"}}"

@@ -101,7 +101,7 @@ class Repair(Task):
         paid = [part for part in missing if any(weight for weight in _weights(self.other.weights[part]))]
         if paid:
             raise ConfigError(f"task.base={self.base}: its part '{paid[0]}' compares the answers of a group or needs a "
-                              "service, so that no attempt can be judged by itself; set its weight to 0, "
+                              "service, so an attempt cannot be scored alone; set its weight to 0, "
                               f"task.base_settings={{rewards: {{{paid[0]}: 0}}}}, or take another task")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:

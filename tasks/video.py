@@ -61,7 +61,7 @@ class Video(RecipeTask):
         self._rule = resolve("task.benchmark", self.benchmark, benchmarks.RULES) if self.benchmark else None
         least, most = self.length_range
         if not 0 <= least <= most:
-            raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
+            raise ConfigError(f"task.length_range=[{least}, {most}] must be [smallest, largest] number of tokens")
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         """The sample of a row. Its video comes before its images, as SEED-Bench-R1 shows the past before the present.
@@ -101,14 +101,14 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     """What is wrong with a video row, whatever the recipe; None if nothing is."""
     question, kind = row.get("question"), row.get("answer_type")
     if not isinstance(question, str) or not question.strip():
-        return f"question={str(question)[:200]!r} must be a text"
+        return f"question={str(question)[:200]!r} must be a string"
     if not isinstance(kind, str):
         return f"answer_type={kind!r} must be one of choice, number, text, ocr, regression, span, track, span+choice"
     for field in ("options", "labels"):
         given = row.get(field)
         if given is not None and not (isinstance(given, list) and all(isinstance(v, str) and v.strip() for v in given)):
-            return f"{field}={str(given)[:200]} must be a list of texts"
+            return f"{field}={str(given)[:200]} must be a list of strings"
     tolerance = row.get("tolerance")
     if tolerance is not None and not (is_number(tolerance) and tolerance >= 0):
-        return f"tolerance={str(tolerance)[:200]} must be a number, 0 or more: how far an answer may be off"
+        return f"tolerance={str(tolerance)[:200]} must be a number >= 0, the largest accepted error of an answer"
     return None

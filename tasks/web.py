@@ -143,12 +143,12 @@ class Web(Task):
         page, seed, known = row.get("page"), row.get("seed"), self._known()
         if page not in known:
             raise DataError(f"row {row.get('id')!r}: there is no page {page!r}.{did_you_mean(str(page), known)} "
-                            "task.html says where pages lie")
+                            "task.html is the folder of the pages")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise DataError(f"row {row.get('id')!r}: seed={seed!r} is not an integer")
         if page in self.heldout_pages and row.get("split") != "heldout":
             raise DataError(f"row {row.get('id')!r}: its page {page!r} is one of task.heldout_pages, which are never "
-                            "trained on: leave the row out, or the page there")
+                            "trained on: remove the row, or the page from task.heldout_pages")
         read_goals(row)
         sample = super().sample_from_row(row, root)
         return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})
@@ -188,8 +188,8 @@ class Web(Task):
         known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
-            raise DataError(f"sample '{sample.id}': the model sees the screenshot as {known} pixels, and its points "
-                            f"were read as pixels of {taken}: leave model.max_pixels, model.min_pixels and "
+            raise DataError(f"sample '{sample.id}': the model sees the screenshot as {known} pixels, but its points "
+                            f"were parsed as pixels of {taken}: leave model.max_pixels, model.min_pixels and "
                             "episode.max_pixels as they are, or change task.scale")
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:

@@ -69,7 +69,7 @@ def test_what_it_answers_and_refuses(served):
     for body, said in (({"n": 2}, "'n' is not supported"), ({"temperature": -1}, "temperature=-1"),
                        ({"top_p": 0}, "top_p=0"), ({"max_tokens": 10_000}, "rollout.max_new_tokens"),
                        ({"seed": 1.5}, "seed=1.5"), ({"tools": [{"type": "function"}]}, "'tools' is not supported"),
-                       ({"stop": [1]}, "stop: give a text"), ({"messages": []}, "messages: a list")):
+                       ({"stop": [1]}, "stop: give a string"), ({"messages": []}, "messages must be a list")):
         refused = asked(client, **body)
         assert refused.status_code == 400 and said in refused.json()["error"]["message"]
     assert client.get("/v1/episodes/x").status_code == client.post("/v1/episodes/x/reward", json={}).status_code == 404

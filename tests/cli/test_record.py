@@ -49,7 +49,7 @@ def served(tiny_models, tmp_path_factory):
         process.kill()
         process.wait(60)
     rows = {r["episode_id"]: r for r in RunFolder(folder).rollouts().to_pylist()}
-    assert "the server ended" in rows["left"]["error"] and rows["left"]["reward"] is None
+    assert "the server was stopped" in rows["left"]["error"] and rows["left"]["reward"] is None
 
 
 @pytest.mark.parametrize("words, said", [

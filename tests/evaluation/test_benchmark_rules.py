@@ -173,6 +173,6 @@ def test_alphadrive_counts_words_wherever_they_stand():
     # KEEP is said twice, both times beside the true word of its row; STOP once, and missed once
     found = [split[f"alphadrive_f1/{word}"] for word in ("KEEP", "STOP", "LEFT_TURN", "ACCELERATE")]
     assert found == pytest.approx([1, 2 / 3, 1, 0])
-    for recipe, name, told in (("plan", "alphadriv", "alphadrive"), ("trajectory", "alphadrive", "is of plans")):
+    for recipe, name, told in (("plan", "alphadriv", "alphadrive"), ("trajectory", "alphadrive", "scores plans")):
         with pytest.raises(ConfigError, match=f"task.benchmark='{name}'.*{told}"):
             load("driving", {"recipe": recipe, "benchmark": name})

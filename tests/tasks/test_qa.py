@@ -223,8 +223,8 @@ def test_forms_of_an_item():
         assert not any(option.startswith("-") for option in made["options"])
     assert {asked(COUNT, "choice", i)["answer"] for i in range(30)} == {*"ABCD"}
     assert asked(YES, "choice")["options"] in (["yes", "no"], ["no", "yes"]) and asked(YES, "open")["answer"] == "yes"
-    for form, row, words in (("choice", TEXT, "answer_type=text"), ("open", SEVERAL, "is not one option"),
-                             ("yes_no", {**CHOICE, "options": None}, "is not one option")):
+    for form, row, words in (("choice", TEXT, "answer_type=text"), ("open", SEVERAL, "is not one of the row's options"),
+                             ("yes_no", {**CHOICE, "options": None}, "is not one of the row's options")):
         with pytest.raises(DataError, match=f"row 'r0': .*{words}"):
             asked(row, form)
 
@@ -235,12 +235,12 @@ def test_forms_of_an_item():
 @pytest.mark.parametrize(("change", "words"), [
     ({"question": " "}, "question= "), ({"question": None}, "question=None"), ({"answer_type": "sum"}, "one of choice"),
     ({"answer_type": None}, "; or set data.format=qa, which"), ({"answer_type": ["count"]}, "one of choice"),
-    ({"answer": {"a": 1}}, "must be a text"),
+    ({"answer": {"a": 1}}, "must be a string"),
     ({"answer": "D"}, "answer='D' cannot be read as the letter of the right option of a cat, a dog"),
-    ({"answer": None}, "must be a text, a number, or a list"), ({"answer": True}, "must be a text, a number"),
-    ({"answer": []}, "must be a text, a number, or a list"), ({"options": ["x"]}, "1 options"),
+    ({"answer": None}, "must be a string, a number, or a list"), ({"answer": True}, "must be a string, a number"),
+    ({"answer": []}, "must be a string, a number, or a list"), ({"options": ["x"]}, "1 options"),
     ({"options": "A B"}, "a list"),
-    ({"options": ["x", " "]}, "a list of texts"), ({"options": ["x", "x "]}, "two options say 'x'"),
+    ({"options": ["x", " "]}, "a list of strings"), ({"options": ["x", "x "]}, "two options have the text 'x'"),
     ({"answer_type": "number"}, "answer='B' cannot be read as a number"), ({"tolerance": -1}, "tolerance=-1"),
     ({"tolerance": "5"}, "tolerance='5'"), ({"answer_type": "yes_no", "answer": "maybe"}, "as yes or no"),
     ({"answer_type": "yes_no", "answer": "yes, no"}, "as yes or no"),

@@ -211,9 +211,9 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
 
 
 @pytest.mark.parametrize(("more", "order", "name", "message"), [
-    ([], DistillSettings(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 gives 2 equal answers"),
+    ([], DistillSettings(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 gives 2 identical answers"),
     ([], DistillSettings(), "a.json", r"ends in \.jsonl"), (["data.solutions=x.jsonl"], DistillSettings(), "a.jsonl",
-                                                            "gives the rows"),
+                                                            "provides answers"),
     ([], DistillSettings(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")])
 def test_what_cannot_be_asked_is_told(config, tmp_path, more, order, name, message):
     known = configs.load(tmp_path / "sums.yaml", more)

@@ -60,7 +60,7 @@ def test_an_environment_that_fails_is_said(words, tmp_path):
     assert found and "an episode failed: step: " in found.words() and found.observations == 3
     (tmp_path / "other.py").write_text(TASK.replace('["up"] * sample["goal"]', '["break"]'))
     words = [f"task={tmp_path / 'other.py'}:Lamp"]
-    with pytest.raises(DataError, match=r"no action .* was answered.*broken"):
+    with pytest.raises(DataError, match=r"no environment returned an observation.*broken"):
         plan.observe(configs.load(THREE, words))
 
 

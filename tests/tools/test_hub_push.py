@@ -89,7 +89,7 @@ def test_what_anyone_may_read_is_not_filled_unless_that_is_meant(served):
 
 @pytest.mark.parametrize("name", ["a b/c", "name", "a/b/c", "-x/y"])
 def test_names_that_are_none(served, name):
-    with pytest.raises(ConfigError, match="is not a valid name of a model"):
+    with pytest.raises(ConfigError, match="is not a valid model name"):
         push(HubTarget(name), {"config.json": b"{}"}, "x")
     assert served.asked == []
 

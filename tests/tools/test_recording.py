@@ -106,7 +106,7 @@ def test_what_contradicts_the_record_is_refused_with_its_place(made, change, pla
 
 @pytest.mark.parametrize("body, said", [
     ({"tools": []}, "'tools' is not supported"), ({"temperature": 0.3}, "rollout.temperature=1"), ({"n": 2}, "'n'"),
-    ({"max_tokens": 10**6}, "rollout.max_new_tokens"), ({"messages": []}, "a list of messages"),
+    ({"max_tokens": 10**6}, "rollout.max_new_tokens"), ({"messages": []}, "messages must be a list"),
     ({"stop": [3]}, "stop"),
     ({"messages": [user("x", "http://127.0.0.1/a.png")]}, "only data: URLs are accepted"),
     ({"messages": [user("x", "data:image/png;base64,%%")]}, r"messages\[0\]\.content\[0\]"),
@@ -154,8 +154,8 @@ def test_limits(made, parts):
         made.chat("a", {"messages": messages})
     with pytest.raises(RequestError, match=r"ended at the limit episode\.max_media"):
         made.chat("a", {"messages": messages})
-    for body, said in (({}, "give"), ({"reward": float("nan")}, "no finite number"), ({"reward": 1, "x": 2}, "unknown"),
-                       ({"reward": 1, "parts": {"a": "b"}}, r"parts\['a'\]")):
+    for body, said in (({}, "send"), ({"reward": float("nan")}, "not a finite number"),
+                       ({"reward": 1, "x": 2}, "unknown"), ({"reward": 1, "parts": {"a": "b"}}, r"parts\['a'\]")):
         with pytest.raises(RequestError, match=said):
             made.reward("a", body)
     assert made.reward("a", {"reward": None})["finish_reason"] == "media"

@@ -69,10 +69,10 @@ def test_what_a_task_proposes():
 
 
 @pytest.mark.parametrize(("body", "error", "why"), [
-    (None, ConfigError, "'number' proposes no prompts: write Task.propose"),
+    (None, ConfigError, "'number' cannot propose prompts: write Task.propose"),
     (lambda *_: 1 / 0, TaskError, r"propose\(0\) failed: .*ZeroDivisionError"),
-    (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the text 'verifier'"),
-    (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the text 'id'"),
+    (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the string field 'verifier'"),
+    (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the string field 'id'"),
     (lambda *_: {"id": "a", "generator": "g", "verifier": "v", "x": float("nan")}, DataError, "cannot be written"),
 ])
 def test_a_task_that_cannot_propose_is_named(body, error, why):

@@ -374,8 +374,8 @@ def test_samples_of_a_run_with_knobs_are_varied_by_their_knobs(tmp_path):
 
 @pytest.mark.parametrize(("wanted", "message"), [
     (SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
-    (SeedSettings(recipe="sws", source="file"), "a file of pass rates does not tell"),
-    (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both say what is varied"),
+    (SeedSettings(recipe="sws", source="file"), "a file of pass rates is not enough"),
+    (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both choose the rows to vary"),
     (SeedSettings(least=0.9, most=0.1), "nothing lies between")])
 def test_what_does_not_go_together(quiz, tmp_path, wanted, message):
     rows = read_rows(tmp_path / "rows.jsonl")

@@ -94,7 +94,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; name a folder to write to")
     if out.is_dir() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty, and nothing is overwritten: name another folder, or remove it first")
+        raise RunError(f"{out} is not empty, and files are not overwritten: name another folder, or remove this one "
+                       "first")
     transformers.logging.disable_progress_bar()
     temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
     try:
@@ -189,7 +190,7 @@ def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packi
     loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
     ids = _encode(loading.load_processor(ModelSettings(name=str(out)), family_of(loaded.config)), loaded, out).ids
     if ids.tolist() != prompt.ids.tolist():
-        raise RunError(f"the saved processor tokenizes a prompt otherwise than the checkpoint's ({len(ids)} tokens "
+        raise RunError(f"the saved processor tokenizes a prompt differently from the checkpoint's ({len(ids)} tokens "
                        f"instead of {len(prompt)}). Nothing was exported.")
     if _digest(loaded) != digest:
         raise RunError(f"the weights saved in {out} differ when they are read back. Nothing was exported; check the "
@@ -244,8 +245,8 @@ def _declared(base: str) -> str:
     try:
         config = AutoConfig.from_pretrained(loading.resolve(base), trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]} Bring "
-                       "it back, or export the adapter as it is with --adapter.") from error
+        raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]}Restore "
+                       "it, or export the adapter without merging it, with --adapter.") from error
     dtype = getattr(config, "dtype", None)
     name = str(dtype).removeprefix("torch.")
     return name if name in DTYPES else "float32"

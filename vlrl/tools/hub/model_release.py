@@ -148,8 +148,8 @@ def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
     text = _text(name, content)
     findings = private.findings(text, vocabulary=name in _VOCABULARY) if text else []
     if findings:
-        raise RunError(f"{name} would reveal {' and '.join(findings)}: nothing is sent. Remove it from that file of "
-                       "the checkpoint, or export it and edit it by hand.")
+        raise RunError(f"{name} would reveal {' and '.join(findings)}: nothing is sent. Remove them from this file of "
+                       "the checkpoint, or export the model and edit the file by hand.")
 
 
 def _text(name: str, content: Path | bytes) -> str:

@@ -49,8 +49,8 @@ def token(repo: str) -> str:
                           "with --dry-run.")
     value = os.environ.get("HF_TOKEN", "").strip()
     if not value:
-        raise ConfigError(f"{repo}: HF_TOKEN is not set. Set it to a token of the Hub with write access; a token from "
-                          "elsewhere is not used.")
+        raise ConfigError(f"{repo}: HF_TOKEN is not set. Set it to a token of the Hub with write access; tokens stored "
+                          "elsewhere are not used.")
     return value
 
 
@@ -62,9 +62,9 @@ def check_name(target: HubTarget) -> None:
     try:
         validate_repo_id(target.repo)
     except errors.HFValidationError as error:
-        raise ConfigError(f"{target.repo!r} is not a valid name of a {target.noun}: {error}") from None
+        raise ConfigError(f"{target.repo!r} is not a valid {target.noun} name: {error}") from None
     if target.repo.count("/") != 1:
-        raise ConfigError(f"{target.repo!r} is not a valid name of a {target.noun}: write organisation/name or "
+        raise ConfigError(f"{target.repo!r} is not a valid {target.noun} name: write organisation/name or "
                           "user/name")
 
 
@@ -145,7 +145,7 @@ def _failures(target: HubTarget) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise _refused(target, error) from None
     except ValueError as error:
-        raise RunError(f"{target.repo}: the Hub does not accept it: {str(error).splitlines()[0][:300]}") from None
+        raise RunError(f"{target.repo}: the Hub refuses the upload: {str(error).splitlines()[0][:300]}") from None
     except (errors.HTTPError, RuntimeError, OSError) as error:
         inner = error
         while inner is not None and not isinstance(inner, (errors.HTTPError, OSError)):

@@ -237,7 +237,7 @@ def _run_state(config: Config) -> str:
     if config.resume == "must" and newest is None:
         raise ConfigError(f"resume=must, but {folder / 'checkpoints'} has no complete checkpoint. Use resume=auto.")
     if config.resume == "never" and folder.is_dir() and any(folder.iterdir()):
-        return f"{folder}: starts over; the old run is moved aside"
+        return f"{folder}: starts over; the folder of the old run is renamed"
     if newest is None:
         return f"{folder}: a new run"
     refuse_other_settings(RunFolder(folder), config)
@@ -249,9 +249,11 @@ def _engine(config: Config) -> str:
     settings = config.engine
     if settings.name == "vllm":
         return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
-                f"memory, on a CPU) besides the memory above{', but not during the update' if settings.sleep else ''}")
+                "memory, on a CPU) in addition to the memory above"
+                f"{', but not during the update' if settings.sleep else ''}")
     if settings.name == "vllm_server":
-        return f"vLLM servers: {', '.join(settings.servers) or 'those of `vlrl serve` on this machine'}; not asked here"
+        servers = ", ".join(settings.servers) or "those of `vlrl serve` on this machine"
+        return f"vLLM servers: {servers}; not contacted by a dry run"
     return ""
 
 

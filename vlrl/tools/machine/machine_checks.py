@@ -157,8 +157,8 @@ def bfloat16() -> str:
     (a @ a).sum().backward()
     assert a.grad is not None and torch.isfinite(a.grad).all(), "a gradient comes out wrong"
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise Notice("warning", "this GPU only emulates it", "model.dtype=float16, where supported, or float32")
-    return f"computes on {device}" + (" (model.dtype=auto is float32 there)" if device == "cpu" else "")
+        raise Notice("warning", "this GPU only emulates bfloat16", "model.dtype=float16, where supported, or float32")
+    return f"computes on {device}" + (" (on a CPU, model.dtype=auto is float32)" if device == "cpu" else "")
 
 
 def video(decoder: str) -> str:
@@ -235,6 +235,6 @@ def hub() -> str:
              if os.environ.get(name)]
     text = ", ".join([f"{models} models in {cache}", *flags])
     if constants.HF_HUB_OFFLINE:
-        raise Notice("info", f"offline, {text}: other models need a folder as model.name",
+        raise Notice("info", f"offline, {text}: for any other model, model.name must be a folder",
                      "unset HF_HUB_OFFLINE to download")
-    return f"a model.name is downloaded at first use (not tried); {text}"
+    return f"models are downloaded from the Hub at first use (not tested); {text}"

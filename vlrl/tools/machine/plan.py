@@ -126,8 +126,8 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     if prompt_tokens is None:
         prompt = visual + memory.TEXT_TOKENS
     elif visual_tokens is not None and visual > prompt_tokens:
-        raise ConfigError(f"--visual-tokens {visual} are part of --prompt-tokens {prompt_tokens}, so they cannot be "
-                          "more")
+        raise ConfigError(f"--visual-tokens {visual} cannot be more than --prompt-tokens {prompt_tokens}, which "
+                          "includes the visual tokens")
     else:
         prompt, visual = prompt_tokens, min(visual, prompt_tokens)
     (trained, count), root, layer = _parameters(config.model.model_dump_json())
@@ -151,8 +151,8 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
         launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
     if config.engine.name == "vllm" and each > 1 and gpus > 1:
-        raise ConfigError(f"engine.tensor_parallel={each} with {gpus} training GPUs: with engine.name=vllm each has an "
-                          "engine of its own. Leave it at 1, or set engine.name=vllm_server")
+        raise ConfigError(f"engine.tensor_parallel={each} with {gpus} training GPUs: with engine.name=vllm each GPU "
+                          "has its own engine. Set engine.tensor_parallel=1, or engine.name=vllm_server")
     if config.engine.name != "hf" and heads % each:
         raise ConfigError(f"engine.tensor_parallel={each}: the {heads} attention heads of {config.model.name} cannot "
                           "be divided among that many GPUs")
@@ -232,10 +232,10 @@ def _notes(config: Config, gpus: int, observed: ObservationStats | None) -> Iter
     if observed:
         yield f"{observed.words()}; a token of text is assumed to have {CHARACTERS:g} characters"
     if config.engine.name == "vllm_server":
-        yield "the servers' GPUs come on top of --gpus, and are assumed to be of the same card"
+        yield "the servers' GPUs are needed in addition to --gpus, and are assumed to be of the same model"
     if config.rollout.prompts_per_step % gpus:
-        yield (f"rollout.prompts_per_step={config.rollout.prompts_per_step} is no multiple of {gpus} GPUs: some wait "
-               "for those that have one prompt more")
+        yield (f"rollout.prompts_per_step={config.rollout.prompts_per_step} is not a multiple of {gpus} GPUs: some "
+               "GPUs wait for those that have one more prompt")
 
 
 # --- as text ---------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def render(result: Plan) -> list[str]:
 
 def _verdict(result: Plan) -> str:
     if not result.side_by_side:
-        return "does not fit: no room for the KV cache beside vLLM's weights (engine.memory)"
+        return "does not fit: no room for the KV cache next to vLLM's weights (engine.memory)"
     if not result.fits:
         return "does not fit"
     return f"fits, barely: estimates have been up to {memory.BAND[1] - 1:.0%} too low" if result.tight else "fits"

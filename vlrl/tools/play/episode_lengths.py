@@ -96,8 +96,8 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
         failed, played = failed or problem, played + 1
         shown += [(*count(step.observation), len(step.observation.media)) for step in steps]
     if not shown:
-        raise DataError(f"task '{task.name}': no action of its first {PLAYED} samples was answered by an environment"
-                        f"{f': {failed}' if failed else ''}")
+        raise DataError(f"task '{task.name}': in its first {PLAYED} samples, no environment returned an observation"
+                        f" after an action{f': {failed}' if failed else ''}")
     tokens, visual, pictures = (math.ceil(sum(column) / len(shown)) for column in zip(*shown, strict=True))
     return ObservationStats(episodes=played, observations=len(shown), oracle=oracle, tokens=tokens, visual=visual,
                     pictures=pictures, failed=failed)

@@ -130,8 +130,8 @@ def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
                         ) from error
     if actions is not None and (isinstance(actions, str) or not isinstance(actions, Sequence) or
                                 not all(isinstance(text, str) for text in actions)):
-        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
-                        "expected a list of texts")
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' returned {str(actions)[:80]!r}, "
+                        "expected a list of strings")
     return None if actions is None else list(actions)
 
 

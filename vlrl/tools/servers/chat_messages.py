@@ -55,18 +55,18 @@ def read(given: Any, access: MediaAccess, root: Path) -> list[Message]:
 
     Raises RequestError naming the invalid message."""
     if not isinstance(given, list) or not given:
-        raise RequestError(400, "messages: a list of messages")
+        raise RequestError(400, "messages must be a list of one or more messages")
     return [_message(one, f"messages[{i}]", access, root) for i, one in enumerate(given)]
 
 
 def _message(given: Any, place: str, access: MediaAccess, root: Path) -> Message:
     role, content = (given.get("role"), given.get("content")) if isinstance(given, dict) else (None, None)
     if role not in ("system", "user", "assistant"):
-        raise RequestError(400, f"{place}: the role is {str(role)[:40]!r}, expected system, user or assistant (results "
-                      "of tools go into a message of the user)")
+        raise RequestError(400, f"{place}: the role is {str(role)[:40]!r}, expected system, user or assistant (put the "
+                      "results of tools into a user message)")
     listed: Any = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(listed, list) or not listed:
-        raise RequestError(400, f"{place}: the content is neither a text nor a list of parts")
+        raise RequestError(400, f"{place}: the content is neither a string nor a list of parts")
     parts, media = [], []
     for k, part in enumerate(listed):
         where, kind = f"{place}.content[{k}]", part.get("type") if isinstance(part, dict) else None
@@ -121,7 +121,7 @@ def read_sampling(body: Mapping[str, Any], rollout: RolloutSettings, temperature
         raise RequestError(400, f"max_tokens={str(limit)[:40]}: give 1 to rollout.max_new_tokens="
                            f"{rollout.max_new_tokens}, or raise that setting")
     if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
-        raise RequestError(400, "stop: give a text, or a list of at most 4")
+        raise RequestError(400, "stop: give a string, or a list of at most 4 strings")
     for name, value in given.items():
         if value not in allowed.get(name, (None,) if null else ()):
             raise RequestError(400, f"{name[:60]!r} is not supported here: leave it out")

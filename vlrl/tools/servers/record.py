@@ -140,16 +140,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Raises RequestError for a request that lacks the key, names another host or comes from a web page."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(hashlib.sha256(given.encode()).digest(), self.server.key):
-            raise RequestError(401, "wrong key, or none: Authorization: Bearer KEY")
+            raise RequestError(401, "the key is wrong or missing: send the header Authorization: Bearer KEY")
         if self.headers.get("Host", "").rpartition(":")[0] not in _LOCAL or self.headers.get("Origin"):
-            raise RequestError(403, "only programs on this host may send requests, to 127.0.0.1")
+            raise RequestError(403, "requests are accepted only from programs on this host, at 127.0.0.1")
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"\d{1,12}", length, re.ASCII):
-            raise RequestError(411, "a request needs its Content-Length")
+            raise RequestError(411, "the request has no valid Content-Length header")
         if int(length) > MOST_BYTES:
-            raise RequestError(413, f"a request of more than {MOST_BYTES:,} bytes")
+            raise RequestError(413, f"the request has more than {MOST_BYTES:,} bytes")
         try:
             body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
@@ -189,6 +189,6 @@ class _Handler(BaseHTTPRequestHandler):
 def _name(given: Any) -> str:
     """The validated id of an episode. Raises RequestError if it is not valid."""
     if not isinstance(given, str) or not _ID.fullmatch(given):
-        raise RequestError(400, f"the episode's id is {str(given)[:60]!r}: give the header X-Episode-Id, "
-                      "metadata.episode_id or user; letters, digits and .:_-, 128 at most")
+        raise RequestError(400, f"the episode id is {str(given)[:60]!r}: set the header X-Episode-Id, "
+                      "metadata.episode_id or user to at most 128 letters, digits and .:_-")
     return given

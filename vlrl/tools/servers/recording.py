@@ -171,15 +171,15 @@ class Recorder:
         """Closes an episode with {"reward": number or null, "parts": {name: number}} and stores it; returns the
         episode's report."""
         if unknown := sorted(body.keys() - {"reward", "parts"}):
-            raise RequestError(400, f"unknown fields {', '.join(unknown)}; give reward and parts")
+            raise RequestError(400, f"unknown fields {', '.join(unknown)}: send only reward and parts")
         parts = body.get("parts") or {}
         if "reward" not in body or not isinstance(parts, dict) or len(parts) > _MOST_REWARD_PARTS:
-            raise RequestError(400, 'give {"reward": number or null, "parts": {name: number}}, of at most '
+            raise RequestError(400, 'send {"reward": number or null, "parts": {name: number}} with at most '
                           f"{_MOST_REWARD_PARTS} parts")
         for what, value in [("reward", body["reward"]), *((f"parts[{n!r}]", v) for n, v in parts.items())]:
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not number and not (what == "reward" and value is None):
-                raise RequestError(400, f"{what} is {str(value)[:60]!r}, no finite number")
+                raise RequestError(400, f"{what} is {str(value)[:60]!r}, which is not a finite number")
         with self._lock:
             self._refuse_closed(name)
             episode = self._open_episode(name)
@@ -205,7 +205,7 @@ class Recorder:
         """Closes all open episodes without a reward."""
         with self._lock:
             for episode in [*self._open.values()]:
-                self._fail(episode, "the server ended before its reward was given")
+                self._fail(episode, "the server was stopped before the episode got its reward")
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -227,13 +227,13 @@ class Recorder:
         for i, (given, own) in enumerate(zip(messages, recorded, strict=False)):
             if place := contradiction(given, own):
                 raise RequestError(409, f"messages[{i}]{place} differs from the recorded episode {episode.id!r}: an "
-                              "episode only grows; start another episode for another history")
+                              "episode can only be continued; use a new id for another conversation")
         if len(messages) != len(recorded) + 1:
             raise RequestError(409,
                                f"episode {episode.id!r} has {len(recorded)} messages, and this call has {len(messages)}"
-                          ": repeat them, the assistant's last one included, and add one user message")
+                          ": repeat them, including the assistant's last message, and add one user message")
         if episode.ended:
-            raise RequestError(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: give its "
+            raise RequestError(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: send its "
                           "reward")
         last, at = messages[-1], len(recorded)
         kinds = [kind for kind, _ in last.parts]
@@ -249,7 +249,7 @@ class Recorder:
         if ended := self._limit(episode, len(closing) + len(shown), len(shown.media)):
             episode.ended = ended
             raise RequestError(400, f"episode {episode.id!r} ends here, at the limit episode.max_{ended}="
-                          f"{getattr(self.config.episode, f'max_{ended}')}: give its reward")
+                          f"{getattr(self.config.episode, f'max_{ended}')}: send its reward")
         copied = replace(episode, messages=[*recorded], logprobs=[*episode.logprobs], sampled=[*episode.sampled],
                          turns=[*episode.turns], shown=[*episode.shown])
         copied.observe(last, shown, closing)

@@ -95,13 +95,14 @@ def check(config: Config, order: DistillSettings, places: DistillFiles) -> Bound
     if places.out.suffix != ".jsonl":
         raise ConfigError(f"{places.out}: data.solutions reads lines of JSON; give --out a name that ends in .jsonl")
     if config.data.solutions:
-        raise ConfigError(f"data.solutions={config.data.solutions!r} already gives the rows answers: remove it")
+        raise ConfigError(f"data.solutions={config.data.solutions!r} already provides answers to the rows: remove "
+                          "this setting")
     if any(map(has_environment, make_task(config).members)):
-        raise ConfigError(f"vlrl data distill keeps answers as a row's `solution`, and the episodes of task "
-                          f"{config.task_name!r} are not single answers")
+        raise ConfigError(f"vlrl data distill stores an answer as a row's `solution`, but episodes of task "
+                          f"{config.task_name!r} are not single answers: choose a task without environments")
     if order.answers > 1 and not order.temperature:
-        raise ConfigError(f"--temperature 0 gives {order.answers} equal answers (--answers): raise the temperature, or "
-                          "set --answers 1")
+        raise ConfigError(f"--temperature 0 gives {order.answers} identical answers (--answers): raise the "
+                          "temperature, or set --answers 1")
     return choose
 
 

@@ -224,7 +224,7 @@ def by_solved(outcomes: Sequence[GroupOutcome], candidates: int, rng: np.random.
             for id in (ids[i] for i in rng.permutation(len(ids)).tolist())]
 
 
-_ONLY_RUN = "the rollouts of a run's folder"
+_ONLY_RUN = "the folder of a run with rollouts"
 RECIPES = {
     "sws": Recipe(choose=sws, needs=_ONLY_RUN, least=0.25, most=0.75),
     "eva": Recipe(choose=eva, needs=_ONLY_RUN, drawn=True),

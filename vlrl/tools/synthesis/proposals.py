@@ -76,7 +76,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     written to `where`. Raises ConfigError if the task has neither, TaskError if the task's code fails."""
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
-        raise ConfigError(f"task '{task.name}' proposes no prompts: write Task.propose, or Task.knobs and "
+        raise ConfigError(f"task '{task.name}' cannot propose prompts: write Task.propose, or Task.knobs and "
                           "Task.generate (docs/write-a-task.md), name a generator with --endpoint, or take a task that "
                           "has them, such as web")
     parent = parents[number % len(parents)] if parents else None
@@ -93,7 +93,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
         return Candidate(number=number, reason="nothing found")
     lacking = [name for name in ("id", "generator", "verifier") if not isinstance(row.get(name), str)]
     if lacking:
-        raise TaskError(f"task '{task.name}': propose gave a row without the text {lacking[0]!r}")
+        raise TaskError(f"task '{task.name}': propose returned a row without the string field {lacking[0]!r}")
     row = {**row, "parent": None if parent is None else str(parent["id"])}
     json_line(row)
     return Candidate(number=number, row=row)
@@ -109,7 +109,7 @@ def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where:
         before = parent.get("knobs")
         if not isinstance(before, Mapping) or {*before} != {*task.knobs}:
             raise ConfigError(f"prompt {parent['id']!r} was not generated with the knobs of task '{task.name}', so it "
-                              "cannot be varied: name a run with a sampler of knobs, or no parents")
+                              "cannot be varied: name a run whose sampler sets knobs, or name no run")
         middle = np.array([before[name] for name in task.knobs], float)
         values = np.clip(middle + _NEAR * (high - low) * rng.standard_normal(len(low)), low, high)
     knobs = dict(zip(task.knobs, values.round(6).tolist(), strict=True))

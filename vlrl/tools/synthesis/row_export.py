@@ -72,8 +72,9 @@ def _path(sample: Sample, media: Media, where: MediaLocation) -> Any:
         name = os.path.relpath(full, os.path.realpath(where.root))
         resolve(name, where.root)
     except (DataError, TypeError) as error:
-        raise DataError(f"sample '{sample.id}': its {media.kind} cannot be named in the new file of rows ({error}): "
-                        "write the file to a folder that contains the media, with --out, or set data.root") from None
+        raise DataError(f"sample '{sample.id}': its {media.kind} cannot be referenced from the new file of rows "
+                        f"({error}): write the file to a folder that contains the media, with --out, or set "
+                        "data.root") from None
     return name
 
 

@@ -57,8 +57,8 @@ def search_of(config: Config, task: Task, where: MediaLocation, settings: SeedSe
     if (settings.source is None) != (settings.recipe is None):
         raise ConfigError("--from and --recipe need each other: give both, e.g. --recipe sws --from runs/a, or neither")
     if settings.failed and settings.source:
-        raise ConfigError(f"--failed {settings.failed} and --recipe {settings.recipe} both say what is varied: remove "
-                          "one of them")
+        raise ConfigError(f"--failed {settings.failed} and --recipe {settings.recipe} both choose the rows to vary: "
+                          "remove one of them")
     how = recipe(settings.recipe) if settings.recipe else None
     parents, rows, count = list[Parent](), dict[str, Row](), settings.candidates or 0
     if how and settings.source and settings.recipe:
@@ -90,12 +90,12 @@ def _outcomes(source: Path, needs: str, name: str) -> list[GroupOutcome]:
     if source.is_dir():
         return outcomes_of_run(source)
     if needs:
-        raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates does not tell enough: name "
+        raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates is not enough: name "
                           f"{needs}, e.g. runs/a")
     outcomes = outcomes_of_rows(read_rows(source, "canonical"))
     if not outcomes:
-        raise ConfigError(f"--from {source}: it has no column pass_at_k: name what `vlrl data difficulty` or `vlrl "
-                          "data synthesize` wrote, or the folder of a run")
+        raise ConfigError(f"--from {source}: it has no column pass_at_k: name a file that `vlrl data difficulty` or "
+                          "`vlrl data synthesize` wrote, or the folder of a run")
     return outcomes
 
 
@@ -110,8 +110,8 @@ def rows_of(task: Task, ids: set[str], outcomes: Sequence[GroupOutcome], where: 
         if row.get("knobs"):  # its image is generated again
             rows[outcome.id] = {**row, "id": outcome.id}
     if lost := sorted(ids - rows.keys()):
-        raise ConfigError(f"prompt {lost[0]!r} of the run or file is not a training sample of task '{task.name}': name "
-                          "the config that it was made with")
+        raise ConfigError(f"prompt {lost[0]!r} of the run or file is not a training sample of task '{task.name}': use "
+                          "the config that the run or file was made with")
     return rows
 
 
@@ -127,13 +127,13 @@ def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tu
     if not never:
         known = any(row.get("pass_at_k") is not None for row in rows)
         raise ConfigError(f"--failed {source}: none of its {len(rows):,} prompts has a pass rate of 0" if known else
-                          f"--failed {source}: it has no column pass_at_k: name what `vlrl data difficulty` or `vlrl "
-                          "data synthesize` wrote, or the folder of a run")
+                          f"--failed {source}: it has no column pass_at_k: name a file that `vlrl data difficulty` or "
+                          "`vlrl data synthesize` wrote, or the folder of a run")
     bare = {name for name, row in never.items() if not {*row} - {"id", *COLUMNS}}
     if bare:
         own = {s.id: row_of(task, s, where) for s in task_samples(task, "train") if s.id in bare}
         if lost := sorted(bare - {*own}):
-            raise ConfigError(f"--failed {source}: {lost[0]!r} is not a training sample of task '{task.name}': name "
+            raise ConfigError(f"--failed {source}: {lost[0]!r} is not a training sample of task '{task.name}': use "
                               "the config that it was measured with")
         never |= own
     return tuple(plain({k: v for k, v in row.items() if k not in COLUMNS}) for row in never.values())

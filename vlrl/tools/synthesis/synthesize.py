@@ -221,7 +221,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
     rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, progress, order),
                                       "proposing candidates")
     if not rows:
-        raise DataError(f"none of {search.candidates:,} candidates can be tried: "
+        raise DataError(f"none of {search.candidates:,} candidates is left to measure: "
                         + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
     scope = difficulty.MeasurementScope(answers=answers, split="candidates")
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
