@@ -47,7 +47,7 @@ class ChatEncoder:
         places = iter(loaded)
         shown = [{**message, "content": _content(message["content"], places)} for message in messages]
         if next(places, None) is not None:
-            raise DataError(f"sample '{sample.id}': its messages show fewer media than the sample has")
+            raise DataError(f"sample '{sample.id}': its messages refer to fewer images and videos than the sample has")
         none = np.zeros(0, np.int64)
         text = json.dumps(list(messages), ensure_ascii=False, sort_keys=True)
         return Prompt(sample_id=sample.id, text=text, ids=none, raw_ids=none, positions=none[None],
@@ -65,6 +65,6 @@ def _content(content: Any, places: Any) -> Any:
             continue
         media = next(places, None)
         if media is None:
-            raise DataError("the messages show more media than the sample has")
+            raise DataError("the messages refer to more images and videos than the sample has")
         out += [{"type": "image_url", "image_url": {"url": url}} for url in data_urls(media)]
     return out

@@ -245,7 +245,7 @@ def _declared(base: str) -> str:
     try:
         config = AutoConfig.from_pretrained(loading.resolve(base), trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]}Restore "
+        raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]} Restore "
                        "it, or export the adapter without merging it, with --adapter.") from error
     dtype = getattr(config, "dtype", None)
     name = str(dtype).removeprefix("torch.")

@@ -129,7 +129,7 @@ def _refuse_readers(api: Any, target: HubTarget) -> None:
         return
     if not existing.private:
         raise ConfigError(f"{target.repo} exists and is public: nothing is sent. Pass --public if that is intended, "
-                          "make it private, or name another one.")
+                          "make the repository private, or name another repository.")
 
 
 @contextmanager
@@ -155,8 +155,8 @@ def _failures(target: HubTarget) -> Iterator[None]:
         if isinstance(inner, errors.HfHubHTTPError):
             raise _refused(target, inner) from None
         raise RunError(f"{target.repo}: the Hub cannot be reached, or the connection was lost: {type(inner).__name__}. "
-                       "Nothing is visible there yet. Repeat the command to continue: files that have arrived are not "
-                       "sent again.") from None
+                       "Nothing is visible on the Hub yet. Repeat the command to continue: files that have arrived are "
+                       "not sent again.") from None
 
 
 def _refused(target: HubTarget, error: Any) -> RunError:

@@ -93,7 +93,8 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
     rollouts, ConfigError if the folder is not empty."""
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
     if not wanted:
-        raise RunError(f"{run.path} holds no {f'evaluations of {split!r}' if split else 'rollouts'} of these steps")
+        what = f"evaluations of {split!r}" if split else "rollouts"
+        raise RunError(f"{run.path} has no {what} of these steps: choose other steps")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder with -o")
     (folder / "data").mkdir(parents=True, exist_ok=True)

@@ -373,7 +373,7 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
                 raise
             rejected.append(str(error))
     if not prompts:
-        raise DataError(f"none of {len(rejected)} prompts can be used. {rejected[0]}")
+        raise DataError(f"none of {len(rejected)} prompts can be used. The first one: {rejected[0]}")
     lengths = [len(p) for p in prompts]
     report.lengths = PromptLengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)),
                                    most=max(lengths),

@@ -85,7 +85,7 @@ def threads() -> str:
 
     cores, count = usable_cpus(), torch.get_num_threads()
     if count > cores:
-        raise Notice("warning", f"torch uses {count} threads on {cores:g} usable cores: they wait for each other",
+        raise Notice("warning", f"torch uses {count} threads on {cores:g} usable cores, so threads wait for each other",
                      f"export OMP_NUM_THREADS={max(1, int(cores))}")
     if count == 1 and cores >= 2 and not torch.cuda.is_available():
         raise Notice("info", f"torch uses 1 of {cores:g} cores", f"export OMP_NUM_THREADS={int(cores)}   (one process)")

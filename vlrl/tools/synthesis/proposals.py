@@ -77,7 +77,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     own = getattr(task.propose, "__func__", None) is not Task.propose
     if not own and not task.knobs:
         raise ConfigError(f"task '{task.name}' cannot propose prompts: write Task.propose, or Task.knobs and "
-                          "Task.generate (docs/write-a-task.md), name a generator with --endpoint, or take a task that "
+                          "Task.generate (docs/write-a-task.md), name a generator with --endpoint, or use a task that "
                           "has them, such as web")
     parent = parents[number % len(parents)] if parents else None
     try:

@@ -190,7 +190,7 @@ def write(places: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row
     if not accepted:
         summary = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         raise DataError(f"no candidate is kept ({summary}): use more --candidates or --answers, another "
-                        f"checkpoint, or vary those that are never right: --failed {os.fspath(places.refused)}")
+                        f"checkpoint, or vary the prompts that were never right: --failed {os.fspath(places.refused)}")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
