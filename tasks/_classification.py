@@ -191,8 +191,8 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 
 
 def _plain(row: Record, answer: Answer) -> float:
-    """1 if the answer consists of names from the row's list; if the row has no list, 1 for a single line without tags.
-    Else 0."""
+    """Returns 1 if the answer consists of names from the row's list; if the row has no list, 1 for a single line
+    without tags. Else 0."""
     text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])

@@ -147,8 +147,8 @@ class Route:
         return abs(aside) <= way.width_at(along) / 2 + _MARGIN
 
     def points(self, lane: int, done: float, far: float = _FAR) -> np.ndarray:
-        """[n, 2] positions along the route ahead, two metres apart, up to the goal. They follow lane number `lane`, or
-        the last lane where the road has fewer lanes."""
+        """Returns [n, 2] positions along the route ahead, two metres apart, up to the goal. They follow lane number
+        `lane`, or the last lane where the road has fewer lanes."""
         ends = np.arange(done, min(done + far, self.length), 2.0)
         return np.array([self._place(lane, float(at)) for at in (*ends, min(done + far, self.length))])
 
@@ -272,7 +272,7 @@ class World:
             second.ttc = min(second.ttc, rules.time_to_collision(gap, closing))
 
     def _ahead(self) -> list[tuple[float, float]]:
-        """(distance in metres, closing speed in m/s) of everything in the vehicle's path."""
+        """Returns (distance in metres, closing speed in m/s) of everything in the vehicle's path."""
         (x, y), gaps = map(float, self.ego.position), []
         frame = Frame(x, y, float(self.ego.heading))
         for thing in (*self.road.vehicles, *self.road.objects):

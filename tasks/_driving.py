@@ -101,7 +101,7 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def one_plan(target: Any) -> dict[str, str] | None:
-    """{head: word} of a plan with exactly one word per head; None for any other plan."""
+    """Returns {head: word} of a plan with exactly one word per head; None for any other plan."""
     single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
     return {head: target[head][0] for head in HEADS} if single else None
 
@@ -187,7 +187,7 @@ def written_way(points: Sequence[Sequence[float]]) -> str:
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
-    """1 if the answer is only the list, with exactly one waypoint at each requested time; else 0."""
+    """Returns 1 if the answer is only the list, with exactly one waypoint at each requested time; else 0."""
     bare = answer.final.strip()
     complete = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
     return float(complete and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
@@ -257,7 +257,7 @@ def _outcomes(pay: Callable[[Any, Sequence[float]], float]) -> Any:
     The part is `pay(task, cosines)`, with the cosine similarities of the image to task.goal_negative and
     task.goal_positive. It is 0 for a plan that the row has no image for."""
     def group(task: Any, sample: Sample, answers: Sequence[Answer], services: Any = None) -> list[Parts]:
-        clip = services.clip  # asked for first: where it is absent, no picture is read
+        clip = services.clip  # looked up first, so that no image is read if the service is absent
         plans = [plan_text(_plan_of(task, answer)) for answer in answers]
         shown = sorted({plan for plan in plans if plan in sample["outcomes"]})
         texts = [task.goal_negative, task.goal_positive]

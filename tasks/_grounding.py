@@ -212,7 +212,7 @@ def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:
     "None" or an empty list."""
     wanted, given = truths(task, sample), answer_tag(answer.text, "last")
     boxes = _read_ovd(task, sample, answer)
-    if not wanted:  # nothing readable is no claim that nothing is there
+    if not wanted:  # an unparsable answer does not claim that nothing is there
         score = float(not boxes and given is not None and (says_none(given) or read_fenced(given) == []))
     else:
         score = OVD[_ovd_method(task, sample.row)](boxes, wanted)
@@ -263,7 +263,7 @@ def _griffon(task: Any, sample: Sample, answer: Answer) -> Parts:
     wanted, boxes = truths(task, sample), _read_griffon(task, sample, answer)
     if not wanted or not boxes:
         text = answer_text(answer.text)
-        silent = not answer.text.strip()  # an answer of no boxes; thinking that leads to nothing is none
+        silent = not answer.text.strip()  # an empty answer means no boxes; thinking without an answer does not
         empty = float(not wanted and not boxes and (silent or says_none(text) or read_fenced(text) == []))
         return {"precision": empty, "recall": empty,
                 "format": empty if not wanted else _griffon_format(answer_text(answer.text))}

@@ -149,7 +149,7 @@ def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _one_call(text: str) -> float:
-    """1 if the text has exactly one <tool_call>, and it holds an object with a point `[x, y]`; else 0."""
+    """Returns 1 if the text has exactly one <tool_call>, and it holds an object with a point `[x, y]`; else 0."""
     once = text.count("<tool_call>") == text.count("</tool_call>") == 1
     call = between(text, "<tool_call>", "</tool_call>") if once else None
     return float(call is not None and isinstance(read_literal(call), dict) and _POINT.search(call) is not None)

@@ -92,7 +92,7 @@ MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
 
 
 def _boxed_thinking(text: str) -> float:
-    r"""1 for <think> ... </think> followed by exactly one \boxed{}, else 0."""
+    r"""Returns 1 for <think> ... </think> followed by exactly one \boxed{}, else 0."""
     text = text.strip()
     once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
     return float(once and len(boxed(text.partition("</think>")[2])) == 1)
@@ -226,8 +226,8 @@ NOISY_ROLLOUT = _recipe("{asked}\n" + _TAGS, {"accuracy": 0.5, "format": 0.5}, v
 
 
 def structured_format(text: str) -> float:
-    """1 for thinking in the stages planning, caption, reasoning and summary, each once and in this order, followed by
-    the answer; else 0."""
+    """Returns 1 for thinking in the stages planning, caption, reasoning and summary, each once and in this order,
+    followed by the answer; else 0."""
     if not think_answer_format(text):
         return 0.0
     thinking, at = (between(text, "<think>", "</think>") or "").strip(), 0

@@ -72,7 +72,7 @@ def read(text: str, row: Record, negations: bool = True) -> Any:
     if negations and kind.names and kind.retracts(text, row):
         return None
     value = kind.read(text, row)
-    several = right_answers(row)  # some may be unreadable: "thirty-six" beside "36"
+    several = right_answers(row)  # some may be unreadable: "thirty-six" next to "36"
     if value is None and len(several) > 1 and any(
             same_label(text, right) and kind.read(right, row) is None for right in several):
         return next(iter(target(row)), None)
@@ -208,8 +208,8 @@ def _number(text: str, row: Record) -> float | None:
 
 
 def _near(_task: Any, given: float, right: float, row: Record) -> float:
-    """1 if a number is within the row's tolerance of the right one, or if both are equal when rounded to the row's
-    `precision`; else 0."""
+    """Returns 1 if a number is within the row's tolerance of the right one, or if both are equal when rounded to the
+    row's `precision`; else 0."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
     return float(same or (row.get("precision") is not None and not row.get("tolerance")

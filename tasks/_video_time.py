@@ -232,7 +232,7 @@ def _gqa(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gqa_format(text: str) -> float:
-    """1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else; else 0."""
+    """Returns 1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else; else 0."""
     before, opened, glue = text.strip().partition("<glue>")
     if not opened or not glue.endswith("</glue>") or span_list(glue.removesuffix("</glue>")) is None:
         return 0.0

@@ -82,7 +82,7 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 def problem(row: Mapping[str, Any]) -> str | None:
     """What is wrong with the times and tracks of a row; None if nothing is."""
     error, tracks = times.span_problem(row), row.get("tracks")
-    if error or tracks in (None, []):  # what a recipe needs it says itself
+    if error or tracks in (None, []):  # each recipe checks its own fields
         return error
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
@@ -101,7 +101,7 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
     if not track.get("boxes"):
         return values
     first = next(box for box in track["boxes"] if box)
-    place = any("{first_box}" in template for template in task.templates)  # rows may lack what other recipes need not
+    place = any("{first_box}" in template for template in task.templates)  # other recipes may lack it
     return values | {"object": str(track.get("label") or row.get("question", "")),
                      "count": _COUNTS.get(len(track["boxes"]), str(len(track["boxes"]))),
                      "first_box": format_box(in_model_units(task, sample, first)) if place else ""}

@@ -210,7 +210,7 @@ class PagePool:
             if lost:
                 await self._drop(tab)
                 raise BrowserLost(_ENDED) from None
-            by_itself = self._loop.time() < end  # what is given up may end with an error of its own
+            by_itself = self._loop.time() < end  # a call that was given up may also end with an error
             tab.failed = "the page has crashed" if tab.crashed else _first_line(error) if by_itself else late
         await self._drop(tab)
         raise PageFailed(tab.failed)
@@ -229,9 +229,9 @@ class PagePool:
     async def _shut(self, tab: Tab) -> None:
         try:
             await asyncio.wait_for(tab.context.close(), _CLOSE_S)
-        except TimeoutError:  # it does not even close
+        except TimeoutError:  # it does not close either
             self._kill()
-        except Exception:  # gone with its browser
+        except Exception:  # it was closed with its browser
             pass
 
     async def _emptied(self, tab: Tab) -> bool:
@@ -255,7 +255,7 @@ class PagePool:
         try:
             while len(self._spares) < _SPARES:
                 self._spares.append(await self._new())
-        except Exception as error:  # the next page is then opened when it is asked for, which says why it cannot be
+        except Exception as error:  # the next page is then opened on demand, which reports the error
             _log.debug("no spare page: %s", error)
 
     async def _new(self) -> Tab:
@@ -270,10 +270,10 @@ class PagePool:
                 service_workers="block", accept_downloads=False, locale="en-US", timezone_id="UTC",
                 reduced_motion="reduce", permissions=[])
             return await self._prepared(context)
-        except BaseException as error:  # of a call that is given up too
+        except BaseException as error:  # also if the call is given up
             await asyncio.sleep(_NEWS_S)
             if context:
-                with contextlib.suppress(Exception):  # gone with its browser
+                with contextlib.suppress(Exception):  # it was closed with its browser
                     await asyncio.wait_for(context.close(), _CLOSE_S)
             if not isinstance(error, Error):
                 raise
@@ -285,7 +285,7 @@ class PagePool:
         """An empty page in a context that can load only files of the pages' folder."""
         page = await context.new_page()
         tab = Tab(context, page, await context.new_cdp_session(page))
-        # a screenshot puts the window back to what its own session says of it
+        # a screenshot resets the window to the size that its session has set
         await tab.session.send("Emulation.setDeviceMetricsOverride", {
             "width": _VIEW[0], "height": _VIEW[1], "deviceScaleFactor": self.settings.scale, "mobile": False})
         await context.route("**/*", lambda route: self._serve(tab, route))
@@ -314,8 +314,8 @@ class PagePool:
             await route.fulfill(body=file[0], content_type=file[1])
 
     def _file_at(self, url: str) -> tuple[bytes, str] | None:
-        """(content, type) of the file at a URL below the pages' folder; None for any other URL, including names that no
-        file can have."""
+        """Returns (content, type) of the file at a URL below the pages' folder; None for any other URL, including names
+        that no file can have."""
         try:
             address = urlsplit(url)
             return self._file(address.path) if (address.scheme, address.netloc) == ("http", HOST) else None
@@ -391,7 +391,7 @@ async def _pause_clock(context: Any) -> None:
 async def _empty(tab: Tab) -> None:
     """Removes the document of a page and the data that it has stored. (What only a document can remove, the script
     QUIET removes in the next one.)"""
-    await tab.page.mouse.move(-1, -1)  # else what lies under the pointer is drawn as pointed at
+    await tab.page.mouse.move(-1, -1)  # otherwise the element under the pointer is drawn in its hover state
     await tab.page.goto("about:blank", wait_until="commit")
     await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})
     await tab.session.send("Page.resetNavigationHistory")
@@ -415,7 +415,7 @@ _shared: dict[BrowserSettings, PagePool] = {}
 def shared(settings: BrowserSettings) -> PagePool:
     """The PagePool of this process for these settings, created on first use."""
     pages = _shared.get(settings)
-    if pages is None or pages.owner != os.getpid():  # a fork has no thread of its parent's
+    if pages is None or pages.owner != os.getpid():  # a forked process does not have its parent's thread
         pages = _shared[settings] = PagePool(settings)
     return pages
 

@@ -170,8 +170,8 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
-    """(kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`. A row without sub-goals
-    gets those of a walk over its page. None if no variation leads to a different goal."""
+    """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`. A row without
+    sub-goals gets those of a walk over its page. None if no variation leads to a different goal."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

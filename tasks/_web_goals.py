@@ -160,7 +160,7 @@ class GoalPage(Page):
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1
         won = 0 < len(self.checks) == self.reached
-        # the same picture with more sub-goals behind it is another state
+        # the same screenshot with more sub-goals reached is a different state
         return replace(look, done=look.done or won, raw=float(won), sha256=f"{look.sha256}-{self.reached}")
 
 

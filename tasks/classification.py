@@ -97,7 +97,7 @@ class Classification(RecipeTask):
         if not self.shots and self.classes == "all":
             return base
         files = tuple(getattr(self.data, s, "") for s in SPLITS)
-        if self.classes != "all" and files not in self._names:  # evaluations come again and again
+        if self.classes != "all" and files not in self._names:  # computed once, because evaluations repeat
             parts = [base if s == split else super(Classification, self).samples(s)
                      for s, file in zip(SPLITS, files, strict=True) if file]
             self._names[files] = recipes.ordered((s.row for part in parts for s in part), self.class_order)

@@ -59,7 +59,8 @@ def split_indices() -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.cache
 def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
-    """[1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError if scikit-learn is not installed."""
+    """Returns [1797, 8, 8] float pixels 0..16 and [1797] int labels. Raises ConfigError if scikit-learn is not
+    installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -164,7 +164,7 @@ class Drive(Task):
         """VLM-RL's reward of each episode, averaged over the maximum number of seconds. For each second it is the
         speed, scaled by how clear the road looks, multiplied by lane keeping; it is -1 for a second with a collision
         or in which the vehicle leaves the road."""
-        clip = services.clip  # asked for first: where it is absent, no picture is read
+        clip = services.clip  # looked up first, so that no image is read if the service is absent
         return [{"contrast": self._contrast(clip, answer)} for answer in answers]
 
     def _contrast(self, clip: Any, answer: Answer) -> float | None:

@@ -45,8 +45,8 @@ def tagged(text: str) -> str:
 
 
 def strict_format(text: str) -> float:
-    """1 for <think>...</think><answer>...</answer> with each tag once and nothing before, between or after; else 0
-    (R1-Reward)."""
+    """Returns 1 for <think>...</think><answer>...</answer> with each tag once and nothing before, between or after;
+    else 0 (R1-Reward)."""
     whole = text.startswith("<think>") and "</think><answer>" in text and text.endswith("</answer>")
     return think_answer_format(text) if whole else 0.0
 
@@ -144,7 +144,7 @@ class Preference(RecipeTask):
         return base if orders == (False,) else Drawn(len(base) * len(orders), make)
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """(better response, worse response) with recipe=respond; None if the prompt shows both responses."""
+        """Returns (better response, worse response) with recipe=respond; None if the prompt shows both responses."""
         better = _better(sample)
         other = sample["responses"][2 - sample["answer"]]
         return (better, other) if self.used is RESPOND else None

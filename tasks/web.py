@@ -113,7 +113,7 @@ class Web(Task):
         return f"{self._root()[1]}/{page}.html".removeprefix("./")
 
     def _root(self) -> tuple[Path, str]:
-        """(folder from which pages load files, folder of the pages relative to it)."""
+        """Returns (folder from which pages load files, folder of the pages relative to it)."""
         if self.html:
             if not Path(self.html).is_dir():
                 raise ConfigError(f"task.html={self.html!r} is not a folder; name one with .html files")

@@ -62,7 +62,7 @@ class Zoom(Task):
         if self.media == "image":
             blank, row = self._drawn(split, index, blank=True)
             media, where = Media(source=scenes.overview(blank)), f"Locate the {row['expression']}."
-        else:  # the frames so small that a plate is as small as on a picture
+        else:  # frames are so small that a plate has the same size as in an image
             frames, second = [self._drawn(split, index, s) for s in range(_FRAMES)], index % _FRAMES
             row, where = {**frames[second][1], "second": second}, f"Look at second {second}."
             media = Media(kind="video", source=[image.reduce(4 * scenes.DETAIL) for image, _ in frames], fps=1)
@@ -72,8 +72,8 @@ class Zoom(Task):
 
     def _drawn(self, split: str, index: int, second: int | None = None,
                blank: bool = False) -> tuple[Image.Image, dict[str, Any]]:
-        """(scene in full detail, its row). With `second`, the scene is a frame of a clip; with `blank`, its plates are
-        empty."""
+        """Returns (scene in full detail, its row). With `second`, the scene is a frame of a clip; with `blank`, its
+        plates are empty."""
         name = split if second is None else f"{split}/{second}"
         return scenes.scene(self.seed, name, index, self.size, self.answer, clear=second is not None, blank=blank)
 

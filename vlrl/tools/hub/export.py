@@ -223,7 +223,7 @@ class _Describe(Task):
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: packing.Batch) -> torch.Tensor:
-    """[N] log-probabilities of the completion tokens."""
+    """Returns [N] log-probabilities of the completion tokens."""
     logits = model(**batch.inputs, logits_to_keep=batch.columns, use_cache=False).logits.flatten(0, 1)
     chosen = torch.log_softmax(logits.index_select(0, batch.select).float(), -1)
     return chosen.gather(1, batch.targets[:, None])[:, 0]

@@ -43,8 +43,8 @@ class Release:
 
 
 def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
-    """(path of the checkpoint, its run folder, number of completed steps) for a path to a checkpoint or a run. The last
-    two are None if the checkpoint is not in a run folder."""
+    """Returns (path of the checkpoint, its run folder, number of completed steps) for a path to a checkpoint or a run.
+    The last two are None if the checkpoint is not in a run folder."""
     path = checkpoint.find(source).path
     assert path
     if path.parent.name != "checkpoints" or not is_run(path.parent.parent):

@@ -69,7 +69,7 @@ def check_name(target: HubTarget) -> None:
 
 
 def sizes(files: Files) -> list[tuple[str, int]]:
-    """(name, size in bytes) of each file, sorted by name."""
+    """Returns (name, size in bytes) of each file, sorted by name."""
     return sorted((name, len(one) if isinstance(one, bytes) else one.stat().st_size) for name, one in files.items())
 
 

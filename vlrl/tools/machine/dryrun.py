@@ -184,7 +184,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
             report.inert = [str(one) for one in inert.find(config, task)]
     with report.noting():
         report.run = _run_state(config)
-    if config.algo.loss.name in SUPERVISED:  # one given answer a prompt
+    if config.algo.loss.name in SUPERVISED:  # one answer per prompt
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": 1})})
     tell("reading the data")
     splits = _splits(config, task, report)
@@ -221,7 +221,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
         tell("estimating memory")
         report.memory = memory.estimate(config, skeleton.config, report.lengths.most, report.lengths.visual,
                                         episode=report.episode)
-        if config.engine.name != "hf":  # what vLLM takes is set, or lies on another machine
+        if config.engine.name != "hf":  # vLLM has a fixed share of memory, or another machine
             report.memory = replace(report.memory, cache=0, prefill=0, token=0)
     return report
 

@@ -31,6 +31,6 @@ def card_of(name: str) -> Card | None:
     found."""
     def matches(card: Card) -> bool:
         words = r"[\s_-]*".join(map(re.escape, card.name.split()))
-        return re.search(words + r"(?!\d)", name, re.IGNORECASE) is not None  # an RTX A4000 is no A40
+        return re.search(words + r"(?!\d)", name, re.IGNORECASE) is not None  # an RTX A4000 is not an A40
 
     return next(filter(matches, CARDS), None)

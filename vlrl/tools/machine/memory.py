@@ -190,7 +190,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
                                       size)
     text = model_config.get_text_config()
     rows, prompts = generation_rows(config)
-    read, patches_read = prompt, patches  # of one prompt
+    read, patches_read = prompt, patches  # for one prompt
     if episode:
         prompts, read, patches_read = rows, prompt + episode.tokens, patches + shown
     at_once = min(prompts, max(1, config.engine.prefill_tokens // read))
@@ -312,8 +312,8 @@ def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) ->
 
 def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
                  size: int) -> tuple[int, int]:
-    """(bytes kept for the backward pass, bytes of one block while it is computed), for a compute type of `size` bytes
-    and a micro-batch with `patches` patches.
+    """Returns (bytes kept for the backward pass, bytes of one block while it is computed), for a compute type of `size`
+    bytes and a micro-batch with `patches` patches.
 
     A block keeps SAVED values for each value that enters or leaves its linear layers. A decoder layer also keeps the
     attention mask, and the keys and values that it repeats over heads and answers. Under gradient checkpointing only a
@@ -343,7 +343,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 
 
 def generation_rows(config: Config) -> tuple[int, int]:
-    """(largest number of answers generated at once, largest number of prompts that they belong to). For
+    """Returns (largest number of answers generated at once, largest number of prompts that they belong to). For
     engine.batch_rollouts=auto, a device with enough memory is assumed."""
     most, size = config.engine.batch_rollouts, config.rollout.group_size
     most = MOST_ROWS if most == "auto" else most
@@ -353,8 +353,8 @@ def generation_rows(config: Config) -> tuple[int, int]:
 
 
 def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
-    """(bytes of the KV cache of `rows` answers and `copies` prompts, bytes of one layer's cache repeated over the query
-    heads)."""
+    """Returns (bytes of the KV cache of `rows` answers and `copies` prompts, bytes of one layer's cache repeated over
+    the query heads)."""
     heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
     tokens += copies * ROOM if copies < rows else 0

@@ -160,8 +160,8 @@ def _check(config: Config, shape: Any, gpus: int, sharded: bool) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _parameters(settings: str) -> tuple[tuple[int, int], float, float]:
-    """((number of trainable parameters, number of all parameters), share outside the decoder layers, share of the
-    largest decoder layer) of a model, from its settings as JSON."""
+    """Returns ((number of trainable parameters, number of all parameters), share outside the decoder layers, share of
+    the largest decoder layer) of a model, from its settings as JSON."""
     given = ModelSettings.model_validate_json(settings)
     model, _ = skeleton(given, architecture(given.name))
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
@@ -208,8 +208,8 @@ def _deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> Memo
 
 
 def _engine(config: Config, shape: Any, gib: float, prompt: int, parameters: int) -> tuple[int, int]:
-    """(bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at the same time).
-    """
+    """Returns (bytes of a training GPU's memory that vLLM takes, number of answers that one engine generates at the
+    same time)."""
     settings, rollout = config.engine, config.rollout
     if settings.name == "hf":
         return 0, memory.generation_rows(config)[0]

@@ -178,7 +178,7 @@ class _Work:
 
     def verified(self, choose: Bound, services: ServiceSet | None,
                  teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """(rows with the answers that are kept, counts over all replies)."""
+        """Returns (rows with the answers that are kept, counts over all replies)."""
         rows: list[dict[str, Any]] = []
         groups: list[Group] = []
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})

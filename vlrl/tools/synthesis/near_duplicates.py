@@ -92,7 +92,7 @@ def question_text(task: Task, row: Mapping[str, Any]) -> str:
 
 def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: SignatureReader | None = None,
              given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
-    """(number -> row of the candidates that are not near duplicates, reason -> number of the other candidates).
+    """Returns (number -> row of the candidates that are not near duplicates, reason -> number of the other candidates).
 
     A candidate is a near duplicate of another text if both have the same words, or if half of its 13-grams occur in the
     other text. It is compared with the texts of held-out rows, and with earlier candidates of the same category and the

@@ -238,8 +238,8 @@ class PromptWriter:
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
                  services: ServiceSet | None) -> tuple[Row, int] | None:
-        """(row with the answer that more than half of `order.votes` agree on, number of votes for it); None if there is
-        no such answer.
+        """Returns (row with the answer that more than half of `order.votes` agree on, number of votes for it); None if
+        there is no such answer.
 
         Two answers agree if the task scores one of them as correct when the other is the ground truth. Truncated
         answers do not count."""

@@ -50,7 +50,7 @@ class Search:
     """Number of rows to keep, those with the lowest pass rates; None = all rows in their order."""
 
     def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
-        """(parent row, kind of variation, second row) of a candidate."""
+        """Returns (parent row, kind of variation, second row) of a candidate."""
         place = number % len(self.parents)
         way, other = self.ways[place] if self.ways else ("similar", None)
         return self.parents[place], way, other

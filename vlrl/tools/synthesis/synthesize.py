@@ -143,8 +143,8 @@ def verdict(measured: MeasuredPrompt, search: Search) -> str:
 
 def filter_rows(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
-    """(rows that are kept, rows that are not kept), with the columns of their measurements. Rows that are not kept also
-    have the reason in the column `refused`. Adds the numbers of rows to `counts`.
+    """Returns (rows that are kept, rows that are not kept), with the columns of their measurements. Rows that are not
+    kept also have the reason in the column `refused`. Adds the numbers of rows to `counts`.
 
     With search.keep only the rows with the lowest pass rates are kept, sorted by pass rate."""
     accepted, refused = list[Row](), list[Row]()
@@ -236,7 +236,7 @@ def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answ
 
 def _candidates(config: Config, search: Search, places: SynthesisFiles, where: MediaLocation, known: Mapping[str, Any],
                 progress: Progress, order: WriterSettings | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
-    """(rows to measure, counts of the candidates removed before, results of servers)."""
+    """Returns (rows to measure, counts of the candidates removed before, results of servers)."""
     task = make_task(config)
     writing = order and PromptWriter(config=config, task=task, search=search, order=order, files=places.replies,
                                      where=where,
