@@ -67,7 +67,7 @@ class ClassRecipe(Recipe):
 
 
 def form_of(task: Any, sample: Sample) -> AnswerFormat:
-    """The answer format that belongs to the prompt template chosen for this visit of the sample."""
+    """The answer format that belongs to the prompt template chosen for the sample."""
     return task.used.forms[task.thinks(sample)]
 
 

@@ -34,8 +34,8 @@ class QaRecipe(Recipe):
     form: Callable[[str], float]
     """Returns 1 for a text in the right format, else 0."""
     thinks: bool = True
-    """Whether the format includes the thinking. If not, the format is checked on the text after any thinking that the
-    prompt has opened."""
+    """Whether the format includes the thinking. If not, only the text after the thinking is checked, in case the chat
+    template opens a <think> tag."""
     find: Callable[[Answer], str]
     """Returns the part of an answer that is scored; "" if there is none."""
     say: Callable[[str], str]
@@ -162,7 +162,8 @@ def _question(sample: Sample, given: str) -> str:
 
 
 def _safely(task: Any, sample: Sample, answer: Answer) -> float:
-    """The accuracy of an answer; 0 if the verifier fails, so that the other answers of the group keep their scores."""
+    """The accuracy of an answer. If the verifier raises an error, it is 0, so that the other answers of the group keep
+    their scores."""
     try:
         return _score(task, sample, answer)["accuracy"] or 0.0
     except VerifierError:

@@ -2,7 +2,7 @@
 (Curr-ReFT, 2503.07065).
 
 Each form function converts a row to the row that asks in this form. Random choices (the order of options, whether the
-proposed answer is right) depend only on the row's id and question, so a question is the same at every visit."""
+proposed answer is right) depend only on the row's id and question, so a question is the same every time it is asked."""
 
 from __future__ import annotations
 

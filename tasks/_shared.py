@@ -19,7 +19,7 @@ def drawn(task: Any, split: str, make: Callable[[str, int], Sample]) -> Sequence
 
 
 def means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Name -> the mean of its values, sorted by name."""
+    """Name -> mean of the values with this name, sorted by name."""
     columns: dict[str, list[float]] = {}
     for name, value in values:
         columns.setdefault(name, []).append(value)

@@ -1,5 +1,5 @@
 """Recipes of the video task that follow an object, and functions for both spans and tracks: checks of rows,
-placeholders, metrics, cheating answers, and marks for the viewer.
+placeholders, metrics, cheating answers, and marks for the inspector.
 
 Rows have `tracks` [{"label", "boxes": [box or null per frame], "times": [seconds per box]}], and the `width` and
 `height` of the frames. The prompt asks for the first track."""
@@ -156,7 +156,7 @@ def cheats(task: Any, sample: Sample) -> dict[str, str]:
 
 
 def marks(sample: Sample, parsed: Any, role: str) -> list[dict[str, Any]]:
-    """The marks that the viewer draws for a parsed answer or a target: a track or spans; [] for other answers."""
+    """The marks that the inspector draws for a parsed answer or a target: a track or spans; [] for other answers."""
     boxes, spans = (parsed.get("boxes"), parsed.get("spans")) if isinstance(parsed, dict) else (None, parsed)
     if isinstance(boxes, list):
         track = track_of(sample)

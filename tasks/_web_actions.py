@@ -40,7 +40,7 @@ class UnreadableAction(Exception):
 
 @dataclass(frozen=True)
 class ActionFormat:
-    """One way to write actions."""
+    """A format in which the model writes actions."""
 
     prompt: str
     """Description of the format in the prompt."""
@@ -52,7 +52,8 @@ class ActionFormat:
 
 
 def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
-    """Parses the action in a text, after any thinking that the prompt has opened. Raises UnreadableAction."""
+    """Parses the action in a text. If the prompt has opened a <think> tag, the text is first cut after the thinking.
+    Raises UnreadableAction."""
     text = said(text)
     if len(text) > _LONGEST:
         raise UnreadableAction(f"it is longer than {_LONGEST} characters")

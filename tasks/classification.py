@@ -32,8 +32,8 @@ class Classification(RecipeTask):
     (answers with a confidence), or your own module:function that returns a Recipe."""
     thinking: Literal["thinking", "no_thinking", "both"] = "no_thinking"
     """Recipe plain: whether the prompt asks for thinking. With no_thinking the whole answer must be exactly the label;
-    with thinking the <answer> tag must contain it. With both, one of the two templates is drawn for each visit of a
-    sample."""
+    with thinking the <answer> tag must contain it. With both, one of the two templates is drawn each time a sample
+    is used."""
     question: str = "What does the image show?"
     """Question of the prompt if the row has no `question`. The names in the row's `labels` are appended."""
     direct: str = "{question}\nPlease directly output the answer."
@@ -73,7 +73,7 @@ class Classification(RecipeTask):
             self.thinking]
 
     def thinks(self, sample: Sample) -> bool:
-        """Whether the prompt template chosen for this visit of the sample asks for thinking."""
+        """Whether the prompt template chosen for the sample asks for thinking."""
         return "<think>" in (sample.prompt or self.templates[0])
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:

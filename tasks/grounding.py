@@ -171,7 +171,7 @@ class Grounding(RecipeTask):
 
 
 def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
-    """Converts a box, a point, or a list of points, boxes or detections to marks for the viewer; [] for a word or a
+    """Converts a box, a point, or a list of points, boxes or detections to marks for the inspector; [] for a word or a
     number."""
     if not isinstance(place, list) or not place:
         return []

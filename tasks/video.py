@@ -88,7 +88,7 @@ class Video(RecipeTask):
         return tracks.cheats(self, sample)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        """Marks for the viewer: the track or the spans of the target and of the answer."""
+        """Marks for the inspector: the track or the spans of the target and of the answer."""
         return [*tracks.marks(sample, self.target(sample), "target"), *tracks.marks(sample, parsed, "answer")]
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -142,7 +142,8 @@ def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int
 
 @dataclass(eq=False, kw_only=True)
 class _Work:
-    """The state of a distillation: the (number in the training split, sample) of the rows, and the results."""
+    """The state of a distillation. `samples` has (number in the training split, sample) for each row that the teacher
+    is asked about."""
 
     config: Config
     task: Task

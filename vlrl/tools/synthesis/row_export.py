@@ -30,7 +30,7 @@ _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta"
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLocation:
-    """The folders for the media of a file of rows."""
+    """Where the images and videos of a file of rows are stored."""
 
     root: Path
     """Folder that media paths are relative to."""
