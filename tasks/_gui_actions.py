@@ -113,7 +113,7 @@ def _oracle_list(point_key: str, task: Any, sample: Sample) -> str:
 
 
 def _list_format(point_key: str) -> dict[str, Any]:
-    """The functions that a recipe needs for answers that are a list with one action."""
+    """The functions of a recipe whose answers are a list with one action, as keyword arguments of Recipe."""
     return {"read": partial(_read_list, point_key), "oracle": partial(_oracle_list, point_key),
             "write": partial(_write_list, point_key), "target": wanted, "problem": action_problem}
 

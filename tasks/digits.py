@@ -1,7 +1,7 @@
 """Digits: the 1,797 real handwritten digits of scikit-learn (UCI, 8x8 pixels), offline.
 
-One fixed split, independent of all seeds, has 1,400 digits for training and 397 held-out digits. The embedded model was
-not trained on the held-out digits either."""
+One fixed split, independent of all seeds, has 1,400 digits for training and 397 held-out digits. The model that is
+embedded in vlrl was not trained on the held-out digits either."""
 
 import functools
 from collections.abc import Sequence

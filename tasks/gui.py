@@ -113,8 +113,8 @@ class Gui(RecipeTask):
 
 
 def _marks(place: Any, role: str) -> list[dict[str, Any]]:
-    """Converts a box, a point, or the position of an action to a mark for the inspector. The label of an action's mark is
-    its type."""
+    """Converts a box, a point, or the position of an action to a mark for the inspector. The label of an action's mark
+    is its type."""
     label = "element"
     if isinstance(place, dict):
         label = str(place.get("type", place.get("action_type", "")))[:100]

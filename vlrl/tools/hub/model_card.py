@@ -81,8 +81,8 @@ class PublishedModel:
 
 
 def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
-    """The base model that `model.name` leads to. If it is a checkpoint of a run on this machine, the base model of that
-    run is looked up, and so on."""
+    """The base model that `model.name` leads to. If `name` is a checkpoint of a run on this machine, this is the base
+    model of that run, found in the same way; `through` collects the runs."""
     if name.startswith("embedded/"):
         return Base(name, False, "apache-2.0", through)
     path = Path(name)

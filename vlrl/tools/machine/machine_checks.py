@@ -130,7 +130,7 @@ def disk(runs: Path) -> str:
 
 
 def training() -> str:
-    """Performs one training step of the embedded model, with its checkpoint and rollouts."""
+    """Performs one training step of the model that is embedded in vlrl, with its checkpoint and rollouts."""
     import logging
 
     from vlrl.config import load

@@ -10,7 +10,7 @@ from vlrl.tools.request import option
 
 @dataclass(frozen=True, kw_only=True)
 class DistillRequest:
-    """The options of `vlrl data distill`."""
+    """The options of `vlrl data distill`, as parsed from the command line."""
 
     endpoint: str = option(MISSING, "The teacher: an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1.",
                            metavar="URL")
@@ -36,7 +36,7 @@ class DistillRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisRequest:
-    """The options of `vlrl data synthesize`."""
+    """The options of `vlrl data synthesize`, as parsed from the command line."""
 
     out: Path | None = option(None, "The new file of rows, .jsonl or .json, e.g. goals.jsonl. Default: "
                               "runs/name.goals.jsonl.", "-o", "--out", metavar="FILE")
