@@ -1,4 +1,3 @@
-"""The `vlrl` command and its subcommands: arguments, help and printed text; vlrl/tools does the work.
+"""The `vlrl` command and its subcommands: arguments, help texts and printed output. The work is done in vlrl/tools.
 
-The app is imported only inside the commands that open it.
-"""
+vlrl/app (the inspector) is imported only inside the commands that use it."""

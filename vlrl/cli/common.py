@@ -1,4 +1,4 @@
-"""What the subcommands share."""
+"""Helpers that several subcommands use: shared arguments, loading the config, choosing the model, printing JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a command: each parameter that is a request (tools/request.py) becomes one option for each of its
-    fields that has a help text. A flag that is off by default has no --no- form; empty defaults are not shown.
-    """
+    """Decorator for a command function with parameters whose type is a request dataclass (tools/request.py).
+
+    Each such parameter is replaced by one command-line option per field that has a help text. A flag that is off by
+    default gets no --no- form. Empty defaults are not shown in the help."""
     shown: list[inspect.Parameter] = []
     requests: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -57,7 +58,7 @@ def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def examples(*lines: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that gives a command the end of its help: one example a line."""
+    """Decorator that appends a list of examples, one per line, to the help of a command."""
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         text = "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
         function.epilog = text  # type: ignore[attr-defined]
@@ -67,12 +68,13 @@ def examples(*lines: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def add(app: typer.Typer, command: Any, name: str | None = None) -> None:
-    """Adds a command with its examples to an application; its name is the function's unless given."""
+    """Registers a command, with its examples, in a typer application. The command is named after the function unless
+    `name` is set."""
     app.command(name or command.__name__.rstrip("_"), epilog=command.epilog)(command)
 
 
 def group(name: str, help: str, *commands: Any) -> typer.Typer:
-    """A command that has subcommands."""
+    """A typer application with the given commands as its subcommands."""
     app = typer.Typer(name=name, no_args_is_help=True, help=help)
     for command in commands:
         add(app, command)
@@ -80,12 +82,15 @@ def group(name: str, help: str, *commands: Any) -> typer.Typer:
 
 
 def flowing(function: Any) -> str:
-    """A function's docstring with one line per paragraph, so that help fills the width of the terminal."""
+    """The docstring of a function with each paragraph joined into one line, so that the help fills the width of the
+    terminal."""
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n"))
 
 
 def load(path: str | None, words: Sequence[str] | None) -> Config:
-    """The config of a command line. Raises ConfigError where no file is named."""
+    """Loads the config named on the command line, with the settings `words` (key=value) applied to it.
+
+    Raises ConfigError if no config is named."""
     from vlrl import config
 
     if not path:
@@ -97,7 +102,8 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
-    """The model that a command measures (tools/evaluation/measure.py); its warnings are printed."""
+    """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation) and prints the warnings
+    about it."""
     from vlrl.store.checkpoint import find
 
     if checkpoint is not None:
@@ -111,18 +117,18 @@ def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> 
 
 
 def refuse_existing(path: Path, force: bool) -> None:
-    """Raises ConfigError for a file that exists, unless `force` replaces it."""
+    """Raises ConfigError if the path exists, unless it is a file and `force` allows replacing it."""
     if os.path.lexists(path) and not (force and path.is_file()):
         raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a folder can be made at this path, or is there and empty."""
+    """Whether a new folder can be written here: the path does not exist, or is an empty folder."""
     return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def emit(value: Any) -> None:
-    """Prints one JSON value on a line of standard output, in ASCII; NaN and infinities are null."""
+    """Prints a value on standard output as one line of ASCII JSON; NaN and infinities become null."""
     from vlrl.store import plain
 
     typer.echo(json.dumps(plain(value), allow_nan=False))

@@ -1,6 +1,5 @@
-"""`vlrl compare`: which of two models is better, on the samples that both answered; `vlrl sweep`: which settings are
-best.
-"""
+"""`vlrl compare`: which of two models scores higher on the samples that both answered. `vlrl sweep`: which settings
+score highest."""
 
 from __future__ import annotations
 
@@ -38,46 +37,53 @@ _ANSWER = 60  # characters of an answer in a list
 def compare(
     sides: Annotated[list[str], typer.Argument(
         metavar="A [vs] B", show_default=False,
-        help="Run folders, or RUN@STEP with completed steps, first, last or best; several a side with vs between. With "
-        "--sequential configs, and settings for all. With --weights models or runs, with --forms runs.")],
+        help="Run folders, or RUN@STEP, where STEP is a number of completed steps, first, last or best. For several "
+             "runs per model put vs between the two groups. With --sequential: configs, and settings for all of them. "
+             "With --weights: models or runs. With --forms: runs.")],
     split: Annotated[str | None, typer.Option(
-        show_default=False, help="The split, e.g. heldout. Default: heldout, or the first that all have.")] = None,
+        show_default=False, help="The split, e.g. heldout. Default: heldout, or the first split that "
+                                 "all runs have.")] = None,
     metric: Annotated[str | None, typer.Option(
         metavar="NAME", show_default=False,
         help="The metric that decides, e.g. iou or correct_frac. Default: reward/mean.")] = None,
     listed: Annotated[int | None, typer.Option(
-        "--show", metavar="N", min=0, show_default=False, help="How many of the largest wins and losses are listed, "
-        "e.g. 20; 0 = none. --json has every sample. Default: 5.")] = None,
+        "--show", metavar="N", min=0, show_default=False, help="How many of the largest wins and losses to list, e.g. "
+                                                               "20; 0 = none. --json contains every sample. Default: "
+                                                               "5.")] = None,
     weights: Annotated[bool, typer.Option(
-        "--weights", help="Compare weights: which share of them changed, from A to B, or in a run A since its base "
-        "model. Models are folders, checkpoints, names of the Hub.")] = False,
+        "--weights", help="Compare the weights: the share of weights that changed from A to B, or, for a single run "
+                          "A, from its base model. A and B are model folders, "
+                          "checkpoints, runs or Hub names.")] = False,
     forms: Annotated[bool, typer.Option(
-        "--forms", help="Show which forms the answers of runs took at each evaluation: all but words and "
-        "numbers.")] = False,
-    sequential: Annotated[bool, typer.Option("--sequential", help="Run seeds of configs, until a group-sequential "
-                                             "permutation test decides.")] = False,
+        "--forms", help="Show how the form of the answers (their text with words and numbers replaced by "
+                        "placeholders) changed over the evaluations of a run.")] = False,
+    sequential: Annotated[bool, typer.Option("--sequential", help="Train the configs with further seeds until a "
+                                                                  "group-sequential permutation test decides between "
+                                                                  "them.")] = False,
     seeds: Annotated[int | None, typer.Option(
         metavar="N", min=2, show_default=False,
-        help="With --sequential: seeds of each config a block. Default: 5.")] = None,
+        help="With --sequential: seeds per config and block. Default: 5.")] = None,
     blocks: Annotated[int | None, typer.Option(
-        metavar="N", min=1, show_default=False, help="With --sequential: most blocks. Default: 5.")] = None,
+        metavar="N", min=1, show_default=False, help="With --sequential: maximum number of blocks. Default: "
+                                                     "5.")] = None,
     alpha: Annotated[float | None, typer.Option(
-        metavar="P", show_default=False, help="With --sequential: highest probability of finding a difference where "
-        "there is none. Default: 0.05.")] = None,
+        metavar="P", show_default=False, help="With --sequential: maximum probability of reporting a difference where "
+                                              "there is none. Default: 0.05.")] = None,
     jobs: Annotated[int | None, typer.Option(
         metavar="N", min=1, show_default=False, help=f"With --sequential: {JOBS} Default: 1.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder of "
-                                             "the runs. Default: runs/compare-A-B.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="With --sequential: folder "
+                                                                                        "for the runs. Default: "
+                                                                                        "runs/compare-A-B.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two models on the samples that both answered, paired by content: is one better, and where?
 
-    Reads the stored answers of evaluations. Samples are the same when image, prompt and target are; an id alone says
-    nothing. With several runs a side the interval includes the variation over seeds. The exit code is 0 for any result.
+    Reads the stored answers of evaluations; no model is loaded. Two samples are the same if their images, prompt and
+    target are equal, whatever their ids. If each model was trained with several seeds, the confidence interval includes
+    the variation between seeds. The exit code is 0 whatever the result.
 
-    With --sequential it starts the runs itself, and stops at the first block of seeds that decides. The same command
-    continues after an interruption.
-    """
+    With --sequential the command trains the runs itself, in blocks of seeds, and stops after the first block that
+    decides. Run the same command again to continue after an interruption."""
     own = {"--seeds": seeds, "--blocks": blocks, "--alpha": alpha, "--jobs": jobs, "-o": out}
     if weights or forms:
         given = {**own, "--metric": metric, "--split": split if weights else None, "--show": listed,
@@ -110,7 +116,7 @@ def compare(
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """["a", "b"], or ["a1", "a2", "vs", "b1"] -> both sides."""
+    """Splits the arguments into the runs of model A and those of model B: ["a", "b"] or ["a1", "a2", "vs", "b1"]."""
     if words.count("vs") == 1:
         first, second = words[:words.index("vs")], words[words.index("vs") + 1:]
     elif len(words) == 2 and "vs" not in words:
@@ -238,7 +244,7 @@ def _print_decided(decided: SequentialResult) -> None:
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """On Ctrl-C prints how to continue, and leaves with 130."""
+    """On Ctrl-C prints how to continue and exits with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -255,18 +261,19 @@ def sweep(
     config: ConfigPath,
     words: Annotated[list[str], typer.Argument(
         metavar="key=v1,v2 | key=lo..hi | key=value", show_default=False,
-        help="Settings with several values or a range are swept, e.g. train.lr=1e-5..1e-3; others hold for all.")],
+        help="Settings with several values or a range are swept, e.g. train.lr=1e-5..1e-3. All other settings apply "
+             "to every run.")],
     request: SweepRequest,
-    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder of the runs. Default: "
-                                             "runs/sweep-CONFIG.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="Folder for the runs. "
+                                                                                        "Default: "
+                                                                                        "runs/sweep-CONFIG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try settings on some seeds, and measure the best of them on other seeds.
+    """Try settings on some seeds, and measure the best settings on other seeds.
 
-    The best score of a sweep is biased upwards, as its seeds chose it. What counts is the score of the same settings on
-    seeds that took no part in the choice. Also reports how much each setting mattered, and how many runs it took. The
-    same command continues after an interruption.
-    """
+    The score that selects the best settings is biased upwards, because it was the highest of many. The unbiased result
+    is the score of these settings on test seeds that were not used for the selection. The command also reports how much
+    each setting matters and how many runs were needed. Run it again to continue after an interruption."""
     from vlrl.tools.experiments.sweep import run_sweep
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"

@@ -1,4 +1,4 @@
-"""`vlrl data`: the group, with `convert` and `split`; the other subcommands are in data_*.py."""
+"""`vlrl data`: the command group, and the subcommands `convert` and `split`. The other subcommands are in data_*.py."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ def convert(
                                       show_default=False)],
     format: Format = "auto",
     root: Annotated[Path | None, typer.Option(
-        help="Folder that media paths are relative to in both files, e.g. data/; default: each file's own folder.",
+        help="Folder that media paths are relative to, in the old and the new file, e.g. data/. Default: each file's "
+             "own folder.",
         show_default=False)] = None,
     config: Annotated[str | None, typer.Option(
-        help="The config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
+        help="Config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
     columns: Columns = None, boxes: Boxes = None,
     keep_going: Annotated[bool, typer.Option("--keep-going",
-                                             help="Leave bad rows out and list them, instead of stopping.")] = False,
+                                             help="Omit bad rows and list them, instead of stopping at the "
+                                                  "first.")] = False,
     answer_type: Annotated[str | None, typer.Option(
-        help="answer_type of all rows without options, e.g. text; default: data.answer_type of the config, else by "
-        "their fields, answers and questions.", show_default=False)] = None,
+        help="answer_type for all rows that are not multiple choice, e.g. text. Default: data.answer_type of the "
+             "config, else derived from the fields, answers and questions of the rows.", show_default=False)] = None,
     force: Force = False, json: AsJson = False,
 ) -> None:
-    """Write a data file of any known format as canonical rows, whole or not at all.
+    """Convert a data file of any known format to canonical rows in a new file. On an error no file is left behind.
 
-    Media paths stay valid: relative to the new file's folder, or to --root.
-    """
+    Media paths are rewritten to be relative to the folder of the new file, or to --root."""
     from vlrl.data import bad_row_lines
     from vlrl.data.sources.answer_types import TypeTable, check_answer_type
     from vlrl.tools.datasets.check import printable
@@ -87,23 +88,25 @@ def split(
     file: File,
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="Folder for train.jsonl and heldout.jsonl, e.g. split/.")],
-    heldout: Annotated[float, typer.Option(help="Share held out, e.g. 0.1, or a number of rows, e.g. 200.")] = 0.1,
-    by: Annotated[str, typer.Option(help="Field whose values stay together, e.g. scene; rows without it are told apart "
-                                    "by their media.")] = "group_key",
-    seed: Annotated[int, typer.Option(help="Another seed gives another split, e.g. 1.")] = 0,
-    near_duplicates: Annotated[bool, typer.Option(help="Keep pictures that look alike on one side.")] = True,
-    distance: Annotated[int, typer.Option(help="Bits of 64 in which the perceptual hashes of two pictures that look "
-                                          "alike may differ, e.g. 2 for near-identical ones.")] = 4,
+    heldout: Annotated[float, typer.Option(help="Share of rows to hold out, e.g. 0.1, or a number of rows, e.g. "
+                                                "200.")] = 0.1,
+    by: Annotated[str, typer.Option(help="Rows with the same value of this field go to the same file, e.g. scene. "
+                                         "Rows without the field are grouped by their media alone.")] = "group_key",
+    seed: Annotated[int, typer.Option(help="Seed of the split, e.g. 1.")] = 0,
+    near_duplicates: Annotated[bool, typer.Option(help="Put rows whose images look alike into the same file.")] = True,
+    distance: Annotated[int, typer.Option(help="Maximum number of bits (of 64) in which the perceptual hashes of two "
+                                               "images that count as alike may differ, e.g. 2 for nearly identical "
+                                               "images.")] = 4,
     root: Annotated[Path | None, typer.Option(
-        help="Folder that media paths are relative to in all files, e.g. data/; default: each file's own folder.",
+        help="Folder that media paths are relative to, in all files, e.g. data/. Default: each file's own folder.",
         show_default=False)] = None,
     format: Format = "auto", columns: Columns = None, force: Force = False, json: AsJson = False,
 ) -> None:
-    """Split a data file into train.jsonl and heldout.jsonl so that nothing leaks from one to the other.
+    """Split a data file into train.jsonl and heldout.jsonl with no leakage between the two.
 
-    Rows of one group, of one image or video, or of images that look alike stay on one side; each category keeps its
-    share as far as groups allow. The same seed gives the same split, whatever the order of the rows.
-    """
+    Rows that share a group (--by), an image or a video, or whose images look alike, all go to the same file. Each
+    category keeps its proportion in both files as far as the groups allow. The same seed gives the same split, whatever
+    the order of the rows."""
     from vlrl.tools.datasets.split import split_file
 
     with progress_bars() as progress:
@@ -138,6 +141,6 @@ def _show_split(out: Path, result: Split, near: bool) -> None:
     typer.echo(f"{out / 'heldout.jsonl'}: {len(result.heldout):,} rows, {len(result.heldout) / total:.1%}{wanted}")
 
 
-app = group("data", "Look at data files, convert them, split them.", difficulty, export, push, overlap,
+app = group("data", "Check, convert, split and make data files.", difficulty, export, push, overlap,
             synthesize, distill, check, convert, split)
 app.add_typer(make)

@@ -1,4 +1,4 @@
-"""`vlrl data check`: every problem of files of rows, and a summary of their content."""
+"""`vlrl data check`: lists every problem in data files, and summarises their content."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ _VALUES = 12  # values of a field that are printed
     "vlrl data check org/name@train                                             a data set of the Hugging Face Hub",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script")
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Rows, e.g. rows.jsonl, or a folder "
-                                         "with files of rows, e.g. data/.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A data file, e.g. rows.jsonl, or a "
+                                                                                  "folder with data files, e.g. "
+                                                                                  "data/.")],
     settings: Annotated[list[str] | None, typer.Argument(
         metavar="FILE | key=value", show_default=False,
-        help="More files or folders; settings that override the config, e.g. limits.image_pixels=1000000.")] = None,
+        help="More files or folders, and settings that override the config, e.g. limits.image_pixels=1000000.")] = None,
     config: Annotated[str | None, typer.Option(
-        help="The config whose task reads the rows, e.g. configs/quickstart.yaml; without it only the canonical fields "
-        "are checked.", show_default=False)] = None,
+        help="The config whose task parses the rows, e.g. configs/quickstart.yaml. Without it only the canonical "
+             "fields are checked.", show_default=False)] = None,
     root: Root = None, format: Annotated[str | None, typer.Option(
-        help="Format of the rows, e.g. canonical; default: data.format of the config.", show_default=False)] = None,
+        help="Format of the rows, e.g. canonical. Default: data.format of the config.", show_default=False)] = None,
     columns: Columns = None, boxes: Boxes = None,
-    media: Annotated[bool, typer.Option(help="Open every image and video, or only look whether they exist.")] = True,
+    media: Annotated[bool, typer.Option(help="Open every image and video, or only check that the files exist.")] = True,
     allow_missing: Annotated[bool, typer.Option(
-        "--allow-missing", help="Media files need not exist; those that do are looked at.")] = False,
-    most: Annotated[int, typer.Option("--max", min=0, help="Most problems that are printed, e.g. 20; 0 = all. "
-                                      "--json has all.")] = 100,
-    show: Annotated[bool, typer.Option(help="Show the first sound row as the model will see it; with --config in the "
-                                            "task's words and the model's tokens.")] = True,
+        "--allow-missing", help="Media files may be missing; the existing files are still checked.")] = False,
+    most: Annotated[int, typer.Option("--max", min=0, help="Maximum number of problems to print, e.g. 20; 0 = all. "
+                                                           "--json contains all.")] = 100,
+    show: Annotated[bool, typer.Option(help="Show the first row without errors as the model will see it; with "
+                                            "--config also the task's prompt and the token count.")] = True,
     json: AsJson = False,
 ) -> None:
-    """Check data: every row as the task reads it, every image and video, boxes, the task's own perfect answer.
+    """Check data files: parse every row with the task, open every image and video, validate boxes, score the task's
+    perfect answer.
 
-    Lists every problem with its line and id, then what the files hold, the shape that was recognised with the projects
-    that it comes from, and one row as the model will see it. Several files, or a folder, are looked through
-    together: what is in a held-out file and in a train file is a problem of the former. Changes nothing. Exits with 1
-    if a row is bad.
-    """
+    Lists every problem with its line and id. Then prints a summary of the content, the recognised data format with the
+    projects that use it, and one row as the model will see it. Several files, or a folder, are checked together:
+    content of a held-out file that also occurs in a training file is reported for the held-out file. Nothing is
+    changed. Exits with 1 if a row is bad."""
     from vlrl.checks.rule import default_refusal
     from vlrl.config.schema import LimitsSettings
     from vlrl.tools.datasets.check import check as run
@@ -106,7 +107,8 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
-    """A function that shows a sample: as the config's model sees it, or without a config in the row's own fields."""
+    """Returns a function that renders a sample: as the config's model will see it, or, without a config, with the plain
+    fields of the row."""
     from vlrl.config.schema import LimitsSettings
 
     if config is None or task is None:
@@ -119,9 +121,9 @@ def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], S
 
 
 def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
-    """The files that the names stand for (a pattern, folder@split, a data set of the Hub), and the folder of their
-    media where it is not that of each file.
-    """
+    """Resolves each name (a glob pattern, folder@split, or a Hub data set) to its data files.
+
+    Also returns the folder of their media, or None if each file's media are in the folder of that file."""
     from vlrl.data import located, several
 
     paths, root = [], None

@@ -1,4 +1,4 @@
-"""`vlrl data difficulty`: how often a model is right on each prompt."""
+"""`vlrl data difficulty`: measures how often a model answers each prompt correctly."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ _SHOWN = 20  # categories, and prompts left out, that are printed
     "vlrl train my.yaml data.train=rows.difficulty.jsonl curriculum.name=rlcs")
 def difficulty(
     config: ConfigPath, settings: Words = None,
-    answers: Annotated[int, typer.Option(min=1, help="Answers to each prompt, k, e.g. 16.")] = 8,
-    split: Annotated[str, typer.Option(help="The split whose prompts are answered, e.g. heldout.")] = "train",
+    answers: Annotated[int, typer.Option(min=1, help="Number of answers to each prompt, k, e.g. 16.")] = 8,
+    split: Annotated[str, typer.Option(help="The split whose prompts are measured, e.g. heldout.")] = "train",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, show_default=False,
                                               help="Only the first N prompts, e.g. 500.")] = None,
     out: Annotated[Path | None, typer.Option(
         "-o", "--out", metavar="FILE", show_default=False,
-        help="The new file, .jsonl or .json, e.g. measured.jsonl. Default: rows.difficulty.jsonl beside the data file "
-        "rows.jsonl, or runs/name.difficulty.jsonl where the task makes its samples.")] = None,
+        help="The new file, .jsonl or .json, e.g. measured.jsonl. Default: rows.difficulty.jsonl next to the data "
+             "file rows.jsonl, or runs/name.difficulty.jsonl if the task generates its samples.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
         metavar="FOLDER", show_default=False,
-        help="Weights of a checkpoint, or of a run folder's newest, instead of model.name, e.g. runs/a.")] = None,
+        help="Use the weights of this checkpoint, or of the newest checkpoint of this run folder, instead of "
+             "model.name, e.g. runs/a.")] = None,
     temperature: Annotated[float | None, typer.Option(
         metavar="T", show_default=False, help="Sampling temperature, e.g. 0.7. Default: rollout.temperature.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of an earlier measurement.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier measurement.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how hard each training prompt is for a model, and write it as columns beside the rows.
+    """Measure how hard each training prompt is for a model, and write the result as columns of a new data file.
 
-    Each prompt is answered k times, as in training. Column pass_at_k is the share of right answers (curriculum.part at
-    least curriculum.pass_at), difficulty is 1 - pass_at_k. The same command resumes after a stop.
-    """
+    Each prompt is answered k times, sampled as in training. Column pass_at_k is the share of correct answers (those
+    with curriculum.part of at least curriculum.pass_at); column difficulty is 1 - pass_at_k. Run the same command again
+    to resume after a stop."""
     words = [] if temperature is None else [f"rollout.temperature={json.dumps(temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.curriculum import check
@@ -85,7 +86,7 @@ def difficulty(
 
 
 def _check_out(out: Path, config: Config, force: bool) -> None:
-    """Raises, before anything is measured, where the file cannot be written."""
+    """Raises, before anything is measured, if an output file cannot be written."""
     from vlrl.data import check_suffix
 
     check_suffix(out)
@@ -101,7 +102,8 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 
 
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
-    """The command that trains with the columns; "" for a split other than that of training."""
+    """The training command, to print as the next step, that uses the measured columns; "" if another split than `train`
+    was measured."""
     from vlrl.data import read_rows
     from vlrl.data.sources.reading import recognised_format
 

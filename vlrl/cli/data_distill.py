@@ -1,4 +1,5 @@
-"""`vlrl data distill`: answers of a teacher behind a server, kept where the task scores them as right."""
+"""`vlrl data distill`: collects a teacher model's answers from a server, and keeps those that the task scores as
+correct."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     "4 --price-in 0.15 --price-out 0.6 -o answers.jsonl")
 @takes_requests
 def distill(config: ConfigPath, request: DistillRequest, settings: Words = None, as_json: AsJson = False) -> None:
-    """Have a teacher answer the training rows, text and images, and keep the answers that the task scores as right.
+    """Have a teacher model answer the training rows (text and images), and keep the answers that the task scores as
+    correct.
 
-    Nothing is kept that was not verified: no answer that was cut off, nothing that the teacher says about itself. Every
-    reply is written to disk as soon as it arrives (FILE's name with .drawn before the ending), so the same command
-    continues after Ctrl-C, a kill or a server that went down, and pays for no answer twice. Exits with 1 where the
-    teacher left answers out; those that arrived are kept.
-    """
+    Only verified answers are kept: truncated answers are dropped, and the teacher's own claims about an answer are
+    ignored. Every reply is written to disk as soon as it arrives (FILE's name with .drawn before the suffix). So the
+    same command resumes after Ctrl-C, a kill or a server failure, and no answer is paid for twice. Exits with 1 if some
+    replies are missing; the answers received so far are kept."""
     loaded = load(config, settings)
     from vlrl.config.base import Named
     from vlrl.config.registry import prints_aside

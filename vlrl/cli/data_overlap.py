@@ -1,4 +1,4 @@
-"""`vlrl data overlap`: content that held-out rows share with training rows."""
+"""`vlrl data overlap`: finds content that held-out rows share with training rows."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _WORDS = {"same": "the same file", "look": "a picture that looks the same", "cro
     "vlrl data overlap train.jsonl heldout.jsonl",
     "vlrl data overlap train.jsonl benchmark.json --root images/ --json | jq '.shared[].heldout'")
 def overlap(
-    train: Annotated[Path, typer.Argument(metavar="TRAIN", show_default=False, help="Rows to train on, e.g. "
-                                          "train.jsonl.")],
-    heldout: Annotated[Path, typer.Argument(metavar="HELDOUT", show_default=False, help="Rows to measure with, e.g. "
-                                            "heldout.jsonl.")],
-    root: Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that "
-                                              "of each file.", show_default=False)] = None,
-    format: Annotated[str, typer.Option(help="Format of the rows, e.g. coco; auto knows it by its fields.")] = "auto",
+    train: Annotated[Path, typer.Argument(metavar="TRAIN", show_default=False, help="The training rows, e.g. "
+                                                                                    "train.jsonl.")],
+    heldout: Annotated[Path, typer.Argument(metavar="HELDOUT", show_default=False, help="The held-out rows, e.g. "
+                                                                                        "heldout.jsonl.")],
+    root: Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/. Default: "
+                                                   "each file's own folder.", show_default=False)] = None,
+    format: Annotated[str, typer.Option(help="Format of the rows, e.g. coco; auto recognises the format by its "
+                                             "fields.")] = "auto",
     embedder: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", show_default=False, help="Folder of a text or CLIP model of transformers, e.g. models/text; "
-        "texts that are left are compared by its vectors, which finds paraphrases.")] = None,
-    alike: Annotated[float, typer.Option(min=-1, max=1, help="Least cosine with --embedder, e.g. 0.85; it depends on "
-                                         "the model.")] = 0.9,
-    most: Annotated[int, typer.Option("--max", min=0, help="Most rows that are listed, e.g. 20; 0 = all. --json has "
-                                      "all.")] = 50,
+        metavar="FOLDER", show_default=False, help="Folder of a transformers text or CLIP model, e.g. models/text. "
+                                                   "Texts without another match are also compared by their "
+                                                   "embeddings, which finds paraphrases.")] = None,
+    alike: Annotated[float, typer.Option(min=-1, max=1, help="With --embedder: minimum cosine similarity of a match, "
+                                                             "e.g. 0.85; a good value depends on the model.")] = 0.9,
+    most: Annotated[int, typer.Option("--max", min=0, help="Maximum number of rows to list, e.g. 20; 0 = all. --json "
+                                                           "contains all.")] = 50,
     json: AsJson = False,
 ) -> None:
-    """Find held-out rows whose content is in the training rows: images, also resized, recompressed or cropped, and
-    texts.
+    """Find held-out rows whose images or texts also occur in the training rows, including resized, recompressed or
+    cropped images.
 
-    Changes nothing. Exits with 1 where something is found; `vlrl data split` makes files that share nothing.
-    """
+    Nothing is changed. Exits with 1 if any overlap is found. `vlrl data split` makes files without overlap."""
     from vlrl.tools.datasets.overlap import overlap as run
 
     with progress_bars() as progress:

@@ -1,4 +1,5 @@
-"""`vlrl data export` and `vlrl data push`: a run's rollouts as a data set."""
+"""`vlrl data export` and `vlrl data push`: write a run's rollouts as a data set, and upload it to the Hugging Face Hub.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
     from vlrl.tools.hub.rollout_dataset import ExportedRollouts, Notes
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="A run folder, e.g. runs/quickstart.")]
-Steps = Annotated[str | None, typer.Option(show_default=False, help="A range of steps, e.g. 10:20 (20 is not in it).")]
-Split = Annotated[str | None, typer.Option(show_default=False, help="Evaluations of this split, e.g. heldout, in place "
-                                           "of training rollouts.")]
+Steps = Annotated[str | None, typer.Option(show_default=False, help="A range of steps, e.g. 10:20 (20 is excluded).")]
+Split = Annotated[str | None, typer.Option(show_default=False, help="Use the rollouts of the evaluations of this "
+                                                                    "split, e.g. heldout, instead of the training "
+                                                                    "rollouts.")]
 
-Public = Annotated[bool, typer.Option("--public", help="Anyone may read it.")]
-WithMedia = Annotated[bool, typer.Option("--with-media", help="Send the pictures of the rollouts too.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that would be sent with their sizes, and send "
-                                      "nothing.")]
+Public = Annotated[bool, typer.Option("--public", help="Make the repository public instead of private.")]
+WithMedia = Annotated[bool, typer.Option("--with-media", help="Upload the images of the rollouts too.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that would be uploaded, with their sizes, and "
+                                                        "upload nothing.")]
 
 
 @examples(
@@ -35,7 +37,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that wou
     "python -c \"import datasets; print(datasets.load_dataset('a-rollouts'))\"")
 def export(run: Run, out: Annotated[Path, typer.Option("-o", "--out", help="The new folder, e.g. a-rollouts.")],
            steps: Steps = None, split: Split = None, json: AsJson = False) -> None:
-    """Write a run's rollouts as a data set: parquet with pictures, the notes of the inspector, and a card."""
+    """Write a run's rollouts as a data set: parquet files with the images, the annotations made in the inspector, and a
+    data set card."""
     exported = _exported(run, out, steps, split)
     if json:
         emit(asdict(exported))
@@ -51,12 +54,12 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
                                                        help="The data set of the Hugging Face Hub.")],
          steps: Steps = None, split: Split = None, with_media: WithMedia = False, public: Public = False,
          dry_run: DryRun = False) -> None:
-    """Upload a run's rollouts to the Hugging Face Hub, as `vlrl data export` writes them; private unless --public.
+    """Upload a run's rollouts to the Hugging Face Hub, in the form that `vlrl data export` writes; private unless
+    --public.
 
-    Without --with-media no image is sent. Paths and names of this machine, and secrets of the environment, are removed
-    from the texts. HF_TOKEN is the token, HF_ENDPOINT another Hub. An existing data set of this name gets another
-    commit.
-    """
+    Images are sent only with --with-media. Paths and names of this machine, and secrets in environment variables, are
+    removed from the texts. The token is read from HF_TOKEN; HF_ENDPOINT selects another Hub. If the data set exists
+    already, a new commit is added to it."""
     from vlrl.tools.hub import push as hub_push
     from vlrl.tools.hub import rollout_dataset
     from vlrl.tools.hub.redaction import PrivateWords
@@ -72,7 +75,8 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
 
 
 def ready(target: HubTarget, dry_run: bool) -> None:
-    """Raises ConfigError, before anything slow, for a malformed name and, unless it is a dry run, without a token."""
+    """Raises ConfigError, before any slow work, if the repository name is malformed or, except in a dry run, no token
+    is set."""
     from vlrl.tools.hub import push as hub_push
 
     hub_push.check_name(target)
@@ -81,7 +85,7 @@ def ready(target: HubTarget, dry_run: bool) -> None:
 
 
 def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
-    """Prints every file that is sent, or would be, with its size."""
+    """Prints every file of an upload with its size; in a dry run, the files that would be uploaded."""
     from vlrl.tools.hub.push import sizes
 
     listed = sizes(files)
@@ -103,7 +107,8 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
 
 
 def _notes(run: Path) -> Notes:
-    """The notes that the inspector keeps beside the run, and those on the folder alone."""
+    """The annotations of a run from the inspector: those stored in the parent folder of the run, and those in the run
+    folder itself."""
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     notes = {}

@@ -1,4 +1,5 @@
-"""`vlrl data synthesize`: new training prompts by the task or a generator, kept where a model solves them sometimes."""
+"""`vlrl data synthesize`: makes new training prompts with the task or a generator model, and keeps those that a model
+solves sometimes."""
 
 from __future__ import annotations
 
@@ -33,23 +34,24 @@ _SHOWN = 3  # instructions that are printed
     "-o new.jsonl    a model writes new rows for the weaknesses of runs/a")
 @takes_requests
 def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = None, as_json: AsJson = False) -> None:
-    """Make new training prompts, by the task or by a generator, and keep those that the model solves sometimes.
+    """Make new training prompts with the task or a generator model, and keep those that the trained model solves
+    sometimes.
 
-    The task web walks over its pages, clicking and typing at random, and the result of a walk becomes an instruction
-    that a rule checks on the page (MobileGUI-RL). With --failed it varies prompts at which a model fails instead
-    (WebRL): other content on the page, another element, one sub-goal more or fewer. A task with knobs makes samples
-    with knobs anywhere in their ranges, or close to those of the parents.
+    The task web walks randomly over its pages by clicking and typing. The state that a walk reaches becomes an
+    instruction, which a rule verifies on the page (MobileGUI-RL). With --failed the task varies prompts that the model
+    fails on instead (WebRL): other page content, another element, one sub-goal more or fewer. A task with knobs samples
+    them from their full ranges, or near the values of the parent prompts.
 
-    With --endpoint a model behind a server writes a variation of each parent: of the training rows, or of those that
-    --failed or --recipe chooses. The right answer is the one that the task works out, or the one that more than half of
-    a teacher's answers give; nothing that the generator says about it counts. Every reply is written to disk as soon as
-    it arrives, and paid for once.
+    With --endpoint a model behind a server writes a variation of each parent prompt. The parents are the training rows,
+    or the rows that --failed or --recipe selects. The correct answer is computed by the task, or is the answer on which
+    more than half of a teacher's samples agree; the generator's own claims are ignored. Every reply is written to disk
+    as soon as it arrives, so none is paid for twice.
 
-    A candidate repeats neither another one nor a held-out row. The model tries each k times, as in training, and it is
-    kept if it is right at least once and not always. The rows record how they were made (generator, parent, verifier)
-    and how often they were solved (pass_at_k). Rejected ones go to FILE's name with .refused before the ending. The
-    same command resumes after a stop; it exits with 1 where a server left something out.
-    """
+    Candidates that repeat another candidate or a held-out row are dropped. The model tries each remaining candidate k
+    times, sampled as in training; a candidate is kept if it is solved at least once but not always. The rows record how
+    they were made (generator, parent, verifier) and how often they were solved (pass_at_k). Rejected candidates are
+    written to FILE's name with .refused before the suffix. Run the same command again to resume after a stop. It exits
+    with 1 if some replies of a server are missing."""
     words = [] if request.temperature is None else [f"rollout.temperature={json.dumps(request.temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.tools.synthesis.synthesize import SynthesisFiles
@@ -61,7 +63,7 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
 
 
 def _writer(request: SynthesisRequest) -> WriterSettings | None:
-    """The generator and teacher of a request; None where the task makes the candidates."""
+    """The settings of the generator and teacher models; None if the task itself makes the candidates."""
     from vlrl.tools.evaluation.grid import Server
     from vlrl.tools.synthesis.prompt_writer import WriterSettings
 
@@ -112,7 +114,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
 
 
 def _check_out(places: SynthesisFiles, force: bool) -> None:
-    """Raises, before anything is done, where the files cannot be written."""
+    """Raises, before any work is done, if an output file cannot be written."""
     from vlrl.data import check_suffix
     from vlrl.tools.synthesis.synthesize import goes_on
 

@@ -1,4 +1,4 @@
-"""`vlrl eval`: a model, a checkpoint or a server, measured on a config's task."""
+"""`vlrl eval`: evaluates a model, a checkpoint or a server on a config's task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
-"""Counts of samples, in a line of eval.jsonl, that are in no metric."""
+"""Keys of an eval.jsonl line that count samples excluded from all metrics -> the words printed for them."""
 
 
 @examples(
@@ -40,14 +40,13 @@ _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
     "vlrl eval my.yaml --endpoint http://127.0.0.1:8000/v1 --key-env MY_KEY")
 @takes_requests
 def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, as_json: AsJson = False) -> None:
-    """Measure a model on a config's task, with 95 % intervals over the samples.
+    """Evaluate a model on a config's task, with 95 % confidence intervals over the samples.
 
-    The run folder is neither locked nor changed, so its run may be in progress.
+    The run folder is neither locked nor changed, so this works while its run is in progress.
 
-    With several answers, seeds, temperatures, wordings or limits, or with a server, every combination is measured, and
-    answers, numbers and a plot are kept in a folder, from which the same command resumes after a kill
-    (docs/evaluation.md).
-    """
+    If several answers per sample, seeds, temperatures, prompt wordings or length limits are requested, or a server,
+    every combination of them is evaluated. Answers, metrics and a plot are written to a folder; after a kill the same
+    command resumes from that folder (docs/evaluation.md)."""
     _check(request)
     given = {"splits": request.splits or None, "samples": request.samples,
              "temperature": request.temperatures[0] if len(request.temperatures) == 1 else None}
@@ -63,7 +62,7 @@ def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, a
 
 
 def _check(request: EvalRequest) -> None:
-    """Raises for options that do not go together."""
+    """Raises for options that cannot be combined, and for output paths that exist already."""
     for name, owner in request.misplaced().items():
         raise typer.BadParameter(f"goes with {owner}", param_hint=name)
     if request.model is not None and request.checkpoint is not None:
@@ -87,7 +86,7 @@ def _check(request: EvalRequest) -> None:
 
 
 def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
-    """Measures every combination, and prints where the answers are; on rank 0."""
+    """Evaluates every combination of settings, and prints the metrics and the output files on rank 0."""
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.tools.evaluation import grid as tool
@@ -120,7 +119,7 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
 
 
 def _show_report(report: Report) -> None:
-    """Prints every metric, a table for each setting, and the files written."""
+    """Prints one table of metrics per setting, and the paths of the files written."""
     show(f"{report.model} after {report.step} steps" if report.step else report.model, most=200)
     for name in dict.fromkeys(r.setting.name for r in report.results):
         results = [r for r in report.results if r.setting.name == name]
@@ -143,7 +142,8 @@ def _cells(mean: float | None, low: float | None, high: float | None) -> tuple[s
 
 
 def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
-    """One record per split; the answers go to the folder `rollouts`."""
+    """Evaluates the model once on each split and returns one eval.jsonl record per split; if `rollouts` is a folder,
+    the answers are written to it."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside
@@ -165,7 +165,7 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
 
 def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the records, and writes them to `out`; on rank 0."""
+    """Prints the records, and writes them to `out` if that is set; on rank 0 only."""
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of

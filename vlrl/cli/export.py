@@ -1,4 +1,4 @@
-"""`vlrl export`: a checkpoint as a model folder, and to the Hugging Face Hub."""
+"""`vlrl export`: writes a checkpoint as a model folder, and uploads it to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ def export(
                                              help="A new or empty folder, e.g. models/mine.")] = None,
     dtype: Annotated[str | None, typer.Option(
         metavar="bfloat16|float16|float32", show_default=False,
-        help="Type of the weights. Default: that of an adapter's base model, or the widest of a whole model.")] = None,
+        help="Dtype of the weights. Default: for an adapter, the dtype of its base model; for a full model, the "
+             "widest dtype of its weights.")] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Keep an adapter as it is instead of merging it.")] = False,
     push: Annotated[str | None, typer.Option(
         "--push", metavar="ORG/NAME", show_default=False,
-        help="Upload it to the Hugging Face Hub with a card made of the run; private unless --public.")] = None,
+        help="Upload the model to the Hugging Face Hub, with a model card generated from the run; private unless "
+             "--public.")] = None,
     public: Public = False,
     rollouts: Annotated[bool, typer.Option("--rollouts", help="Upload the training rollouts too, as the data set "
                                            "ORG/NAME-rollouts.")] = False,
@@ -46,14 +48,15 @@ def export(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as a model folder for from_pretrained, vLLM or the hub; an adapter is merged into its base.
+    """Write a checkpoint as a model folder for from_pretrained, vLLM or the Hub. An adapter is merged into its base
+    model.
 
-    The written model is loaded again, and log-probabilities on a prompt with an image are compared.
+    To verify the export, the written model is loaded again, and its log-probabilities on a prompt with an image are
+    compared with those of the checkpoint.
 
-    With --push nothing is sent that tells where it was made: no path, host or user, no secret of the environment, and
-    no image without --with-media. HF_TOKEN is the token, HF_ENDPOINT another Hub. An existing model of this name gets
-    another commit.
-    """
+    With --push nothing that identifies this machine is uploaded: no path, host or user name, and no secret from the
+    environment. Images are uploaded only with --with-media. The token is read from HF_TOKEN; HF_ENDPOINT selects
+    another Hub. If the model exists already on the Hub, a new commit is added to it."""
     from vlrl.store.checkpoint import find
 
     _check(out, push, {"--public": public, "--rollouts": rollouts, "--dry-run": dry_run}, with_media and not rollouts)
@@ -150,7 +153,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
 
 
 def _existing_or_exported(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
-    """The export that `folder` holds already, from a push that was interrupted; else exports."""
+    """Returns the export that `folder` already holds from an interrupted push; without one, exports now."""
     from vlrl.tools.hub import model_release as publishing
 
     known = publishing.recorded(source, folder, form)

@@ -1,4 +1,4 @@
-"""`vlrl app`."""
+"""`vlrl app`: starts the inspector."""
 
 from __future__ import annotations
 
@@ -24,35 +24,38 @@ _NEEDED = ("gradio", "duckdb")
 def inspect(
     runs: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="A folder of runs, or one run folder.")
                     ] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to listen on; another one than this machine's own needs a "
-                                           "password.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. Any address other than this machine's own "
+                                           "(loopback) requires a password.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(
         min=1, max=65535, show_default=False,
-        help="Port to listen on, this one or none. Default: the first free one from 7860 on.")] = None,
+        help="Port to listen on; the command fails if it is taken. Default: the "
+             "first free port from 7860 upwards.")] = None,
     password: Annotated[str | None, typer.Option(envvar="VLRL_APP_PASSWORD", show_envvar=True, show_default=False,
-                                                 help="What everyone has to say first. Others on the machine can read "
-                                                      "a command line: use the variable.")] = None,
+                                                 help="Password that every visitor must enter. Other users of this "
+                                                      "machine can read command lines, so set the environment "
+                                                      "variable instead.")] = None,
     trust_tasks: Annotated[bool, typer.Option("--trust-tasks", help="Run the task code that a run's config names by "
-                                                                    "path or module. It can do whatever you can.")
+                                                                    "path or module. That code runs with your "
+                                                                    "permissions.")
                            ] = False,
     root_path: Annotated[str, typer.Option(
         metavar="PATH", show_default=False,
-        help="Path under which a proxy serves it, such as /user/me/proxy/7860; cut off by the proxy or not.")] = "",
+        help="Path under which a proxy serves the inspector, such as /user/me/proxy/7860, whether or not the proxy "
+             "removes that path from requests.")] = "",
     allow_host: Annotated[list[str] | None, typer.Option(
         metavar="NAME", show_default=False,
-        help="Host name of a proxy that it is reached under (*.NAME: all below NAME), beside this machine's own; "
-             "others come in by it, so it needs a password. --host 0.0.0.0 answers any name, but with this option "
-             "only those given. May be repeated.")] = None,
+        help="Accept requests addressed to this host name, e.g. of a proxy, in addition to this machine's own names "
+             "(*.NAME: all subdomains of NAME). Requires a password, since others can reach the inspector through it. "
+             "With --host 0.0.0.0 any name is accepted unless this option limits the names. May be repeated.")] = None,
     allow_frame: Annotated[list[str] | None, typer.Option(
         metavar="ORIGIN", show_default=False,
-        help="Origin of a page that may hold it in a frame, such as http://localhost:8888 (Jupyter). Default: none. "
-             "May be repeated.")] = None,
-    opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = False,
+        help="Origin of a page that may embed the inspector in a frame, such as http://localhost:8888 (Jupyter). "
+             "Default: none. May be repeated.")] = None,
+    opened: Annotated[bool, typer.Option("--open/--no-open", help="Open the inspector in the browser.")] = False,
 ) -> None:
-    """Inspect runs in the browser: curves, every answer with images and tokens, comparisons, a playground.
+    """Inspect runs in the browser: curves, every answer with its images and tokens, comparisons, a playground.
 
-    Reads run folders only, also of runs in progress. Nothing is sent to another machine. Ctrl-C ends it.
-    """
+    Reads only the run folders; runs may be in progress. Nothing is sent to another machine. Press Ctrl-C to stop."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"`vlrl app` needs {', '.join(missing)}, which is not installed: pip install 'vlrl[app]'")

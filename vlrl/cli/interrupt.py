@@ -1,4 +1,4 @@
-"""Ends the command without a traceback on Ctrl-C during its imports; the shell sees 130."""
+"""Makes Ctrl-C during the imports end the command without a traceback, with exit code 130."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlrl judge check`."""
+"""`vlrl judge check`: compares a judge model with human labels."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
     "services.judge.model=my-judge --json")
 def check(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", show_default=False, help=(
-        "Judged answers, one JSON object a line with sample (a row) or id, and answer and correct (true or false), or "
-        "responses (two texts) and better (1 or 2)."))],
+        "Labelled answers, one JSON object per line with sample (a data row) or id, and either answer and correct "
+        "(true or false), or responses (two texts) and better (1 or 2)."))],
     settings: Words = None,
     config: Annotated[str | None, typer.Option(show_default=False, help=(
         "Config with the task, its data files and services.judge, e.g. my.yaml."))] = None,
     json: AsJson = False,
 ) -> None:
-    """Compares a judge, and the task's own rule, with answers that people judged.
+    """Compare a judge model, and the task's own rule, with answers that people have labelled.
 
-    Reports agreement, false positives and negatives, verdicts that change when the question is reworded, wrong answers
-    that are accepted once they address the judge, the bias of the order in pairs, and the cost. Without
-    services.judge.url only the rule is checked.
-    """
+    Reports the agreement with the labels, the false positives and negatives, the verdicts that change when the question
+    is reworded, the wrong answers that are accepted once an instruction to the judge is inserted into them, the
+    position bias in pairs, and the cost. Without services.judge.url only the rule is checked."""
     from vlrl.services.judge import Judge
     from vlrl.tools.tasks.judge_check import audit
 
@@ -73,4 +72,4 @@ def _percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.1%}"
 
 
-app = group("judge", "See how far a judge, or a task's rule, can be trusted.", check)
+app = group("judge", "Measure how reliable a judge model, or a task's rule, is.", check)

@@ -1,8 +1,7 @@
 """The `vlrl` command: its subcommands, and how an error or Ctrl-C becomes a message and an exit code.
 
-Exit codes: 0 only on success; 1 an error that the message explains, or a check that failed; 2 a wrong command line; 130
-stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP after saving.
-"""
+Exit codes: 0 on success only; 1 for an error that the message explains, or a failed check; 2 for a wrong command line;
+130 if stopped, after saving, by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
     "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
     "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
     "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
-"""Command -> its function, or the group of its subcommands; imported when it is called."""
+"""Command name -> its function, or the typer application of its subcommands; imported when the command is called."""
 
 
 class _Commands(UserDict[str, Any]):
-    """The commands in the order of the help, each imported when it is asked for."""
+    """The commands in the order in which the help lists them; looking up a command imports it."""
 
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
@@ -78,12 +77,12 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `vlrl` command; returns the exit code."""
+    """Runs the `vlrl` command line and returns the exit code."""
     return _run(typer.main.get_command(app), sys.argv[1:] if argv is None else argv, "vlrl")
 
 
 def train_script(argv: Sequence[str]) -> int:
-    """`train.py`: the same as `vlrl train`; returns the exit code."""
+    """Runs `train.py`, which is the same as `vlrl train`, and returns the exit code."""
     from vlrl.cli.train import train
 
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -93,7 +92,8 @@ def train_script(argv: Sequence[str]) -> int:
 
 
 class _Printable(logging.Formatter):
-    """Warnings hold ids and names from data files, which must not control the terminal."""
+    """Formats log records without control characters: warnings contain ids and names from data files, which could
+    otherwise control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), _MOST)
@@ -122,7 +122,7 @@ def _run(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _noted(message: str, error: BaseException) -> str:
-    """The message with the notes of a run that was saved before the error."""
+    """The message, followed by the notes attached to the error, e.g. where the run was saved."""
     return " ".join([message, *getattr(error, "__notes__", ())]) if message else ""
 
 
@@ -141,9 +141,8 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _prepare_terminal() -> None:
-    """Makes stdout writable for any text, and draws tables for LEAST_WIDTH columns where the terminal, or COLUMNS, has
-    fewer: they do not fit into less.
-    """
+    """Prepares standard output: characters that its encoding lacks are printed as "?", and tables are at least
+    LEAST_WIDTH columns wide even if the terminal, or COLUMNS, is narrower."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -154,7 +153,7 @@ def _prepare_terminal() -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """The message for a failed system call; "" where the reader of a pipe has gone, as in `vlrl ... | head`."""
+    """The message for an OSError; "" if the reader of a pipe has exited, as in `vlrl ... | head`."""
     refused = False
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it

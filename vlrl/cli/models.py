@@ -1,4 +1,4 @@
-"""`vlrl extrapolate` and `tiny`: models that no run trains."""
+"""`vlrl extrapolate` and `vlrl tiny`: write models without a training run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from vlrl.tools.tiny.families import DEFAULT, FAMILIES
 def extrapolate(
     earlier: Annotated[Path, typer.Argument(metavar="A", show_default=False,
                                             help="The earlier run folder, checkpoint or model folder.")],
-    later: Annotated[Path, typer.Argument(metavar="B", show_default=False, help="The later one, of the same model.")],
+    later: Annotated[Path, typer.Argument(metavar="B", show_default=False, help="The later run folder, checkpoint or "
+                                                                                "model folder, of the same model.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", show_default=False,
                                       help="A new or empty folder, e.g. models/beyond.")],
-    k: Annotated[float, typer.Option("-k", metavar="NUMBER", help="How far beyond B, in steps from A to B.")] = 1.0,
+    k: Annotated[float, typer.Option("-k", metavar="NUMBER", help="How far to go beyond B, as a multiple of the "
+                                                                  "difference B - A.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights B + k (B - A): further in the direction in which training went from one checkpoint to another.
+    """Write the weights B + k (B - A): the weights of checkpoint B, moved further in the direction in which training
+    went from A to B.
 
-    Full models and adapters. Config and processor are those of B. k=0 is B itself, -0.5 the average of both.
-    """
+    Works for full models and adapters. Config and processor are copied from B. k=0 gives B itself, k=-0.5 the average
+    of A and B."""
     from vlrl.tools.stages.extrapolate import extrapolate as write
 
     done = write(earlier, later, out, k)
@@ -49,21 +52,22 @@ def tiny(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", show_default=False,
                                       help="A new or empty folder, e.g. models/tiny.")],
     family: Annotated[str, typer.Option(metavar="NAME", help=f"Architecture: {', '.join(FAMILIES)}.")] = DEFAULT,
-    random: Annotated[bool, typer.Option("--random", help="Random float32 weights: nothing is learned.")] = False,
-    episodes: Annotated[bool, typer.Option("--episodes", help="The embedded model, taught to call a tool and to act "
-                                           "over several turns (about five minutes).")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Random float32 weights, without pretraining.")] = False,
+    episodes: Annotated[bool, typer.Option("--episodes", help="Train the embedded model further, to call a tool and "
+                                                              "to act over several turns (about five "
+                                                              "minutes).")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N",
-                                      help="Of the weights and of the examples, e.g. 1.")] = 0,
+                                      help="Seed for the weights and the training examples, e.g. 1.")] = 0,
     max_pixels: Annotated[int | None, typer.Option(
         metavar="N", min=1, show_default=False,
-        help="With --random: the processor's limit for one image, e.g. 16384. Default: the family's own.")] = None,
+        help="With --random: the processor's maximum number of pixels per image, e.g. 16384. Default: the value of "
+             "the family.")] = None,
 ) -> None:
     """Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor.
 
-    Without --random it is trained to locate drawn shapes, to read digits, to answer questions about drawn clips and to
-    plan simulated drives, with errors on purpose, and saved in bfloat16: a start that RL improves on a CPU in minutes.
-    Needs no network, but vlrl[demo,driving].
-    """
+    Without --random the model is pretrained, with deliberate errors, to locate drawn shapes, to read digits, to answer
+    questions about drawn clips and to plan simulated drives. It is saved in bfloat16, and is a starting point that RL
+    improves on a CPU within minutes. No network is needed, but the extras vlrl[demo,driving] are."""
     if family not in FAMILIES:
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
                           f"Known: {', '.join(FAMILIES)}.")

@@ -1,4 +1,4 @@
-"""`vlrl plan`: the memory that a run needs, before any GPU is rented."""
+"""`vlrl plan`: estimates the memory that a run needs, before any GPU is rented."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ if TYPE_CHECKING:
     "vlrl plan configs/models/qwen2_5_vl_3b.yaml task=grounding --card 'RTX 4090'")
 def plan(
     config: ConfigPath, settings: Words = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train; those of servers come on top.")] = 1,
-    gpu_memory: Annotated[float | None, typer.Option(min=1, help="GiB of each; by default the card's.",
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs for training, not counting those of inference "
+                                                  "servers.")] = 1,
+    gpu_memory: Annotated[float | None, typer.Option(min=1, help="Memory of each GPU in GiB. Default: the memory of "
+                                                                 "--card.",
                                                      show_default=False)] = None,
-    card: Annotated[str, typer.Option(help="Name of the GPU.")] = "H100",
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt, visual ones included; by "
-                                                      "default an image of model.max_pixels and 256 of text.",
+    card: Annotated[str, typer.Option(help="Name of the GPU model.")] = "H100",
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per prompt, including visual tokens. "
+                                                                  "Default: an image of model.max_pixels and 256 text "
+                                                                  "tokens.",
                                                       show_default=False)] = None,
-    visual_tokens: Annotated[int | None, typer.Option(min=0, help="Those of its image or video.",
+    visual_tokens: Annotated[int | None, typer.Option(min=0, help="Visual tokens per prompt.",
                                                       show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory: does a config fit on these GPUs, and what would make it fit?
+    """Estimate GPU memory: does a config fit on these GPUs, and if not, what would make it fit?
 
-    Only the shape of the model is read; those of common releases are built in. Exit code 0 when it fits, 1 when it does
-    not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens. A few
-    episodes of a task with an environment are played, to see how much they show.
-    """
+    Only the model's architecture is read, not its weights; the architectures of common releases are built in. The exit
+    code is 0 if the run fits and 1 if it does not. To measure the prompts of your data, for --prompt-tokens, use `vlrl
+    train CONFIG --dry-run`. If the task has an environment, a few episodes are played to measure how much text and how
+    many images they contain."""
     from vlrl.tools.machine import plan as tool
     from vlrl.tools.machine import plan_advice
     from vlrl.tools.machine.gpu_specs import CARDS, card_of

@@ -1,4 +1,4 @@
-"""`vlrl play`: answer samples yourself and see every reward part."""
+"""`vlrl play`: answer samples yourself and see the value of every reward part."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ _AFTER = "Enter: next sample. Or another answer to this one, :oracle, :again, :q
 def play(
     config: ConfigPath, settings: Words = None,
     split: Annotated[str, typer.Option(help="The split to take samples from, e.g. heldout.")] = "train",
-    index: Annotated[int | None, typer.Option(help="Start at this place, e.g. 7; -1 is the last.")] = None,
+    index: Annotated[int | None, typer.Option(help="Start at the sample with this index, e.g. 7; -1 is the "
+                                                   "last.")] = None,
     sample_id: Annotated[str | None, typer.Option("--id", help="Start at the sample with this id, e.g. "
                                                   "train-000007.")] = None,
-    shuffled: Annotated[bool, typer.Option("--random", help="Samples in random order.")] = False,
-    answer: Annotated[str | None, typer.Option(help="Judge this one answer and leave, e.g. '[1, 2, 3, 4]'. Text piped "
-                                               "into the command does the same.")] = None,
-    oracle: Annotated[bool, typer.Option("--oracle", help="Play the task's perfect answer, or its perfect "
-                                         "actions, and leave.")] = False,
+    shuffled: Annotated[bool, typer.Option("--random", help="Show the samples in random order.")] = False,
+    answer: Annotated[str | None, typer.Option(help="Score this one answer and exit, e.g. '[1, 2, 3, 4]'. Text piped "
+                                                    "into the command is treated the same way.")] = None,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Score the task's perfect answer, or play its perfect "
+                                                          "actions, and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a sample yourself and see every reward part, the target and the task's perfect answer. Needs no model.
+    """Answer a sample yourself and see every reward part, the target and the task's perfect answer. No model is needed.
 
-    An answer may have several lines; an empty line ends it, and one more goes to the next sample. Commands: :next,
-    :oracle, :again (shows this sample once more), :quit. Where the task has an environment or tools you act turn by
-    turn, and see what each action leads to; in --answer and in piped text an empty line separates actions.
-    """
+    An answer may have several lines and ends with an empty line; another empty line goes on to the next sample.
+    Commands: :next, :oracle (shows the perfect answer), :again (shows this sample once more), :quit. If the task has an
+    environment or tools, you act turn by turn and see the observation after each action; in --answer and in piped text,
+    actions are separated by an empty line."""
     if (index is not None) + (sample_id is not None) + shuffled > 1:
         raise typer.BadParameter("give one of --index, --id and --random")
     if oracle and answer is not None:
@@ -85,7 +86,7 @@ def play(
 
 
 class _Given(NamedTuple):
-    """What the command line gives instead of a person at the terminal."""
+    """The options that replace a person at the terminal: an answer, the oracle, JSON output."""
 
     split: str
     answer: str | None
@@ -94,7 +95,7 @@ class _Given(NamedTuple):
 
 
 def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: int, given: _Given) -> bool:
-    """Plays a sample with a single answer; returns whether to continue with the next one."""
+    """Plays a sample of a single-turn task; returns whether to continue with the next sample."""
     from vlrl.tools.play.questions import ask, judge, oracle
     from vlrl.tools.tasks.score_rows import to_json
 
@@ -134,7 +135,7 @@ def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> b
 
 
 def _session(task: Task, question: Question, title: str) -> bool:
-    """Plays one sample until the person continues (True) or quits (False)."""
+    """Lets a person answer one sample until they go on to the next (returns True) or quit (returns False)."""
     show_question(task, question, title)
     show(_HELP, "dim")
     judged = False
@@ -156,7 +157,8 @@ def _session(task: Task, question: Question, title: str) -> bool:
 
 
 def _show_judged(task: Task, question: Question, text: str) -> None:
-    """Prints an answer, its parts beside those of the oracle, and the faults of its format."""
+    """Prints the score and reward parts of an answer, the faults in its format, and the perfect answer with its own
+    parts."""
     from vlrl.tools.play.questions import judge, target
 
     judged = judge(task, question, text)

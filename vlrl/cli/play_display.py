@@ -1,4 +1,4 @@
-"""Input and output of `vlrl play`, for single answers and episodes."""
+"""Terminal input and output for `vlrl play`, for single answers and episodes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer
 
 _LOCATED = {"box", "boxes", "points"}
-"""Fields of a row that ask to locate something."""
+"""Fields of a row whose presence means that the answer is a location."""
 _COMMANDS = (":next", ":oracle", ":again", ":quit", ":help")
 
 
 def read_answer() -> str | None:
-    """Lines up to an empty one or to the end of input, or one command; None for an empty line alone.
+    """Reads one answer from the terminal: lines up to an empty line or the end of input, or a single command such as
+    ":next".
 
-    Raises EOFError at the end of the input.
-    """
+    Returns None for an empty line alone. Raises EOFError at the end of the input."""
     lines: list[str] = []
     while True:
         try:
@@ -39,7 +39,7 @@ def read_answer() -> str | None:
 
 
 def show_fields(width: int, fields: Mapping[str, object]) -> None:
-    """Prints a line for each value that is not None, its name in bold."""
+    """Prints one line per value that is not None, with the name in bold, padded to `width`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -50,7 +50,7 @@ def show_fields(width: int, fields: Mapping[str, object]) -> None:
 
 
 def show_question(task: Task, question: Question, title: str) -> None:
-    """Prints the question, and where its images can be opened."""
+    """Prints the question, the paths of its images and videos, and the format in which boxes are expected."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
@@ -64,7 +64,7 @@ def show_question(task: Task, question: Question, title: str) -> None:
 
 
 def show_media(media: Sequence[QuestionMedia]) -> None:
-    """Prints where images and videos can be opened."""
+    """Prints the kind, size and path of each image and video."""
     for shown in media:
         size = f"{shown.size[0]}x{shown.size[1]}" if shown.size else "not readable"
         show(f"{shown.kind}  {size}  {printable(shown.path or shown.problem)}")
@@ -73,13 +73,14 @@ def show_media(media: Sequence[QuestionMedia]) -> None:
 
 
 def show_parts(judged: ScoredAnswer) -> None:
-    """Prints reward parts and their weights."""
+    """Prints the reward parts of a scored answer with their weights."""
     show_table(("part", "value", "weight"), ((name, formatted(value), f"{judged.weights[name]:g}")
                                              for name, value in judged.scored.parts.items()))
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """The format of boxes; None where the model's family is unknown, as it may be for a task without boxes."""
+    """The coordinate format of boxes in answers; None if the model family is unknown, which is allowed for a task
+    without boxes."""
     own = question.sample.get("coordinates")
     try:
         used = str(own or task.of(question.sample).coordinates.convention)
@@ -90,5 +91,5 @@ def _convention(task: Task, question: Question) -> str | None:
 
 
 def files(media: Any) -> list[dict[str, Any]]:
-    """Where images and videos can be opened."""
+    """Describes images and videos for JSON output: kind, path, size and problem."""
     return [{"kind": m.kind, "path": m.path, "size": m.size, "problem": m.problem or None} for m in media]

@@ -1,4 +1,4 @@
-"""`vlrl play` for a task with an environment or tools: a person acts, turn by turn."""
+"""`vlrl play` for a task with an environment or tools: a person acts turn by turn."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ENDS = {"stop": "its environment ended it", "turns": "episode.max_turns", "medi
 
 
 def split(text: str) -> list[str]:
-    """The actions in a text, separated by empty lines."""
+    """Splits a text into actions at empty lines."""
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Plays episodes of one sample until the person continues (True) or quits (False)."""
+    """Lets a person play episodes of one sample until they go on to the next (returns True) or quit (returns False)."""
     episode = _begin(start, title)
     try:
         while True:
@@ -51,7 +51,7 @@ def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
 
 
 def oracle_actions(episode: PlayedEpisode) -> Sequence[str] | None:
-    """The task's perfect actions for the sample of an episode; None where it knows none."""
+    """The task's perfect actions for the sample of this episode; None if the task knows none."""
     from vlrl.tools.play import episodes
 
     return episodes.oracle_actions(episode.task, episode.question.sample)
@@ -68,7 +68,7 @@ def _begin(start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
 
 
 def run(episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
-    """Plays given actions until one ends the episode, and shows turns and score, unless `quiet`."""
+    """Plays the given actions until one of them ends the episode. Prints each turn and the score, unless `quiet`."""
     try:
         if not quiet:
             _show_start(episode, title)
@@ -116,7 +116,7 @@ def _show_score(episode: PlayedEpisode, given: int = 0) -> None:
 
 
 def as_dict(episode: PlayedEpisode, place: int, split: str) -> dict[str, Any]:
-    """The episode for --json."""
+    """The episode as a JSON object, for --json."""
     judged = episode.judged()
     turns = [{"action": t.acted.action, "observation": t.acted.observation, "media": files(t.media),
               "parts": dict(t.acted.parts), "state": t.acted.state, "done": t.acted.done, "error": t.acted.error,

@@ -1,4 +1,4 @@
-"""`vlrl presets`: the presets that extends= adds to a config."""
+"""`vlrl presets`: lists the presets that `extends=` can add to a config."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ FOLDERS = {"algorithm": "algorithms", "curriculum": "curricula", "stages": "stag
     "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'")
 def presets(
     word: Annotated[str | None, typer.Argument(metavar="WORD", show_default=False,
-                                               help="Part of a name, a need or a paper, e.g. gspo.")] = None,
+                                               help="Only list presets with this text in their name, requirements or "
+                                                    "paper, e.g. gspo.")] = None,
     task: Annotated[str | None, typer.Option("--for", metavar="TASK", show_default=False,
-                                             help="Those for this task or shipped config, e.g. recall.")] = None,
+                                             help="Only list presets for this task or shipped config, e.g. "
+                                                  "recall.")] = None,
     json: AsJson = False,
 ) -> None:
-    """List the presets: objectives, curricula and stages of published methods, to add to any config with extends=.
+    """List the presets: objectives, curricula and stages from published methods, which extends= adds to any config.
 
-    Each names the shipped config that it is for, what it needs there, its cost compared with a run without it, and its
-    paper.
-    """
+    Each preset is listed with the shipped config that it was made for, what it needs in that config, its cost relative
+    to a run without the preset, and its paper."""
     from vlrl.config.presets import NEEDS, shipped
 
     rows = [preset.row() for preset in shipped()]
@@ -53,7 +54,7 @@ def presets(
 
 
 def _names_of(shipped: str) -> set[str]:
-    """The words that name a shipped config: the file, its stem and folder, and its tasks."""
+    """The words by which --for can name a shipped config: its file, stem and folder, and its tasks."""
     from vlrl import config
 
     path = PurePosixPath(shipped)

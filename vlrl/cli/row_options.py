@@ -1,4 +1,4 @@
-"""Options shared by the commands over files of rows, and the table of answer types."""
+"""Options shared by the commands that read data files, and the printed table of answer types."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ if TYPE_CHECKING:
     from vlrl.data.sources.answer_types import TypeLine
 
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
-                                      help="Rows: .jsonl, .json, .csv, .tsv, .parquet, .arrow, e.g. rows.jsonl; or a "
-                                           "folder of images for each class, or of shards.")]
-Root = Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that of "
-                                           "the file (like data.root in a config).", show_default=False)]
-Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, coco or screenspot; auto knows it by "
-                                     "its fields.")]
+                                      help="Data file: .jsonl, .json, .csv, .tsv, .parquet or .arrow, e.g. "
+                                           "rows.jsonl; or a folder with one folder of images per class, or with "
+                                           "shards.")]
+Root = Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/ (like data.root "
+                                                "in a config). Default: the folder of the data "
+                                                "file.", show_default=False)]
+Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, coco or screenspot; auto recognises "
+                                          "the format by its fields.")]
 Columns = Annotated[list[str] | None, typer.Option(
     "--columns", metavar="NAME=COLUMN", show_default=False,
-    help="Which column or field stands for a canonical one, e.g. image=photo; once for each.")]
+    help="Read a canonical field from another column, e.g. image=photo; repeat the option for each field.")]
 Boxes = Annotated[str | None, typer.Option(
-    help="What boxes and points of the file are: pixels, norm1000, norm1, xywh, xywh-norm1000 or xywh-norm1; default: "
-    "data.boxes of the config, else corners in pixels, and a warning where the file speaks against it.",
+    help="Format of boxes and points in the file: pixels, norm1000, norm1, xywh, xywh-norm1000 or xywh-norm1. "
+         "Default: data.boxes of the config, else corners in pixels, with a warning if the values suggest another "
+         "format.",
     show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def form_of(name: str | None) -> str:
-    """The format of boxes. Raises ConfigError for an unknown one."""
+    """Returns the box format given by --boxes ("auto" if none is given). Raises ConfigError for an unknown format."""
     from vlrl.data.sources.box_forms import FORMS
     from vlrl.errors import ConfigError, did_you_mean
 
@@ -39,7 +42,7 @@ def form_of(name: str | None) -> str:
 
 
 def pairs_of(columns: list[str] | None) -> dict[str, str]:
-    """["image=photo"] -> {"image": "photo"}."""
+    """Parses NAME=COLUMN arguments: ["image=photo"] -> {"image": "photo"}."""
     wrong = next((pair for pair in columns or () if not all(pair.partition("=")[::2])), None)
     if wrong is not None:
         raise typer.BadParameter(f"{wrong!r}: write NAME=COLUMN, e.g. image=photo", param_hint="--columns")

@@ -26,8 +26,8 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 ScoreWords = Annotated[list[str] | None, typer.Argument(
     metavar="INPUT|key=value", show_default=False,
-    help="A file of rows (default, or -: standard input), and settings that override the config, e.g. "
-         "task.rewards.format=0.5.")]
+    help="A file of rows (without one, or with -, rows are read from standard input), and settings that override the "
+         "config, e.g. task.rewards.format=0.5.")]
 
 
 @examples(
@@ -42,28 +42,29 @@ ScoreWords = Annotated[list[str] | None, typer.Argument(
     "vlrl score configs/quickstart.yaml --run runs/quickstart --split heldout --json")
 def score(
     config: ConfigPath, words: ScoreWords = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="Where results go, e.g. scored.jsonl; must not exist. "
-                                        "-: standard output.")] = "-",
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Write {\"error\": ...} for a row that cannot be "
-                                             "used and go on; the exit code is 1 at the end.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", help="File for the results, e.g. scored.jsonl, which must "
+                                                               "not exist yet; - is standard output.")] = "-",
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="For a row that cannot be scored, write "
+                                                                  "{\"error\": ...} and continue; the exit code is "
+                                                                  "then 1.")] = False,
     run: Annotated[str | None, typer.Option(
-        show_default=False, help="Score the saved rollouts of this run folder again and compare, e.g. "
-        "runs/quickstart.")] = None,
-    step: Annotated[int | None, typer.Option(help="With --run: one step only, e.g. 12.")] = None,
+        show_default=False, help="Score the stored rollouts of this run folder again and compare with the stored "
+                                 "rewards, e.g. runs/quickstart.")] = None,
+    step: Annotated[int | None, typer.Option(help="With --run: only this step, e.g. 12.")] = None,
     steps: Annotated[str | None, typer.Option(
-        show_default=False, help="With --run: a range of steps, e.g. 10:20 (20 is not in it), 10: or :20.")] = None,
+        show_default=False, help="With --run: a range of steps, e.g. 10:20 (20 is excluded), 10: or :20.")] = None,
     split: Annotated[str | None, typer.Option(
         show_default=False, help="With --run: the evaluations of this split instead of the training rollouts, e.g. "
         "heldout.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="With --run: how many of the groups whose order changed most are "
-                                      "shown, e.g. 5.")] = 3,
+    show: Annotated[int, typer.Option(min=0, help="With --run: number of groups to show, those whose ranking of "
+                                                  "answers changed most, e.g. 5.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Score answers by the task's reward, without a model or images.
+    """Score answers with the task's reward, without a model or images.
 
-    Reads one JSON object a line and writes one a line immediately, so it can also serve another program through a pipe.
-    With --run it scores the rollouts of a run again and reports what an edited reward would change.
-    """
+    Reads one JSON object per line and writes each result immediately, one per line, so it can also serve another
+    program through a pipe. With --run it scores the rollouts of a run again and reports what an edited reward would
+    change."""
     given = words or []
     inputs = [word for word in given if not _SETTING.fullmatch(word)]
     settings = [word for word in given if _SETTING.fullmatch(word)]
@@ -111,7 +112,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """The services of services.*, imported only where one is configured."""
+    """The services configured under services.*, imported only if one is configured; None otherwise."""
     services = config.services
     if not services.given:
         yield None
@@ -223,7 +224,7 @@ def _summary(result: RewardComparison) -> Iterator[str]:
 
 
 def _ends(text: str, most: int = 80) -> str:
-    """Begin and end of a text on one line."""
+    """The beginning and the end of a text, on one line."""
     middle = "" if len(text) <= 2 * most else " ... "
     shown = text[:most] + middle + text[most:][-most:] if text[most:] else text
     return " ".join(printable(shown).split())

@@ -1,4 +1,5 @@
-"""`vlrl serve`: vLLM servers for `engine=vllm_server` or `services.judge`, or an endpoint that records episodes."""
+"""`vlrl serve`: starts vLLM servers for `engine=vllm_server` or `services.judge`, or an endpoint that records episodes.
+"""
 
 from __future__ import annotations
 
@@ -39,49 +40,56 @@ _PORT = 8000
     "engine.key_file=runs/quickstart-servers/key")
 def serve(
     config: ConfigPath, settings: Words = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Servers; each takes engine.tensor_parallel GPUs.")] = 1,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for trainers on other hosts.")] = "127.0.0.1",
+    replicas: Annotated[int, typer.Option(min=1, help="Number of servers; each uses engine.tensor_parallel GPUs.")] = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on; use 0.0.0.0 for trainers on other "
+                                           "hosts.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="8000; with --judge that of "
                                              "services.judge.url, or 8001",
-                                             help="Port of the first server; the others follow.")] = None,
-    folder: Annotated[Path | None, typer.Option(show_default=False, help="Where key, logs and servers.json go, of one "
-                                                "`vlrl serve` alone; by default run.dir with -servers.")] = None,
-    weights: Annotated[list[str] | None, typer.Option(help="A further folder that weights may come from, beside the "
-                                                           "one around run.dir and engine.scratch.")] = None,
-    vllm: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A further argument of vLLM's server, "
-                                                   "e.g. distributed-executor-backend=ray.")] = None,
-    wait: Annotated[float, typer.Option(help="Most seconds until the servers answer.")] = 1800.0,
-    record: Annotated[bool, typer.Option("--record", help="Answer chat completions on 127.0.0.1 with the config's "
-                                         "model and record them as episodes.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Answer chat completions on 127.0.0.1 with the model that `vlrl "
-                                       "eval` would measure, for a harness of others.")] = False,
+                                             help="Port of the first server; further servers use the following "
+                                                  "ports.")] = None,
+    folder: Annotated[Path | None, typer.Option(show_default=False, help="Folder for the key, logs and servers.json; "
+                                                                         "do not share it between two `vlrl serve` "
+                                                                         "commands. Default: run.dir with -servers "
+                                                                         "appended.")] = None,
+    weights: Annotated[list[str] | None, typer.Option(help="Another folder from which the servers may load weights, "
+                                                           "in addition to the parent folder of run.dir and "
+                                                           "engine.scratch.")] = None,
+    vllm: Annotated[list[str] | None, typer.Option(
+        metavar="NAME[=VALUE]",
+        help="Another argument for the vLLM server, e.g. distributed-executor-backend=ray.")] = None,
+    wait: Annotated[float, typer.Option(help="Maximum seconds to wait until the servers respond.")] = 1800.0,
+    record: Annotated[bool, typer.Option("--record", help="Serve chat completions on 127.0.0.1 with the config's "
+                                                          "model and record them as episodes.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Serve chat completions on 127.0.0.1 with the model that `vlrl "
+                                                      "eval` would evaluate, for another evaluation harness.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Start one vLLM server, with the model of services.judge.")
                      ] = False,
-    most_open: Annotated[int, typer.Option(min=1, help="With --record: episodes that are open at a time.")] = 256,
-    idle_s: Annotated[float, typer.Option(min=1, help="With --record: seconds without a call after which an episode is "
-                                          "closed without a reward.")] = 600.0,
+    most_open: Annotated[int, typer.Option(min=1, help="With --record: maximum number of open episodes.")] = 256,
+    idle_s: Annotated[float, typer.Option(min=1, help="With --record: seconds without a request after which an "
+                                                      "episode is closed without a reward.")] = 600.0,
 ) -> None:
-    """Start vLLM servers that write the answers of a run with engine=vllm_server.
+    """Start vLLM servers that generate the completions of a run with engine=vllm_server.
 
-    Give it the config and the key=value of the run. Model, type and limits come from there; the weights come from the
-    trainer, at every sync, through a folder that both see (engine.scratch, else run.dir). Once the servers answer, the
-    command that trains with them is printed; leave this one running beside it.
+    Pass the same config and key=value settings as for the run. They determine the model, its dtype and the limits. The
+    trainer writes its weights at every sync to a folder that both processes can access (engine.scratch, else run.dir).
+    Once the servers are ready, the matching training command is printed; keep this command running while you train.
 
-    Whoever has the key in engine.key_file (by default `key` in --folder) commands the servers: only its owner can read
-    the file, and it stays when they are started again, so that a run in progress goes on with them. A server that dies
-    or hangs is started again. One run at a time: a second one waits until no answers are written for the first.
+    Anyone who has the key in engine.key_file (by default the file `key` in --folder) can control the servers. Only its
+    owner can read the file. The key is kept when the servers are restarted, so that a run in progress can continue with
+    them. A server that dies or hangs is restarted. Only one run is served at a time: a second run waits until the first
+    requests no more completions.
 
-    With --record it answers chat completions of an agent loop of your own, with the engine of the config (hf or vllm)
-    and the weights of model.name, and writes each episode as a row of rollouts to run.dir with -episodes, or --folder:
-    docs/write-an-environment.md.
+    With --record the command serves chat completions to an agent loop of your own, with the config's engine (hf or
+    vllm) and the weights of model.name. It writes each episode as a rollout row to the folder run.dir with -episodes
+    appended, or to --folder: docs/write-an-environment.md.
 
-    With --judge it is one vLLM server with the model of services.judge and its weights: docs/services.md. What vLLM
-    takes beyond that is given by --vllm, e.g. gpu-memory-utilization=0.4.
+    With --judge the command starts one vLLM server for the model and weights of services.judge: docs/services.md. Pass
+    further vLLM arguments with --vllm, e.g. gpu-memory-utilization=0.4.
 
-    With --chat it is a plain OpenAI-compatible endpoint: docs/evaluation.md.
+    With --chat the command is a plain OpenAI-compatible endpoint: docs/evaluation.md.
 
-    Ctrl-C, SIGTERM or the end of the terminal end them all, with exit code 130; so does kill -9 of this command.
-    """
+    Ctrl-C, SIGTERM or closing the terminal stops all servers, with exit code 130. They also stop if this command is
+    killed with kill -9."""
     words = settings or []
     if judge:
         if replicas != 1 or weights or record or chat:
@@ -124,10 +132,9 @@ def serve(
 
 
 def _episodes(config: Config) -> bool:
-    """Whether prompts grow by turns, which decides the context length.
+    """Whether prompts grow over the turns of an episode, which affects the context length of the servers.
 
-    A host that only serves need not have the task and its data; it then prints what it assumes.
-    """
+    A host that only serves may lack the task and its data; then single answers are assumed, and a note is printed."""
     from vlrl.task.environment import has_environment
     from vlrl.training.build_task import make_task
 
@@ -149,7 +156,7 @@ def _on_signals(stop: Callable[[int], object]) -> None:
 
 
 def _keep(servers: ServerGroup, wait: float, ready: Callable[[], None]) -> None:
-    """Starts servers and keeps them until a signal; `ready` is called once they answer."""
+    """Starts servers and keeps them running until a signal arrives; calls `ready` once they respond."""
     try:
         _on_signals(servers.stop)
         if servers.start(wait):
@@ -161,7 +168,7 @@ def _keep(servers: ServerGroup, wait: float, ready: Callable[[], None]) -> None:
 
 def _judge(config: Config, name: str, words: list[str], folder: Path | None, host: str, port: int | None,
            further: list[str], wait: float) -> None:
-    """Keeps a server for services.judge until a signal."""
+    """Runs a server for services.judge until a signal arrives."""
     _need_vllm()
     from vlrl.engine.vllm.launch import serve_lock
     from vlrl.services import judge_server
@@ -188,7 +195,7 @@ def _need_vllm() -> None:
 
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
-    """Answers and records until a signal."""
+    """Serves chat completions and records the episodes until a signal arrives."""
     from vlrl.tools.servers.record import recorder
 
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
@@ -197,7 +204,7 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
 
 
 def _chat(config: Config, folder: Path | None, port: int) -> None:
-    """Answers until a signal."""
+    """Serves chat completions until a signal arrives."""
     from vlrl.tools.servers.chat import chat
 
     if config.engine.name == "vllm_server":
@@ -208,7 +215,7 @@ def _chat(config: Config, folder: Path | None, port: int) -> None:
 
 
 def _serve(service: Any, folder: Path, port: int, words: str) -> None:
-    """Serves chat completions in this process until a signal; the key goes to `folder`."""
+    """Serves chat completions in this process until a signal arrives; the access key is written to `folder`."""
     from vlrl.engine.vllm.launch import write_key
     from vlrl.engine.vllm.server import read_key
     from vlrl.tools.servers.record import Server

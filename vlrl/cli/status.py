@@ -35,17 +35,18 @@ def status(
     path: Annotated[Path, typer.Argument(metavar="RUN_OR_RUNS_DIR",
                                          help="A run folder, e.g. runs/quickstart, or a folder of runs.")
                     ] = Path("runs"),
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until every run has ended, or Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds between two looks with --watch, e.g. 10.")
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating until every run has ended, or until "
+                                                        "Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=86400, help="With --watch: seconds between updates, e.g. 10.")
                      ] = 2.0,
     json: AsJson = False,
 ) -> None:
-    """Show the status of runs: step, speed, time left, reward and its trend, last evaluation, and whether they are
-    alive.
+    """Show the status of runs: step, speed, time left, reward and its trend, last evaluation, and whether the process
+    is alive.
 
-    States: starting, running, finished, interrupted, failed; stale (its process lives, but has reported nothing for
-    several steps) and dead (its process ended without a report: start it again and it resumes from its checkpoint).
-    """
+    States: starting, running, finished, interrupted, failed; stale (the process is alive but has reported nothing for
+    several steps) and dead (the process ended without reporting it: start the run again, and it resumes from its
+    checkpoint)."""
     from rich.console import Console
     from rich.live import Live
 
@@ -91,7 +92,7 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
 
 
 def _with_stages(runs: Sequence[Status]) -> Iterator[Status]:
-    """Each run, followed by its stages."""
+    """The given runs, each followed by its stages."""
     for run in runs:
         yield run
         yield from _with_stages(run.stages)
@@ -130,7 +131,7 @@ def _eta(run: Status) -> str:
 
 
 def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
-    """`heldout @ 50: iou 0.412 [0.380, 0.444]` per split, with its first metrics."""
+    """One text per split, such as `heldout @ 50: iou 0.412 [0.380, 0.444]`, with up to `most` metrics."""
     lines = []
     for split, record in run.evals.items():
         metrics = [k for k, v in record.items() if f"{k}/ci95_low" in record and isinstance(v, (int, float))
@@ -150,26 +151,28 @@ def _evaluations(run: Status, most: int, bounds: bool = True) -> list[str]:
     "vlrl report runs/quickstart --bundle page    a folder for a web server or a Space, with filters")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
-                                        help="A run folder, e.g. runs/quickstart; the run may still go on.")],
+                                        help="A run folder, e.g. runs/quickstart; the run may be in progress.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                                                help="Where to write it; report.html in the run folder if left out.")
+                                                help="The file to write. Default: report.html in the run folder.")
                       ] = None,
     bundle: Annotated[Path | None, typer.Option("--bundle", metavar="FOLDER", show_default=False,
-                                                help="Write a folder instead: the groups with their filters, for any "
-                                                     "web server, a static Space or from disk.")] = None,
+                                                help="Write this folder instead: the groups of answers with filters, "
+                                                     "to be opened from disk or hosted on any web server or static "
+                                                     "Space.")] = None,
     groups: Annotated[int | None, typer.Option("--groups", min=1, max=100_000, show_default=False,
-                                               help="Most groups of a bundle, 300 if left out: the telling ones, and "
-                                                    "as many from every time of the run.")] = None,
+                                               help="With --bundle: maximum number of groups (default 300): the most "
+                                                    "notable groups, and an equal number from each part of the "
+                                                    "run.")] = None,
     media: Annotated[bool | None, typer.Option("--media/--no-media", show_default=False,
-                                               help="Whether a bundle has pictures; it has, if left out.")] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+                                               help="With --bundle: whether to include images. Default: include "
+                                                    "them.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one HTML file about a run that opens offline: curves, results before and after, notable answers with their
     images, settings and versions.
 
-    It is self-contained, makes no network requests and runs no script, so it can be sent or archived. With --bundle it
-    is a folder to publish, without details of this machine.
-    """
+    The file is self-contained, makes no network requests and runs no script, so it can be sent by mail or archived.
+    With --bundle a folder for publication is written instead, without details of this machine."""
     if bundle is not None:
         written = _bundle(run, bundle, output, groups, media)
     else:
@@ -193,7 +196,7 @@ def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | 
 
 
 def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
-    """Writes a bundle and prints what it leaves out; returns its page."""
+    """Writes the folder of --bundle, prints what was left out of it, and returns the path of its page."""
     from vlrl.app import bundle  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     if output is not None:
@@ -209,15 +212,15 @@ def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, me
     "vlrl doctor",
     "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'")
 def doctor(
-    runs: Annotated[Path, typer.Option(help="Where run folders go, e.g. /data/runs; its free space is looked at.")
+    runs: Annotated[Path, typer.Option(help="Folder in which you keep run folders, e.g. /data/runs; its free space is "
+                                            "checked.")
                     ] = Path("runs"),
     json: AsJson = False,
 ) -> None:
     """Find out what works on this machine by trying it: versions, devices, a training step, video, vLLM.
 
-    For what is missing it prints the command that installs it. Nothing is sent over the network. Exits with 1 only if
-    training cannot run at all.
-    """
+    For each missing part the command that installs it is printed. Nothing is sent over the network. Exits with 1 only
+    if training cannot run at all."""
     import sys
 
     from rich.console import Console

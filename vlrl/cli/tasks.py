@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "vlrl tasks list",
     "vlrl tasks list --json | jq -r '.[].name'")
 def list_(json: AsJson = False) -> None:
-    """Lists every built-in task: reward parts with weights, settings, and the configs that use it."""
+    """List every built-in task: reward parts with weights, settings, and the configs that use it."""
     from vlrl.tools.tasks.catalogue import tasks
 
     if json:
@@ -59,11 +59,13 @@ def _described(entry: TaskInfo) -> str:
     "vlrl tasks new walk --environment         a model that acts over several turns, and its world")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the task and of its file, e.g. count.", show_default=False)],
-    dir: Annotated[Path, typer.Option(help="Folder to write into, e.g. mine; it is made if needed.")] = Path("."),
-    rows: Annotated[bool, typer.Option("--rows", help="Read rows and pictures from files instead of drawing.")] = False,
-    environment: Annotated[bool, typer.Option("--environment", help="Have the model act over several turns.")] = False,
+    dir: Annotated[Path, typer.Option(help="Folder to write into, e.g. mine; it is created if needed.")] = Path("."),
+    rows: Annotated[bool, typer.Option("--rows", help="Make a task that reads rows and images from files instead of "
+                                                      "drawing them.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Make a task in which the model acts over several "
+                                                                    "turns.")] = False,
 ) -> None:
-    """Begin a task of your own: a working file, its config for a CPU, and its test. Nothing is overwritten."""
+    """Create a task of your own: a working task file, a config for a CPU, and a test. No file is overwritten."""
     from vlrl.errors import ConfigError
     from vlrl.tools.tasks.scaffold import create
 
@@ -92,24 +94,23 @@ def check(
     settings: Words = None,
     config: Annotated[str | None, typer.Option(show_default=False, help=(
         "Config with the task's settings and data files, e.g. my.yaml."))] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each split to look at, e.g. 50.")] = 20,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples to check in each split, e.g. 50.")] = 20,
     answers: Annotated[Path | None, typer.Option(show_default=False, help=(
-        "Judged answers, one JSON object a line with sample (a row) or id, answer, correct (true or false) and if "
-        "wanted part, e.g. judged.jsonl: prints where the verifier errs."))] = None,
-    max_errors: Annotated[int, typer.Option(min=0, help="Verifier's errors on --answers that are accepted, e.g. 2.")
+        "Labelled answers, one JSON object per line with sample (a data row) or id, answer, correct (true or false) "
+        "and optionally part, e.g. judged.jsonl. The answers that the verifier scores wrongly are printed."))] = None,
+    max_errors: Annotated[int, typer.Option(min=0, help="Maximum number of verifier errors on --answers, e.g. 2.")
                           ] = 0,
-    processes: Annotated[int, typer.Option(min=0, help="Fresh processes that make the samples again, each with another "
-                                           "seed of Python's hash; 0 is quicker.")] = 2,
+    processes: Annotated[int, typer.Option(min=0, help="Number of fresh processes that generate the samples again, "
+                                                       "each with another PYTHONHASHSEED; 0 is faster.")] = 2,
     json: AsJson = False,
 ) -> None:
-    """Check that a task keeps its contract, and that answers without substance do not pay.
+    """Check that a task keeps the Task contract, and that worthless answers are not rewarded.
 
-    Samples: unique, the same in every process, train and held-out separate. Scoring: no text makes it raise, stall or
-    pay without bound; the perfect answer earns the most; a list of cheats earns clearly less. For a task with
-    environments or tools: episodes are the same for the same seed, no action breaks them, those of oracle_actions earn
-    the most and nothing is left running. Exits with 1 where anything is wrong, naming the sample and the answer that
-    show it.
-    """
+    Samples must be unique, the same in every process, and disjoint between train and held-out. Scoring: no text may
+    make it raise, hang or return an unbounded reward; the perfect answer must earn the most, and a list of cheats
+    clearly less. For a task with environments or tools: episodes must be reproducible from the seed, no action may
+    break them, the actions of oracle_actions must earn the most, and nothing may be left running. Exits with 1 if a
+    check fails, naming the sample and the answer that show it."""
     from rich.console import Console
 
     from vlrl.task.environment import has_environment
@@ -187,4 +188,4 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
             "false_negatives": side(verdict.false_negatives, verdict.correct)}
 
 
-app = group("tasks", "List, begin and check tasks: prompt, data and rewards.", list_, new, check)
+app = group("tasks", "List, create and check tasks (a task defines prompt, data and rewards).", list_, new, check)

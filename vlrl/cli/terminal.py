@@ -1,4 +1,4 @@
-"""Terminal output of commands: text without control characters, tables, and progress bars."""
+"""Terminal output for commands: text without control characters, tables, and progress bars."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, most: int = 2000) -> str:
-    """Text that cannot control the terminal: unprintable characters become "?"; cut after `most` characters."""
+    """The text with unprintable characters replaced by "?", so that it cannot control the terminal; cut after `most`
+    characters."""
     shown = str(text)
     cut = shown[:most] + ("..." if len(shown) > most else "")
     return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)
 
 
 def formatted(value: float | None, form: str = ".3f", without: str = "none") -> str:
-    """A number as text; `without` for None."""
+    """Formats a number; returns `without` for None."""
     return without if value is None else format(value, form)
 
 
 def show(line: object, style: str = "", most: int = 2000) -> None:
-    """Prints a text on standard output as it is: no markup, no control characters, no line breaks of its own."""
+    """Prints a value literally on standard output, without markup, control characters or line wrapping."""
     from rich.console import Console
     from rich.text import Text
 
@@ -36,9 +37,8 @@ def show(line: object, style: str = "", most: int = 2000) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1, **options: Any) -> None:
-    """Prints a table with a line below its head; all but its first `left` columns are right-aligned. Cells are texts,
-    or rich's with a style.
-    """
+    """Prints a table with a rule below its header. All columns except the first `left` are right-aligned. Cells are
+    strings or rich Text objects."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -53,14 +53,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: i
 
 
 def standard_input() -> TextIO:
-    """sys.stdin. Raises DataError where the caller has closed it."""
+    """Returns sys.stdin. Raises DataError if it is closed."""
     if sys.stdin is None:
         raise DataError("standard input is closed")
     return sys.stdin
 
 
 def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """A function that writes its text and the seconds so far to standard error, at most once in `every` seconds."""
+    """Returns a function that prints a text and the elapsed seconds to standard error, at most once every `every`
+    seconds."""
     begun = said = time.monotonic()
 
     def say(doing: str) -> None:
@@ -74,10 +75,10 @@ def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 @contextmanager
 def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
-    """Yields `update(done, total)`; a bar with the text `what` appears on stderr after `after` seconds.
+    """Yields `update(done, total)`, which shows a progress bar labelled `what` on stderr once `after` seconds have
+    passed.
 
-    `total` is None where the end is unknown. Nothing is shown where stderr is not a terminal.
-    """
+    `total` is None if it is unknown. Nothing is shown if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -104,11 +105,11 @@ _LINE_S = 60
 
 @contextmanager
 def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
-    """Yields a Progress: bars with the time left on standard error, nothing with `show=False`.
+    """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` it draws
+    nothing.
 
-    Where that is not a terminal nothing is shown, unless `lines`: then a line at the start, at each tenth, and each
-    minute in which something was done.
-    """
+    If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line is printed at the start,
+    after each tenth, and once a minute while work is being done."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""`vlrl train` and `sft`."""
+"""`vlrl train` and `vlrl sft`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def _show_settings(requested: bool) -> None:
 
 
 ShowSettings = Annotated[bool, typer.Option("--settings", callback=_show_settings, is_eager=True,
-                                            help="List every setting with its default and meaning.")]
-IsDryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything short of training and show one sample with "
-                                        "its prompt, perfect answer and reward; reads no weights, writes nothing.")]
-IsProfile = Annotated[bool, typer.Option("--profile", help="Measure some steps by phase, in a folder of their own "
-                                         "(run.dir with -profile); nothing is evaluated or saved.")]
+                                            help="List every setting with its default and description.")]
+IsDryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything except the training itself, and show one "
+                                                          "sample with its prompt, perfect answer and reward. No "
+                                                          "weights are read and nothing is written.")]
+IsProfile = Annotated[bool, typer.Option("--profile", help="Measure the time per phase of a few steps, in a separate "
+                                                           "folder (run.dir with -profile appended); nothing is "
+                                                           "evaluated or saved.")]
 ProfileSteps = Annotated[int, typer.Option("--profile-steps", metavar="N", min=1,
-                                           help="Steps that --profile measures, after one to warm up.")]
+                                           help="Number of steps that --profile measures, after one warm-up step.")]
 
 
 @examples(
@@ -54,8 +56,8 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
           profile_steps: ProfileSteps = 3, as_json: AsJson = False, show: ShowSettings = False) -> None:
     """Train by reinforcement learning with verifiable rewards.
 
-    A config with `stages` runs them in turn: supervised, RL, rounds of own answers, merges (docs/stages.md).
-    """
+    If the config has `stages`, they are run one after the other: supervised training, RL, rounds of rejection sampling,
+    merges (docs/stages.md)."""
     loaded = load(config, settings)
     if dry_run and profile:
         raise typer.BadParameter("measures a run, which --dry-run does not start; give one of the two",
@@ -77,7 +79,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
 
 
 def _profile(config: Config, steps: int, as_json: bool) -> None:
-    """Prints the time of a step by phase; on rank 0."""
+    """Measures some training steps and prints the time per phase, on rank 0."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside
@@ -107,13 +109,12 @@ def sft(
     config: ConfigPath,
     settings: Words = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything without training: settings, data, one "
-                                          "rendered prompt with its answer, memory.")] = False,
+                                                            "rendered prompt with its answer, and memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Supervised fine-tuning on a task's own data: each row's `solution`, or the task's perfect answer.
 
-    The config is that of an RL run, whose sampling settings are not used.
-    """
+    Takes the config of an RL run; its sampling settings are ignored."""
     loaded = load(config, settings)
     if loaded.stages:
         raise ConfigError("this config has stages, which vlrl train runs; for supervised fine-tuning alone take them "
@@ -131,7 +132,7 @@ def sft(
 
 
 def _run(config: Config, supervised: bool = False) -> None:
-    """Runs to the end; leaves with 130 where the run was stopped before its last step."""
+    """Runs the training to the end; exits with code 130 if it was stopped before its last step."""
     from vlrl.tools.train import run_to_end
 
     try:

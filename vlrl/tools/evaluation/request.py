@@ -13,57 +13,65 @@ class EvalRequest:
     """The options of `vlrl eval`; None and () stand for the default of the config."""
 
     model: str | None = option(
-        None, "A model or adapter instead of a checkpoint, e.g. Qwen/Qwen2.5-VL-3B-Instruct; with --endpoint one of "
-        "the server's.", metavar="FOLDER|NAME")
+        None, "Evaluate this model or adapter instead of a checkpoint, e.g. Qwen/Qwen2.5-VL-3B-Instruct. With "
+              "--endpoint: one of the server's models.", metavar="FOLDER|NAME")
     checkpoint: Path | None = option(
-        None, "A checkpoint, or a run folder for its newest, e.g. runs/a/checkpoints/step-000050. Default: the newest "
-        "of run.dir, or model.name where that has none.", metavar="FOLDER")
+        None, "A checkpoint, e.g. runs/a/checkpoints/step-000050, or a run folder (its newest checkpoint). Default: "
+              "the newest checkpoint of run.dir, or model.name if it has none.", metavar="FOLDER")
     splits: list[str] = option((), "A split, e.g. heldout; may be repeated. Default: eval.splits.", "--split",
                                metavar="NAME")
     samples: int | None = option(None, "Samples per split, e.g. 1000. Default: eval.samples.", metavar="N", min=1)
-    answers: int = option(1, "Answers to each sample, for pass@k and votes, e.g. 8.", metavar="N", min=1, max=4096)
-    seeds: str | None = option(None, "How many seeds, or which, e.g. 3 or 5,7,11. Default: seed.", metavar="N|A,B")
+    answers: int = option(1, "Number of answers to each sample, for pass@k and majority votes, e.g. "
+                             "8.", metavar="N", min=1, max=4096)
+    seeds: str | None = option(None, "A number of seeds, e.g. 3, or a list of seeds, e.g. 5,7,11. Default: seed of "
+                                     "the config.", metavar="N|A,B")
     temperatures: list[float] = option(
-        (), "0 = greedy, e.g. 0.7; may be repeated. Default: eval.temperature; 1 where several answers are drawn and "
-        "that is 0.", "--temperature", metavar="T", min=0)
+        (), "Sampling temperature, e.g. 0.7; 0 = greedy; may be repeated. Default: eval.temperature, or 1 if that is "
+            "0 and several answers are sampled.", "--temperature", metavar="T", min=0)
     top_ps: list[float] = option(
-        (), "Draw from the tokens that hold so much probability, e.g. 0.9; may be repeated.", "--top-p", metavar="P")
+        (), "Top-p (nucleus) sampling, e.g. 0.9; may be repeated.", "--top-p", metavar="P")
     max_new_tokens: list[int] = option(
-        (), "Most tokens of an answer, e.g. 1024; may be repeated. Default: rollout.max_new_tokens.", metavar="N",
+        (), "Maximum number of tokens per answer, e.g. 1024; may be repeated. "
+            "Default: rollout.max_new_tokens.", metavar="N",
         min=1)
-    each_wording: bool = option(False, "Ask every sample with each of task.prompts, instead of one in turn.")
+    each_wording: bool = option(False, "Ask every sample with each of the prompt templates in task.prompts, instead "
+                                       "of cycling through them.")
     probes: list[str] = option(
-        (), "Ask every sample again without what its answer needs, or in other words: blank_media, other_media, "
-        "no_premise, reworded; may be repeated.", "--probe", metavar="NAME")
+        (), "Ask every sample again in a changed form, without the information that its answer needs or reworded: "
+            "blank_media, other_media, no_premise or reworded; may be repeated.", "--probe", metavar="NAME")
     endpoint: str | None = option(
-        None, "Ask an OpenAI-compatible server instead, e.g. http://127.0.0.1:8000/v1.", metavar="URL")
+        None, "Evaluate the model of an OpenAI-compatible server instead, "
+              "e.g. http://127.0.0.1:8000/v1.", metavar="URL")
     key_env: str | None = option(
-        None, "With --endpoint: the environment variable that holds its key. Default: no key is sent.", metavar="NAME")
+        None, "With --endpoint: the environment variable that holds the server's "
+              "key. Default: no key is sent.", metavar="NAME")
     concurrency: int | None = option(
-        None, "With --endpoint or --judge: requests at a time. Default: 8.", metavar="N", min=1, max=1024)
+        None, "With --endpoint or --judge: number of concurrent requests. Default: 8.", metavar="N", min=1, max=1024)
     timeout_s: float | None = option(
-        None, "With --endpoint or --judge: most seconds that an answer may take. Default: 300.", "--timeout",
+        None, "With --endpoint or --judge: timeout of a request in seconds. Default: 300.", "--timeout",
         metavar="SECONDS", min=0.1)
     retries: int | None = option(
-        None, "With --endpoint or --judge: how often a request is tried again. Default: 4.", metavar="N", min=0,
+        None, "With --endpoint or --judge: number of retries of a failed request. Default: 4.", metavar="N", min=0,
         max=100)
     judge: str | None = option(
-        None, "Have the reasoning of right answers judged by an OpenAI-compatible server, e.g. "
-        "http://127.0.0.1:8001/v1: CoT-pass@k.", metavar="URL")
+        None, "Let a model behind an OpenAI-compatible server judge the reasoning of correct answers, for CoT-pass@k, "
+              "e.g. http://127.0.0.1:8001/v1.", metavar="URL")
     judge_model: str | None = option(
-        None, "With --judge: one of the server's models. Default: its only one.", metavar="NAME")
+        None, "With --judge: one of the server's models. Default: its only model.", metavar="NAME")
     judge_key_env: str | None = option(
-        None, "With --judge: the environment variable that holds its key. Default: no key is sent.", metavar="NAME")
+        None, "With --judge: the environment variable that holds the judge server's "
+              "key. Default: no key is sent.", metavar="NAME")
     judge_votes: int | None = option(
-        None, "With --judge: verdicts on each answer. Default: 3.", metavar="N", min=1, max=99)
-    judge_text_only: bool = option(False, "With --judge: send it no pictures.")
+        None, "With --judge: number of verdicts on each answer. Default: 3.", metavar="N", min=1, max=99)
+    judge_text_only: bool = option(False, "With --judge: do not send images to the judge.")
     out: Path | None = option(
-        None, "Folder of answers, numbers and plot, e.g. runs/mine; the same command goes on there. Of a plain "
-        "evaluation also a new .jsonl file for one line a split, as in a run's eval.jsonl.", "-o", "--out",
+        None, "Folder for answers, metrics and plot, e.g. runs/mine; the same command resumes in it. For an "
+              "evaluation with one answer at one setting, a new .jsonl file is possible instead: it gets one line per "
+              "split, as in a run's eval.jsonl.", "-o", "--out",
         metavar="FOLDER|OUT.jsonl")
     rollouts: Path | None = option(
-        None, "Of a plain evaluation: keep every answer as parquet, with its media, in a new folder, e.g. "
-        "/tmp/answers.", metavar="FOLDER")
+        None, "For an evaluation with one answer at one setting: write every answer with its media as parquet to a "
+              "new folder, e.g. /tmp/answers.", metavar="FOLDER")
 
     @property
     def lines(self) -> Path | None:
