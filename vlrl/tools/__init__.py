@@ -1,18 +1,17 @@
 """The jobs behind the subcommands of `vlrl`, one module each, usable without the command line.
 
-    datasets/       files of rows: checked, converted, split, measured
-    makers/         rows drawn by code, from pages, simulators and films
-    synthesis/      new rows made from rows, runs and a teacher's answers
-    tasks/ play/    a task without a model: scaffolded, listed, scored; played by a person
-    evaluation/     models measured over data: several answers, seeds, settings and wordings
+    datasets/       check, convert, split and measure data files
+    makers/         generate data sets from web pages, simulators and videos
+    synthesis/      make new rows from rows, runs and the answers of a teacher model
+    tasks/ play/    use a task without a model: create, list, score; answer samples as a person
+    evaluation/     evaluate models: several answers, seeds, settings and wordings
     experiments/    reports of runs, comparisons, sweeps
     stages/         a run of several stages
-    hub/            models and rollouts, exported and published
-    clients/        models behind HTTP
-    servers/        the model of a config behind HTTP
+    hub/            export and publish models and rollouts
+    clients/        query models over HTTP
+    servers/        serve the model of a config over HTTP
     machine/        what a run needs, and what this machine can do
-    tiny/           the tiny models; cold_start and episode_start alone in vlrl/ import tasks
+    tiny/           the tiny models; only its cold_start and episode_start import tasks
 
-train, evaluate and run are the Python interface of `vlrl`; docs writes the tables of docs/configuration.md; request.py
-makes the options of a job a dataclass.
-"""
+train, evaluate and run are the Python interface of `vlrl`. docs writes the tables of docs/configuration.md. request.py
+defines the options of a job as a dataclass."""

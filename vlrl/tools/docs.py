@@ -1,7 +1,6 @@
-"""Writes the tables of docs/configuration.md from the settings themselves. Imports no torch.
+"""Generates the tables in docs/configuration.md from the settings classes. Does not import torch.
 
-`python -m vlrl.tools.docs` rewrites everything below the mark in that page; the text above it is written by hand.
-"""
+`python -m vlrl.tools.docs` rewrites everything below the mark in that page; the text above it is written by hand."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/conf
 
 
 def page(text: str) -> str:
-    """The page `text` with the part below the mark regenerated."""
+    """The text of the page with the part below the mark generated again."""
     head, mark, _ = text.partition(MARK)
     return f"{head}{mark or MARK}\n{tables()}"
 
 
 def tables() -> str:
-    """Every setting in Markdown, by section; then the fields of the built-in tasks."""
+    """Markdown tables of every setting by section, followed by the fields of the built-in tasks."""
     from vlrl.config import describe
     from vlrl.config.schema import Config, resumable
 
@@ -45,7 +44,7 @@ def tables() -> str:
 
 
 def _tasks() -> Iterator[str]:
-    """A paragraph and a table for the fields of all tasks, then for each built-in task."""
+    """A paragraph and a table for the fields of all tasks, then for those of each built-in task."""
     from vlrl.task import Task, builtin_names, load_class
 
     yield _wrap("A task's own fields are settings too, checked against their types: `task.<field>`. Those of your "
@@ -76,7 +75,8 @@ def _fields(cls: type) -> list[tuple[str, str, str, str]]:
 
 
 def _text_of(node: ast.stmt | None) -> str:
-    """A string that stands alone, as below a field; "" for any other statement."""
+    """The text of a statement that is only a string, such as the docstring below a field; "" for any other statement.
+    """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""
@@ -101,7 +101,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escaped for a table; a tag outside of code is text, not HTML."""
+    """Escapes a text for a Markdown table; outside of code, HTML tags are escaped too."""
     text = text.replace("|", "\\|")
     return text if text.startswith("`") else re.sub(r"<(?=[/A-Za-z])", "&lt;", text)
 

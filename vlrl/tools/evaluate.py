@@ -1,4 +1,4 @@
-"""`vlrl.evaluate`: measures a model on a config's task from Python, as `vlrl eval` does."""
+"""`vlrl.evaluate`: evaluates a model on a config's task from Python, as `vlrl eval` does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 
 def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *, checkpoint: str | Path | None = None,
              **settings: Any) -> dict[str, dict[str, Any]]:
-    """Measures a model on each of eval.splits; the run folder is neither locked nor changed.
+    """Evaluates a model on each of eval.splits; the run folder is neither locked nor changed.
 
-    Takes a run or its folder, or a config as `train` does. `checkpoint` is a checkpoint, or a run folder for its
-    newest; without it the newest of run.dir is measured, or model.name where there is none. Returns split -> {"n":
-    samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound is None where a metric of the
-    whole split has none. Raises ConfigError where there is nothing to measure, RunError for a broken checkpoint.
-    """
+    The first argument is a run or its folder, or a config as for `train`. `checkpoint` is a checkpoint, or a run folder
+    (its newest checkpoint). Without it the newest checkpoint of run.dir is evaluated, or model.name if there is none.
+    Returns split -> {"n": number of samples, "metrics": {name: {"mean", "low", "high"}}} with 95 % intervals; a bound
+    is None for a metric of the whole split that has no interval. Raises ConfigError if there is nothing to evaluate,
+    RunError for a damaged checkpoint."""
     if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
         config_or_run = load_run(Path(config_or_run))
     if isinstance(config_or_run, Run):  # its own settings, in the folder where it is now
@@ -50,7 +50,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Metric -> mean and bounds, from a line of eval.jsonl."""
+    """The metrics in a line of eval.jsonl: metric -> mean and interval bounds."""
     names = [name for name, value in record.items() if isinstance(value, (int, float)) and name not in _NOT_METRICS
              and "/ci95_" not in name and not name.endswith("/n")]
     return {name: {"mean": _finite(record[name]), "low": _finite(record.get(f"{name}/ci95_low")),

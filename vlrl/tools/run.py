@@ -1,8 +1,8 @@
-"""A run folder as one object: settings, tables, rollouts, checkpoints. Reads only, at any time; imports no torch.
+"""A run folder as one Python object: settings, tables, rollouts, checkpoints. Only reads, also while the run is in
+progress. Does not import torch.
 
     run = load_run("runs/quickstart")
-    print(run, run.metrics.column("reward/mean")[-1], run.best)
-"""
+    print(run, run.metrics.column("reward/mean")[-1], run.best)"""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MARKS = ("metrics.jsonl", "heartbeat.json", "run.lock", "env.json")
-"""Files that make a folder a run folder."""
+"""A folder that contains one of these files is a run folder."""
 _ENDED = ("finished", "failed", "interrupted")
 
 
 def load_run(folder: str | Path) -> Run:
-    """Opens the folder of a run, finished or not. Raises RunError that names the folder where it holds no run."""
+    """Opens the folder of a run, finished or not. Raises RunError if it is not a run folder."""
     path = Path(folder)
     if is_run(path):
         return Run(path)
@@ -56,7 +56,7 @@ def is_run(path: Path) -> bool:
 
 
 class Run:
-    """One run; every property reads the files of its folder again."""
+    """A training run; every property reads the files of its folder again."""
 
     def __init__(self, path: str | Path):
         self._folder = RunFolder(path)
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The resolved settings. Raises RunError where config.yaml is missing or cannot be read."""
+        """The resolved settings. Raises RunError if config.yaml is missing or cannot be read."""
         path = self.path / "config.yaml"
         try:
             return validate(yaml.safe_load(read_small(path)) or {})
@@ -77,47 +77,49 @@ class Run:
 
     @property
     def metrics(self) -> pa.Table:
-        """metrics.jsonl as a table: one row a step, null where a line lacks a key."""
+        """metrics.jsonl as a table with one row per step; a cell is null if the line lacks the key."""
         return _table(self._folder.metrics())
 
     @property
     def evaluations(self) -> pa.Table:
-        """eval.jsonl as a table: one row an evaluation of a split; of a repeated evaluation the newer line counts."""
+        """eval.jsonl as a table with one row per evaluation of a split; of a repeated evaluation the newer line counts.
+        """
         return _table(list({(line.get("step"), line.get("split")): line for line in self._folder.evals()}.values()))
 
     def rollouts(self, step: int | None = None, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
-        """The rollouts of one step or of all, or with `split` those of its evaluations; columns: vlrl.store.SCHEMA.
+        """The training rollouts of one step or of all steps; with `split`, the rollouts of its evaluations. Columns:
+        vlrl.store.SCHEMA.
 
-        Files that cannot be read are left out and named in `notes`.
-        """
+        Files that cannot be read are skipped and named in `notes`."""
         return self._folder.rollouts(step, split=split, columns=columns)
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The complete checkpoints by step."""
+        """The complete checkpoints, by step."""
         return checkpoint.complete_checkpoints(self._folder.checkpoints)
 
     @property
     def last(self) -> Path | None:
-        """The newest complete checkpoint; None without one."""
+        """The newest complete checkpoint; None if there is none."""
         return next(reversed(self.checkpoints), None)
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint of the best evaluation (save.best); None where none is marked or it was deleted."""
+        """The checkpoint of the best evaluation (save.best); None if none is marked as best or it was deleted."""
         step = checkpoint.best_record(self._folder.checkpoints).get("step")
         return next((path for path in self.checkpoints if checkpoint.step_of(path) == step), None)
 
     @property
     def notes(self) -> list[str]:
-        """Lines and files that had to be left out so far."""
+        """Notes on lines and files that had to be skipped so far."""
         return list(dict.fromkeys(self._folder.notes))
 
     def pictures(self, most: int = 4, split: str = "heldout") -> list[Image.Image]:
-        """The first image of up to `most` samples of the newest evaluation, with the target's box in green and those of
-        the answers in other colours. Videos, and images that the run did not keep, are left out.
-        """
+        """The first image of up to `most` samples of the newest evaluation. The target's box is drawn in green and the
+        boxes of the answers in other colours.
+
+        Videos, and images that the run did not store, are skipped."""
         columns = ["step", "group_id", "index", "media", "marks"]
         rows = self.rollouts(split=split, columns=columns).to_pylist()
         newest = max((row["step"] for row in rows), default=0)
@@ -129,12 +131,11 @@ class Run:
         return list(itertools.islice((picture for picture in marked if picture is not None), most))
 
     def show(self, *, follow: bool = False, pictures: int = 2, every_s: float = 5.0) -> None:
-        """Prints each metric of each split before and after, and its gain, with 95 % intervals; in a notebook also the
-        reward curve and up to `pictures` images.
+        """Prints each metric of each split before and after training, and its gain, with 95 % intervals; in a notebook
+        also the reward curve and up to `pictures` images.
 
         follow: shows the progress of the run, in a notebook with a live curve, every `every_s` seconds until it ends;
-        an interrupt stops the display and leaves the run alone.
-        """
+        an interrupt stops the display but not the run."""
         console = terminal()
         if follow:
             self._follow(console, every_s)
@@ -176,7 +177,8 @@ class Run:
 
 
 def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
-    """The first image of a group of rollouts with their marks; None where it is missing or not an image."""
+    """The first image of a group of rollouts with the target and the answers drawn into it; None if the image is
+    missing or cannot be read."""
     media = (rows[0]["media"] or [{}])[0]
     path = run / str(media.get("path") or "")
     if media.get("kind") != "image" or not path.resolve().is_relative_to(run.resolve() / "media"):
@@ -189,13 +191,13 @@ def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """One row a line, and one column for each key of any line, in order of appearance."""
+    """A table with one row per line, and one column for each key that occurs in any line, in order of appearance."""
     names = list(dict.fromkeys(key for line in lines for key in line))
     return pa.table({name: _column([line.get(name) for line in lines]) for name in names})
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """The values [N] in one type: numbers where all are null, JSON texts where types are mixed."""
+    """The values [N] as one column type: numbers if all values are null, JSON texts if the types are mixed."""
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError):

@@ -1,4 +1,4 @@
-"""A whole run: `vlrl.train` of Python, and what `vlrl train` and `vlrl sft` do with a config."""
+"""Trains a whole run: `vlrl.train` in Python, and the implementation of `vlrl train` and `vlrl sft`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Run:
     """Trains as `vlrl train` does, resuming from the newest checkpoint in run.dir, and returns the finished run.
 
-    `config` is a file's path, a Config or a dictionary; `settings` override it as in load_config. With algo.loss
-    `supervised` it trains as `vlrl sft` does; of a config with `stages` all are run, and the run returned is that of
-    the last stage that has steps. Raises ConfigError where a dictionary or Config names no run.dir, and
-    KeyboardInterrupt where the run is stopped before its last step.
-    """
+    `config` is the path of a file, a Config or a dictionary; `settings` override it as in load_config. If algo.loss is
+    `supervised`, it trains as `vlrl sft` does. If the config has `stages`, all of them are run, and the run of the last
+    stage that has steps is returned. Raises ConfigError if a dictionary or Config has no run.dir, and KeyboardInterrupt
+    if the run is stopped before its last step."""
     from vlrl.tools.run import load_run
 
     resolved = config_of(config, **settings)
@@ -34,10 +33,9 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
 
 
 def run_to_end(config: Config, supervised: bool = False) -> Path:
-    """Runs a config, or all its stages, prints the summary on rank 0, and returns the folder of the (last) run.
+    """Trains a config, or all its stages, prints the summary on rank 0, and returns the folder of the (last) run.
 
-    Raises KeyboardInterrupt where it is stopped before its last step.
-    """
+    Raises KeyboardInterrupt if the run is stopped before its last step."""
     if config.stages:
         return _run_stages(config)
     if supervised:
@@ -74,7 +72,8 @@ def _run_stages(config: Config) -> Path:
 
 
 def last_run(folder: Path) -> Path:
-    """The run folder of the last stage that has one, of a round the round's; `folder` itself without any."""
+    """The run folder of the last stage that has one; for a stage of rounds, that of its last round. `folder` itself if
+    there are no stages."""
     from vlrl.tools.stages.stage_list import read_stages
 
     known = read_stages(folder)

@@ -1,1 +1,1 @@
-"""Evaluations of models: settings, answers, metrics."""
+"""Evaluation of models: sampling settings, answers, metrics."""

@@ -1,11 +1,10 @@
-"""Draws the answers of an evaluation: every sample, at every setting and seed, scored as in training, and kept in a
-file.
+"""Samples and scores the answers of an evaluation, for every sample, setting and seed, and stores them in a file.
 
     file = RowFile(folder / "answers.jsonl", facts)
     draw_answers(runtime, ("heldout",), settings, file, step=0, progress=progress)     # answers in the file are kept
 
-Greedy answers, and those at the config's own seed, equal the answers of a run's own evaluations.
-"""
+Answers are scored as in training. With greedy decoding, or at the config's own seed, the answers are identical to those
+of the evaluations during a run."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Row, Sample
 
 _TOGETHER = 256
-"""Most answers drawn side by side."""
+"""Maximum number of answers generated in one batch."""
 _CHUNK = 64
-"""Most prompts drawn side by side, as in a run's evaluations."""
+"""Maximum number of prompts answered in one batch; the same as in the evaluations during a run."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalRuntime:
-    """Everything that draws and scores answers, independent of a run."""
+    """The loaded objects that generate and score answers (task, engine, services); none of them depends on a run."""
 
     config: Config
     task: Task
@@ -53,13 +52,13 @@ class EvalRuntime:
     likelihoods: Likelihoods | None = None
     services: RunServices | None = None
     remote: bool = False
-    """Whether the engine is an external server: its errors are counted, and only missing answers are requested again.
-    """
+    """Whether the engine is an external server. Then failed requests are counted as unanswered, and only the missing
+    answers are requested again, not whole chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pass:
-    """One split at one setting and seed."""
+    """The evaluation of one split at one setting and seed."""
 
     ready: EvalRuntime
     setting: EvalSetting
@@ -69,22 +68,24 @@ class _Pass:
     step: int
 
     def key(self, number: int) -> tuple[int, ...]:
-        """The key of a sample's random stream; at the config's own seed that of evaluate.evaluate."""
+        """The key of the random stream for a sample; at the config's own seed it equals the key in evaluate.evaluate.
+        """
         own = () if self.seed == self.ready.config.seed else (self.seed,)
         return 1, zlib.crc32(self.split.encode()), number, *own
 
     def sample(self, number: int) -> Sample:
-        """A sample as this setting asks it, its environment reset with the seed."""
+        """The sample in the form that this setting asks for, with its environment, if any, reset with the seed."""
         sample = sample_for_setting(self.ready.task, self.setting, self.samples, number)
         return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
-        """The first fields of a row."""
+        """The fields that say which evaluation and sample a row belongs to."""
         return {"split": self.split, "setting": self.setting.name, "seed": self.seed, "number": number}
 
 
 def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
-    """A sample as a setting asks it, before any environment is reset."""
+    """The sample number `number` with the probe and prompt template of a setting applied, before any environment is
+    reset."""
     sample = probe(setting.probe, samples, number) if setting.probe else samples[number]
     if setting.wording is None:
         return sample
@@ -94,12 +95,12 @@ def sample_for_setting(task: Task, setting: EvalSetting, samples: Sequence[Sampl
 
 def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[EvalSetting], file: RowFile, step: int,
                  progress: Progress, instead: Sequence[Sample] | None = None) -> None:
-    """Draws and scores every answer that is missing in `file`, and adds it there; each process does its share.
+    """Generates and scores every answer that is missing in `file`, and appends it to the file. Every process calls this
+    and handles its share of the samples.
 
-    The samples are the first eval.samples of each split, or those of `instead`. Prompts that are too long, samples to
-    which a probe does not apply, and with data.quarantine bad rows are left out. Raises ConfigError for an empty split,
-    TrainingError where scoring or environments fail too often (limits.score_errors, limits.environment_errors).
-    """
+    The samples are the first eval.samples of each split, or `instead` if given. Left out are prompts that are too long,
+    samples that a probe does not apply to, and, with data.quarantine, bad rows. Raises ConfigError for an empty split.
+    Raises TrainingError if scoring or environments fail too often (limits.score_errors, limits.environment_errors)."""
     evaluations = [_Pass(ready=ready, setting=setting, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
                    for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
@@ -124,9 +125,10 @@ def draw_answers(ready: EvalRuntime, splits: Sequence[str], settings: Sequence[E
 
 
 def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
-    """The chunks of each round, one for each process, until nothing is missing. Chunks are fixed by sample number, so
-    that neither a kill nor the number of processes changes which answers are drawn side by side.
-    """
+    """Yields, until nothing is missing, a list with one chunk of sample numbers per process.
+
+    The chunks are fixed by sample number. So neither a restart nor the number of processes changes which answers are
+    generated in the same batch."""
     size = max(1, min(_CHUNK, _TOGETHER // one.setting.answers))
     have = comm.on_main(lambda: file.answered(one.setting.answers))
     known = [(one.split, one.setting.name, one.seed, number) in have for number in range(len(one.samples))]
@@ -142,7 +144,8 @@ def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
 
 
 def _draw_chunk(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
-    """The scored groups of some samples, and their rows."""
+    """Generates and scores the answers to the samples `numbers`. Returns the scored groups and the rows for the file.
+    """
     ready, setting = one.ready, one.setting
     wanted = {number: partial(one.sample, number) for number in numbers}
     prompts: list[tuple[int, Sample, Prompt]] = []
@@ -180,7 +183,7 @@ def _draw_chunk(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[R
 
 
 def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
-    """The fields of a row that identify the question."""
+    """The fields of a row that identify the question: its id, target and hashes."""
     media = [m.sha256 for m in prompt.media]
     content = content_hash(sample.row, target, media)
     return {"sample": sample.id, "task": task.of(sample).name if task.labels else "", "content": content,
@@ -189,7 +192,7 @@ def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> 
 
 
 def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rollout) -> Row:
-    """The fields of a row for the answer and its scores."""
+    """The fields of a row that hold the answer and its scores."""
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, problem = sample_metrics(task, group.sample, answer, rollout.parts)
     tokens = len(completion.tokens)
@@ -203,7 +206,7 @@ def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rol
 
 
 def _confidence(answer: Answer, parsed: Any, metrics: Mapping[str, float]) -> float | None:
-    """The confidence that an answer states, in [0, 1]; None where it states none."""
+    """The confidence that the model states in an answer, in [0, 1]; None if it states none."""
     stated = parsed.get("confidence") if isinstance(parsed, Mapping) else None
     confidence = metrics.get("confidence", stated)
     confidence = read_confidence(answer.text) if confidence is None else confidence

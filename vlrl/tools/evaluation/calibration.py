@@ -1,4 +1,4 @@
-"""Calibration of stated confidences: ECE, Brier score, AUROC. No torch."""
+"""Calibration of the confidences that a model states: ECE, Brier score, AUROC. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import numpy as np
 
 
 def ece(confidences: np.ndarray, right: np.ndarray, bins: int = 10) -> float:
-    """rewards.confidence.calibration_error for arrays [N], fast enough for resampling."""
+    """Expected calibration error of arrays [N]; equals rewards.confidence.calibration_error, but is fast enough for
+    resampling."""
     at = np.minimum((confidences * bins).astype(int), bins - 1)
     return float(np.abs(np.bincount(at, confidences - right, bins)).sum() / max(1, len(at)))
 
 
 def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:
-    """The probability that a right answer has more confidence than a wrong one, ties counting half; in [0, 1].
+    """Area under the ROC curve (Mann-Whitney U): the probability that a correct answer has a higher confidence than a
+    wrong answer, with ties counted as one half.
 
-    The area under the ROC curve by the Mann-Whitney U. NaN where all are right, or all are wrong.
-    """
+    NaN if all answers are correct or all are wrong."""
     from scipy.stats import rankdata
 
     good = np.asarray(right, float) > 0.5
@@ -30,9 +31,10 @@ def auroc(confidences: Sequence[float] | np.ndarray, right: Sequence[float] | np
 
 def calibration(confidences: Sequence[float] | np.ndarray,
                 right: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """`ece` (ten bins of equal width, 1706.04599), `brier` (mean squared distance) and `auroc` of answers with
-    confidences in [0, 1] that are right (1) or wrong (0); {} without any.
-    """
+    """Calibration metrics for confidences in [0, 1] of answers that are correct (1) or wrong (0); {} without any
+    answers.
+
+    Keys: `ece` (ten bins of equal width, 1706.04599), `brier` (mean squared error) and `auroc`."""
     if not len(confidences):
         return {}
     sure, good = np.asarray(confidences, float), np.asarray(right, float)

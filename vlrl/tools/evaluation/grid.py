@@ -1,11 +1,10 @@
-"""`vlrl eval` over a grid: several answers, seeds, settings and wordings, of a model or a server, in a folder from
-which a killed evaluation resumes.
+"""`vlrl eval` with several answers per sample, seeds, settings or prompt wordings, for a model or a server. The results
+are written to a folder, and a killed evaluation resumes from it.
 
     answers.jsonl       one row per answer: rows.py
     evaluation.json     every metric of every split at every setting, the facts, and the environment as in env.json
     verdicts-*.jsonl    one row per verdict of a judge: reasoning_judge.py
-    evaluation.png      the metrics with their intervals, pass@k and maj@k
-"""
+    evaluation.png      the metrics with their intervals, pass@k and maj@k"""
 
 from __future__ import annotations
 
@@ -51,24 +50,24 @@ _LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An OpenAI-compatible server that is asked instead of a local model."""
+    """An OpenAI-compatible server whose model is evaluated, or asked, in place of a local model."""
 
     url: str
     model: str | None = None
-    """None = its only model."""
+    """The name of the server's model; None if the server has only one."""
     key: str = field(default="", repr=False)
     concurrency: int = 8
     timeout_s: float = 300.0
     retries: int = 4
     option: str = "--endpoint"
-    """The option that named it, for messages."""
+    """The command-line option that named the server, for error messages."""
 
     @classmethod
     def of(cls, request: Any, url: str, model: str | None, key_env: str | None, option: str = "--endpoint") -> Server:
-        """The server that an option names, with concurrency, timeout_s and retries of a request where it has them.
+        """The server at `url`, which `option` names; concurrency, timeout_s and retries are taken from the request if
+        set.
 
-        Raises ConfigError for a bad address, and where the environment variable `key_env` holds no key.
-        """
+        Raises ConfigError for a malformed address, or if the environment variable `key_env` holds no key."""
         key = key_of(key_env, "--key-env" if option == "--endpoint" else f"{option}-key-env")
         address_of(url, option)
         given = {name: getattr(request, name) for name in ("concurrency", "timeout_s", "retries")}
@@ -78,7 +77,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The judge of the reasoning of right answers."""
+    """The judge model that rates the reasoning of correct answers."""
 
     server: Server
     votes: int = 3
@@ -86,28 +85,29 @@ class Judge:
 
     @classmethod
     def of(cls, request: EvalRequest) -> Judge:
-        """The judge that a request names; raises ConfigError as Server.of does."""
+        """The judge that the options of a request describe; raises ConfigError as Server.of does."""
         server = Server.of(request, request.judge or "", request.judge_model, request.judge_key_env, "--judge")
         return cls(server=server, votes=request.judge_votes or 3, text_only=request.judge_text_only)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A finished evaluation."""
+    """The results of a finished evaluation."""
 
     model: str
     step: int
     folder: Path
     results: list[Result]
     before: int = 0
-    """Rows that were in the folder already."""
+    """Number of rows that the folder held before this evaluation started."""
     judge: dict[str, Any] | None = None
-    """Model and cost of the judge, where there was one."""
+    """Model and cost of the judge; None without a judge."""
 
 
 def facts(config: Config, chosen: ModelChoice | None, server: Server | None, settings: Sequence[EvalSetting]
           ) -> dict[str, Any]:
-    """All that the answers depend on, as JSON: an evaluation resumes only where all of it is equal."""
+    """Everything that the answers depend on, as JSON. An evaluation resumes only if its facts are equal to those in the
+    folder."""
     dumped = config.model_dump(mode="json")
     model = model_facts(config, chosen) if chosen else {}
     if server:
@@ -121,16 +121,18 @@ def facts(config: Config, chosen: ModelChoice | None, server: Server | None, set
 
 
 def folder_of(config: Config, known: dict[str, Any]) -> Path:
-    """The default folder of an evaluation, named by its facts, so that the same command finds it again."""
+    """The default folder of an evaluation. Its name is a hash of the facts, so that the same command finds the folder
+    again."""
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
     return Path(f"{config.run.dir or 'runs/model'}-eval") / digest[:10]
 
 
 def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) -> Grid:
-    """The grid with the properties of the task: its wordings, and whether its environments vary by seed.
+    """Completes the grid with properties of the task: the number of prompt wordings, and whether greedy answers vary by
+    seed.
 
-    Raises ConfigError for --each-wording with a single wording, and for episodes that a server cannot play.
-    """
+    Raises ConfigError if --each-wording is used with a single wording, or if the task has episodes and a server is to
+    be evaluated or a probe applied."""
     acts = any(map(has_environment, task.members))
     if server and acts:
         raise ConfigError(f"--endpoint with task '{task.name}': episodes need the tokens of each completion, "
@@ -147,10 +149,10 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
 
 def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
-    """Draws, scores and writes; see the module.
+    """Runs a whole evaluation: generates and scores the answers, computes the metrics and writes the files listed in
+    the module docstring.
 
-    Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation.
-    """
+    Raises ConfigError for options that exclude each other, and for a folder that holds another evaluation."""
     if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers
         with contextlib.closing(endpoint_of(config, source)) as engine:
             source = replace(source, model=engine.model)
@@ -189,14 +191,14 @@ def _prepared(config: Config, source: ModelChoice | Server) -> Iterator[EvalRunt
 
 
 def endpoint_of(config: Config, server: Server) -> Endpoint:
-    """A client of a server; the config gives the seed."""
+    """A client for the server; its requests use the seed of the config."""
     return Endpoint(server.url, server.model, seed=config.seed, key=server.key, timeout_s=server.timeout_s,
                     retries=server.retries, concurrency=server.concurrency, option=server.option)
 
 
 def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: RowFile, folder: Path,
              judge: Judge | None, progress: Progress) -> tuple[list[Result], dict[str, Any] | None]:
-    """The metrics, and the cost of the judge."""
+    """The metrics of each split and setting, and the cost of the judge (None without a judge)."""
     rows, cost = file.rows(), None
     if judge:
         with contextlib.closing(endpoint_of(config, judge.server)) as engine:
@@ -209,7 +211,7 @@ def _results(task: Task, config: Config, settings: Sequence[EvalSetting], file: 
 
 
 def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tuple[Sample, str]:
-    """The sample of a row and the text of its prompt."""
+    """Rebuilds the sample of a row and the text of its prompt."""
     sample = sample_for_setting(task, setting, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
@@ -220,7 +222,7 @@ def _question(task: Task, config: Config, setting: EvalSetting, row: Row) -> tup
 
 
 def write(report: Report, file: RowFile) -> None:
-    """Writes numbers, plot and sorted rows, each file atomically."""
+    """Writes evaluation.json, the plot and the sorted answers.jsonl, each file atomically."""
     file.close()
     numbers = {**as_json(report), "facts": file.facts, "environment": environment(file.facts["seed"])}
     write_text(report.folder / NUMBERS, json.dumps(numbers, indent=1) + "\n")
@@ -228,8 +230,8 @@ def write(report: Report, file: RowFile) -> None:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The JSON value of `vlrl eval --json`: `splits` has the metrics at the first setting, `results` at all settings.
-    """
+    """The JSON value that `vlrl eval --json` prints: `splits` has the metrics at the first setting, `results` those at
+    all settings."""
     first = report.results[0].setting.name if report.results else ""
     return plain({"model": report.model, "step": report.step, "folder": str(report.folder),
                   **({"judge": report.judge} if report.judge else {}),

@@ -1,10 +1,10 @@
-"""Measures a model on a config's task outside of any run: no lock, nothing written. `vlrl eval`.
+"""Evaluates a model on a config's task outside of a run, without locking or writing to a run folder: `vlrl eval`.
 
     for record, groups in measure(config, choose_model(config)):
         print(record["split"], record["reward/mean"])
 
-The path is that of a run's own evaluations, so a checkpoint gives the numbers that its run wrote to eval.jsonl.
-"""
+The code path is the one of the evaluations during a run, so a checkpoint gives the same metrics as in the run's
+eval.jsonl."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
 
 _NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
-"""Fields of `data.*` that change no answer."""
+"""Fields of `data.*` that cannot change an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """The model to measure."""
+    """The model to evaluate."""
 
     name: str
-    """Its name: a Hub name or a folder."""
+    """Hub name or folder of the model."""
     config: Config
-    """The settings to load it with."""
+    """The config to load the model with."""
     checkpoint: Path | None = None
-    """The folder whose weights replace those of `config.model.name`."""
+    """The folder whose weights replace the weights of `config.model.name`; None to load model.name itself."""
     step: int = 0
-    """Steps that it was trained for."""
+    """Number of steps that the model was trained for."""
     warnings: tuple[str, ...] = ()
 
 
 def choose_model(config: Config, model: str | None = None, folder: Path | None = None) -> ModelChoice:
-    """The model named `model`, or the checkpoint `folder` (for a run folder its newest), or neither.
+    """Chooses the model to evaluate: the one named `model`, or the checkpoint `folder` (for a run folder, its newest
+    checkpoint).
 
-    With neither it is the newest checkpoint of `run.dir`, or model.name where there is none.
-    """
+    If neither is given, it is the newest checkpoint of `run.dir`, or model.name if there is no checkpoint."""
     if model is not None:
         model = checkpoint.model_folder(model)
         return ModelChoice(name=model, config=_with_model(config, model))
@@ -85,14 +85,15 @@ def choose_model(config: Config, model: str | None = None, folder: Path | None =
 
 
 def model_facts(config: Config, chosen: ModelChoice) -> dict[str, Any]:
-    """Which weights answer, and how they are loaded, as JSON."""
+    """Describes, as JSON, which weights generate the answers and how they are loaded."""
     engine = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**config.model.model_dump(mode="json"), **engine, "name": chosen.config.model.name,
             "checkpoint": str(chosen.checkpoint or "") or None, "step": chosen.step}
 
 
 def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
-    """The settings that questions and scores depend on, as JSON; of `rollout.*` those named."""
+    """The settings that questions and scores depend on, as JSON. Of the section `rollout` only the settings named in
+    `rollout` are included."""
     dumped = config.model_dump(mode="json")
     return plain({"seed": config.seed, "task": dumped["task"], "tasks": dumped["tasks"], "episode": dumped["episode"],
                   "data": {name: value for name, value in dumped["data"].items() if name not in _NOT_DATA},
@@ -101,7 +102,8 @@ def task_facts(config: Config, rollout: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_model(config: Config, name: str) -> Config:
-    """The config with another model as it is; an adapter is merged, and under LoRA settings all weights are frozen."""
+    """The config changed to load another model as it is: an adapter is merged into its base, and LoRA and trainable
+    parts are switched off."""
     changes: dict[str, Any] = {"name": name}
     if config.model.lora.rank:
         changes |= {"lora": LoraSettings(), "train": ()}
@@ -110,8 +112,9 @@ def _with_model(config: Config, name: str) -> Config:
 
 def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progress
             ) -> Iterator[tuple[dict[str, Any], list[Group]]]:
-    """(line of eval.jsonl, this process's groups of one answer each) for each of `eval.splits`; see evaluate.evaluate.
-    """
+    """Evaluates the model on each of `eval.splits`.
+
+    Yields per split the line for eval.jsonl and this process's groups, each with one answer; see evaluate.evaluate."""
     with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
             yield evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress, r.likelihoods,
@@ -119,9 +122,10 @@ def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progres
 
 
 def _scratch(config: Config) -> Path | None:
-    """Where an engine may keep files. Not in the run folder, as its run may still be running. Servers read weights only
-    below engine.scratch and beside the run folder. None = the system's temporary folder.
-    """
+    """The folder in which an engine may store files; None for the system's temporary folder.
+
+    It is never the run folder, because the run may be in progress. vLLM servers read weights only from engine.scratch
+    and the parent folder of the run folder."""
     if config.engine.scratch:
         return Path(config.engine.scratch)
     if config.engine.name != "vllm_server":
@@ -133,9 +137,8 @@ def _scratch(config: Config) -> Path | None:
 
 @contextmanager
 def open_runtime(config: Config, chosen: ModelChoice, evaluates: bool = False) -> Iterator[EvalRuntime]:
-    """The chosen model, loaded with the settings `config`, and the config's task; with `evaluates` the rows of
-    eval.splits are checked first.
-    """
+    """Loads the chosen model with the settings `config`, and builds the config's task. With `evaluates`, the rows of
+    eval.splits are checked first."""
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     check_engine(settings)
     accelerator = make_accelerator(settings)

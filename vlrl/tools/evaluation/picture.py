@@ -1,4 +1,5 @@
-"""The plot of an evaluation: metrics at each setting with their intervals, pass@k and maj@k over k. No torch."""
+"""The plot of an evaluation: metrics at each setting with their intervals, and pass@k and maj@k over k. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _MOST_BARS = 12
 
 
 def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
-    """Draws metrics in [0, 1] and, with several answers, pass@k (solid) and maj@k (dashed); returns `path`."""
+    """Plots all metrics that lie in [0, 1] and, if there are several answers per sample, pass@k (solid) and maj@k
+    (dashed). Returns `path`."""
     from matplotlib.figure import Figure
 
     curves = any(_AT.fullmatch(name) for r in results for name in r.metrics)
@@ -36,7 +38,7 @@ def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
 
 
 def _points(axes: Any, results: Sequence[Result]) -> None:
-    """One point for each metric and setting, with its interval."""
+    """Plots one point with its interval for each metric and setting."""
     names = [n for n in dict.fromkeys(name for r in results for name in r.metrics)
              if not _AT.match(n) and "completion/length" not in n
              and all(0 <= r.metrics[n].mean <= 1 for r in results if n in r.metrics)][:_MOST_BARS]
@@ -52,7 +54,7 @@ def _points(axes: Any, results: Sequence[Result]) -> None:
 
 
 def _curves(axes: Any, results: Sequence[Result]) -> None:
-    """pass@k and maj@k over k."""
+    """Plots pass@k and maj@k over k."""
     for i, result in enumerate(results):
         for kind, form in (("pass", "o-"), ("maj", "s--")):
             points = sorted((int(at[2]), m) for name, m in result.metrics.items()

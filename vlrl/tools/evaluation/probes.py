@@ -1,11 +1,11 @@
-"""Probes of an evaluation: the same questions without the input that the answer needs, or reworded. No torch.
+"""Probes of an evaluation: ask the same questions with information removed that the answer needs, or with other words.
+Does not import torch.
 
     probe("blank_media", samples, 3)         # sample 3 with images and frames in their mean colour
 
-A model that answers the same without the image did not look at it; one that answers although a premise is missing
-("Missing Premise exacerbates Overthinking", 2504.06514) does not admit that it cannot know; one that changes its answer
-when the question is only reworded (reWordBench, 2503.11751) is not robust.
-"""
+A model that gives the same answer without the image did not use the image. A model that answers although a premise is
+missing does not admit that it cannot know the answer ("Missing Premise exacerbates Overthinking", 2504.06514). A model
+that changes its answer when the question is only reworded is not robust (reWordBench, 2503.11751)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vlrl.tools.evaluation import votes
 from vlrl.types import Sample
 
 PREMISE, PARAPHRASES = "without_premise", "paraphrases"
-"""Fields of a row that may hold the question without a premise, and a list of paraphrases."""
+"""Fields of a row that may hold the question without one of its premises, and a list of paraphrases of the question."""
 _QUESTIONS = ("question", "expression", "instruction")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _REACH = 0.05
-"""Two points are the same answer within this share of the image's diagonal."""
+"""Two points count as the same answer if their distance is at most this share of the image's diagonal."""
 _ABSTAINS = re.compile(
     r"\b(can ?not|can't|unable to|impossible to|not possible to) (be )?(answer|tell|say|determine|see|know|solve|find|"
     r"identify|locate)|\b(not|n't) (be )?(determined|enough|given|provided|specified|visible|shown|known)\b|"
@@ -35,22 +35,24 @@ _ABSTAINS = re.compile(
 
 
 class NotApplicable(DataError):
-    """A probe cannot be applied to this sample."""
+    """Raised if a probe cannot be applied to a sample."""
 
 
 def probe(name: str, samples: Sequence[Sample], number: int) -> Sample:
-    """A sample as a probe of PROBES asks it, with its target unchanged. Raises NotApplicable."""
+    """Applies the probe `name` to sample number `number`; the target stays the same. Raises NotApplicable if that is
+    not possible."""
     return PROBES[name](samples, number)
 
 
 def blank_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with every image and frame in its mean colour, of the same size."""
+    """The sample with every image and video frame replaced by its mean colour, at the same size."""
     sample = _with_media(samples[number])
     return replace(sample, media=tuple(replace(m, edits=(*m.edits, ("blank",))) for m in sample.media))
 
 
 def other_media(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample with the media of the next sample that has as many of the same kinds, but different ones."""
+    """The sample with the images and videos of the next sample that has the same number of each kind, none of them
+    identical."""
     sample = _with_media(samples[number])
     for step in range(1, len(samples)):
         other = samples[(number + step) % len(samples)]
@@ -68,9 +70,11 @@ def _with_media(sample: Sample) -> Sample:
 
 
 def no_premise(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample without one fact that it states: its field `without_premise`; else without the first sentence before
-    the last that has a number (or the first sentence); for a single sentence its first number as "some".
-    """
+    """The sample with one fact removed from its question.
+
+    The row's field `without_premise` replaces the question if it is set. Otherwise the first sentence before the last
+    that contains a number is removed (without a number: the first sentence). In a single sentence the first number is
+    replaced by "some"."""
     sample = samples[number]
     field, text = _question(sample)
     given = sample.get(PREMISE)
@@ -86,9 +90,10 @@ def no_premise(samples: Sequence[Sample], number: int) -> Sample:
 
 
 def reworded(samples: Sequence[Sample], number: int) -> Sample:
-    """The sample reworded: the first of its field `paraphrases`, else its question in lower case and without its final
-    punctuation, after a polite request.
-    """
+    """The sample with its question reworded: the first entry of the row's field `paraphrases`.
+
+    Without that field, the question follows a polite phrase, with a lower-case first letter and without final
+    punctuation."""
     sample = samples[number]
     field, text = _question(sample)
     given = sample.get(PARAPHRASES)
@@ -119,14 +124,15 @@ PROBES: Mapping[str, Callable[[Sequence[Sample], int], Sample]] = {
 
 
 def abstains(answer: str, parsed: Any) -> bool:
-    """Whether an answer declines to answer, or nothing can be parsed from it."""
+    """Whether the model declines to answer, or nothing can be parsed from its answer."""
     return votes.ballot(parsed) is None or bool(_ABSTAINS.search(answer.rpartition("</think>")[2][-1000:]))
 
 
 def same_answer(one: Any, other: Any, size: Sequence[float] | None = None) -> bool:
-    """Whether two parsed answers are equal: as votes (votes.ballot), boxes with an IoU of at least 0.5, points within 5
-    % of the diagonal of an image of this `size`. An answer that could not be parsed equals none.
-    """
+    """Whether two parsed answers count as equal; an answer that could not be parsed is not equal to any.
+
+    Boxes are equal with an IoU of at least 0.5, points within 5 % of the diagonal of an image of this `size`, anything
+    else if the votes are equal (votes.ballot)."""
     first, second = votes.location_of(one), votes.location_of(other)
     if first and second and len(first) == len(second):
         if len(first) == 4:

@@ -1,14 +1,14 @@
-"""Judges whether the reasoning of right answers is sound: CoT-pass@k (2506.14245). No torch.
+"""Lets a judge model decide whether the reasoning of correct answers is sound: CoT-pass@k (2506.14245). Does not import
+torch.
 
     judge = ReasoningJudge(endpoint, ChatEncoder(config), folder, votes=3)
     rows = judge.judged(rows, lambda row: (sample, question))       # each with its `verdicts`
     judge.cost                                                      # calls, cached verdicts, tokens ...
 
-Only right answers are shown to the judge, a model behind an OpenAI-compatible endpoint: question, target and the
-complete answer, with the images unless it takes text only. A verdict is yes or no; an unreadable one counts as no, a
-missing one as no verdict. Verdicts are kept in verdicts-<hash>.jsonl, by question and answer: the same command asks for
-none again; another judge or number of votes has its own file.
-"""
+The judge is a model behind an OpenAI-compatible endpoint. It sees only correct answers: the question, the target, the
+complete answer and, unless it is text-only, the images. A verdict is yes or no. An unreadable verdict counts as no; a
+missing verdict is not counted. Verdicts are cached in verdicts-<hash>.jsonl by question and answer, so the same command
+requests none again. Another judge or number of votes uses another file."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
-"""Row -> its sample and the text of its prompt."""
+"""Maps a row to its sample and the text of its prompt."""
 MOST_TOKENS = 1024
-"""Most tokens of a verdict with its reasons."""
+"""Maximum number of tokens of a verdict with its reasons."""
 _TOGETHER = 64
 _TEMPLATE = """You judge whether the reasoning of an answer is sound. That its final result is correct is known.
 
@@ -56,30 +56,31 @@ _VERDICT = re.compile(r'["\']verdict["\']\s*:\s*["\'](yes|no)["\']', re.IGNORECA
 
 @dataclass
 class Cost:
-    """What was asked of the judge."""
+    """What the judge was asked, and how many tokens its verdicts took."""
 
     answers: int = 0
-    """Right answers to be judged."""
+    """Number of correct answers to be judged."""
     calls: int = 0
-    """Verdicts requested now."""
+    """Number of verdicts requested in this evaluation."""
     cached: int = 0
-    """Verdicts that were known already."""
+    """Number of verdicts that were already in the cache file."""
     unread: int = 0
-    """Verdicts, new and cached, that were neither yes nor no; they count as no."""
+    """Number of verdicts, new and cached, that were neither yes nor no; they count as no."""
     unanswered: int = 0
-    """Requested verdicts that the server did not return."""
+    """Number of requested verdicts that the server did not return."""
     tokens: int = 0
-    """Tokens of all verdicts."""
+    """Number of generated tokens of all verdicts."""
 
 
 def read_verdict(text: str) -> bool | None:
-    """The last verdict in a text; None without one."""
+    """Reads the last verdict (yes or no) in a reply of the judge; None if there is none."""
     verdicts = _VERDICT.findall(text)
     return verdicts[-1].lower() == "yes" if verdicts else None
 
 
 class ReasoningJudge:
-    """Asks for `votes` verdicts on each right answer; an odd number has a majority."""
+    """Asks the judge model for `votes` verdicts on each correct answer; use an odd number, so that there is a majority.
+    """
 
     def __init__(self, endpoint: Endpoint, encode: ChatEncoder, folder: Path, votes: int = 3, text_only: bool = False):
         self.endpoint, self.encode, self.votes, self.text_only = endpoint, encode, votes, text_only
@@ -92,10 +93,10 @@ class ReasoningJudge:
         self._known = {(line["asked"], line["vote"]): line for line in lines if "asked" in line}
 
     def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress) -> list[Row]:
-        """The rows with `verdicts`: a list for each right answer, empty for wrong ones.
+        """The rows with `verdicts` added: a list of booleans, empty for a wrong answer.
 
-        Raises ConfigError where the server refuses key or model, TrainingError where it answers nothing at all.
-        """
+        Raises ConfigError if the server rejects the key or the model, and TrainingError if it does not answer any
+        request."""
         right = [i for i, row in enumerate(rows) if row.get("correct")]
         verdicts: dict[int, list[bool]] = {}
         for start in range(0, len(right), _TOGETHER):
@@ -140,5 +141,5 @@ class ReasoningJudge:
         return [line["verdict"] is True for line in lines]
 
     def plain(self) -> dict[str, Any]:
-        """The judge part of the JSON value that `--json` prints."""
+        """The entry for the judge in the output of `--json`."""
         return {"model": self.endpoint.model, "votes": self.votes, "file": str(self.path), **asdict(self.cost)}

@@ -1,4 +1,4 @@
-"""What `vlrl eval` is asked for. Imports no torch."""
+"""The options of `vlrl eval`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vlrl.tools.request import option
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """The options of `vlrl eval`; None and () stand for the default of the config."""
+    """The options of `vlrl eval`; None and () stand for the value in the config."""
 
     model: str | None = option(
         None, "Evaluate this model or adapter instead of a checkpoint, e.g. Qwen/Qwen2.5-VL-3B-Instruct. With "
@@ -75,17 +75,17 @@ class EvalRequest:
 
     @property
     def lines(self) -> Path | None:
-        """The .jsonl file of a plain evaluation."""
+        """The .jsonl file named by --out, for an evaluation with one answer at one setting; None otherwise."""
         return self.out if self.out is not None and self.out.suffix == ".jsonl" else None
 
     @property
     def is_grid(self) -> bool:
-        """Whether more is asked for than one answer to each sample by the own model at one setting."""
+        """Whether more is requested than one answer per sample, from a local model, at one setting."""
         return bool(self.answers > 1 or self.seeds or len(self.temperatures) > 1 or self.top_ps or self.max_new_tokens
                     or self.each_wording or self.probes or self.endpoint or self.judge or (self.out and not self.lines))
 
     def misplaced(self) -> dict[str, str]:
-        """Option that was given without the one that it belongs to -> that one."""
+        """Maps each option that was given without the option it requires to the required option."""
         judge = {"--judge-model": self.judge_model, "--judge-key-env": self.judge_key_env,
                  "--judge-votes": self.judge_votes, "--judge-text-only": self.judge_text_only or None}
         http = {"--concurrency": self.concurrency, "--timeout": self.timeout_s, "--retries": self.retries}

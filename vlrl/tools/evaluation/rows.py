@@ -1,6 +1,7 @@
-"""Rows of an evaluation in answers.jsonl, one per answer, with all that its metrics are computed from. No torch.
+"""The rows of an evaluation in answers.jsonl: one row per answer, with everything that its metrics are computed from.
+Does not import torch.
 
-The first line holds the facts that the answers depend on. Each other one is an answer:
+The first line of the file holds the facts that the answers depend on. Every other line is an answer:
 
     split, number, sample, task     position in the split, the sample's id, the label of its task
     setting, seed, index            name of the setting, seed, index among the answers to the sample
@@ -11,8 +12,7 @@ The first line holds the facts that the answers depend on. Each other one is an 
     parts, reward, correct, metrics, confidence
     tokens, truncated, finish_reason, size, error
 
-or a sample that could not be asked: split, number, sample, setting, seed and the reason `left_out`.
-"""
+or a sample that could not be asked, with the fields split, number, sample, setting, seed and the reason `left_out`."""
 
 from __future__ import annotations
 
@@ -32,30 +32,33 @@ from vlrl.types import Row
 NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k", "reward_mean", "answers_scored",
                 "category", "source", "split", "weight", "processed_size", "coordinates", "solution", "rejected",
                 "hints", "group_key", "meta", "original_id", "width", "height"}
-"""Fields of a row that are no part of question and target."""
+"""Fields of a data row that are not part of the question or the target."""
 _ASKS = {"question", "expression", "instruction", "label", "labels", "responses", "trajectory", "action"}
-"""A row with one of these fields is canonical: its other fields, such as texts for a template, are not content."""
+"""A data row with one of these fields is canonical. Its other fields, such as texts for a prompt template, are not part
+of its content."""
 
 Key = tuple[str, str, int, int]
-"""Split, setting, seed and position in the split."""
+"""(split, setting, seed, position in the split)"""
 
 
 def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> str:
     """sha256 of a question: its row without ids, paths, weights and the like, its target, and the sha256 of each of its
-    `media`. The same image under another name, or the same row under another id, has the same hash.
-    """
+    `media`.
+
+    The hash does not depend on the file name of an image or the id of a row."""
     known = FIELDS if _ASKS & row.keys() else row.keys()
     content = {key: value for key, value in row.items() if key in known and key not in NOT_CONTENT}
     return _hash([plain(content), plain(target), list(media)])
 
 
 def prompt_hash(text: str, media: Sequence[str]) -> str:
-    """sha256 of a rendered prompt and of the sha256 of each of its media."""
+    """sha256 of a rendered prompt together with the sha256 of each of its media."""
     return _hash([text, list(media)])
 
 
 def cluster_hash(media: Sequence[str], content: str) -> str:
-    """A hash shared by all questions about the same media; for a question without media its own content."""
+    """A hash that is equal for all questions about the same media; a question without media has its own hash, from its
+    content."""
     return _hash(list(media)) if media else content
 
 
@@ -65,33 +68,34 @@ def _hash(value: Any) -> str:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """The key of a row."""
+    """The (split, setting, seed, number) of a row."""
     return row["split"], row["setting"], row["seed"], row["number"]
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Answers and left-out samples of an answers.jsonl, each once and in order. A half-written last line is skipped,
-    and of duplicate rows the later counts.
+    """The rows of an answers.jsonl (answers and samples that were left out), sorted and without duplicates.
 
-    Raises ConfigError where the file cannot be read.
-    """
+    An incomplete last line is skipped; of duplicate rows the later one counts. Raises ConfigError if the file cannot be
+    read."""
     return sorted(_latest(_objects(Path(path))).values(), key=_order)
 
 
 class RowFile:
-    """An answers.jsonl that grows as answers come in, and resumes where an earlier process ended."""
+    """An answers.jsonl to which rows are appended as answers arrive. An existing file is continued."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]):
-        """Raises ConfigError when the file was begun with other facts, or is something else."""
+        """Opens or creates the file. Raises ConfigError if the file was started with other facts, or is not an answers
+        file."""
         self.path, self.facts = path, json.loads(json.dumps(plain(facts)))
         self._rows = _latest(resume_lines(path, facts, "an evaluation", "folder"))
 
     def rows(self) -> list[Row]:
-        """All rows in order."""
+        """All rows, sorted."""
         return sorted(self._rows.values(), key=_order)
 
     def answered(self, answers: int) -> set[Key]:
-        """The keys that need no more answers: with `answers` answers without a server error, or left out."""
+        """The keys that need no more answers: those with `answers` answers without a server error, and those that were
+        left out."""
         count: dict[Key, int] = {}
         for row in self._rows.values():
             if row.get("left_out") or not row.get("unanswered"):
@@ -99,24 +103,23 @@ class RowFile:
         return {key for key, n in count.items() if n >= answers}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Appends rows in one write."""
+        """Appends rows to the file in a single write."""
         if rows:
             append_line(self.path, "\n".join(json.dumps(plain(row)) for row in rows))
             _latest(rows, self._rows)
 
     def close(self) -> None:
-        """Rewrites the file in order, each row once: a resumed evaluation leaves the same file as an undisturbed one.
-        """
+        """Rewrites the file sorted and without duplicates, so that a resumed evaluation leaves the same file as an
+        uninterrupted one."""
         lines = [{"facts": self.facts}, *self.rows()]
         write_text(self.path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
 
 
 def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
-    """The lines of a file that grows with `what` (an evaluation, verdicts); a new file is begun with the facts.
+    """The lines of a file to which `what` (an evaluation, verdicts) is appended. A new file is started with the facts.
 
-    Raises ConfigError where its facts differ, naming each difference, or where it is another kind of file; `place` is
-    the thing to remove.
-    """
+    Raises ConfigError if the file was started with other facts, naming each difference, or if it is another kind of
+    file. `place` says what the user should remove."""
     known = json.loads(json.dumps(plain(facts)))
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
@@ -131,7 +134,7 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
 
 
 def differing_leaves(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """`rollout.temperature was 1.0, is 0.5` for each leaf in which two JSON trees differ."""
+    """Yields a text such as `rollout.temperature was 1.0, is 0.5` for each leaf in which two JSON trees differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from differing_leaves(before.get(key), after.get(key), f"{name}.{key}" if name else key)
@@ -140,7 +143,7 @@ def differing_leaves(before: Any, after: Any, name: str = "") -> Iterator[str]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    """The complete lines; a half-written one of a killed process is skipped."""
+    """The JSON objects in the lines of a file; an incomplete line left by a killed process is skipped."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -156,9 +159,9 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _latest(lines: Iterable[Row], latest: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
-    """(key, index) -> row, added to `latest`; index -1 for a left-out sample. An answer is only replaced by another
-    answer.
-    """
+    """Adds rows to the dictionary `latest`, keyed by (key, index), where index is -1 for a sample that was left out.
+
+    A row without an answer never replaces a row with an answer."""
     latest = {} if latest is None else latest
     for line in lines:
         try:

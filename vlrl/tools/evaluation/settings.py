@@ -1,4 +1,5 @@
-"""The sampling settings of an evaluation: temperatures, top_p, lengths, wordings and seeds, crossed."""
+"""The sampling settings of an evaluation: all combinations of temperatures, top_p, lengths and wordings, with their
+seeds."""
 
 from __future__ import annotations
 
@@ -14,28 +15,27 @@ from vlrl.tools.evaluation.request import EvalRequest
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSetting:
-    """One way to sample answers."""
+    """One combination of sampling parameters, prompt wording and probe."""
 
     name: str
     temperature: float = 0.0
     top_p: float | None = None
-    """None = the default of the engine."""
+    """None = the engine's default."""
     max_new_tokens: int | None = None
     """None = rollout.max_new_tokens."""
     wording: int | None = None
-    """Index of the task's template that every sample is asked with; None = templates take turns, as in a run's
-    evaluations.
-    """
+    """Index of the task's prompt template that is used for every sample. None = the templates are cycled, as in the
+    evaluations during a run."""
     probe: str = ""
-    """How the samples are changed (evaluation/probes.py); "" = unchanged."""
+    """The probe that changes the samples (evaluation/probes.py); "" = samples are unchanged."""
     plain: str = ""
-    """For a probe, the name of the setting that asks the unchanged samples."""
+    """If there is a probe, the name of the setting with the same parameters and unchanged samples."""
     seeds: tuple[int, ...] = (0,)
     answers: int = 1
-    """Answers to each sample, at each seed."""
+    """Number of answers to each sample at each seed."""
 
     def sampling(self, config: Config) -> Sampling:
-        """The sampling parameters for the engine."""
+        """The sampling parameters that are passed to the engine."""
         from vlrl.rollout.generate import sampling_of  # it imports torch
 
         return replace(sampling_of(config.rollout, self.temperature, self.max_new_tokens), top_p=self.top_p)
@@ -43,7 +43,7 @@ class EvalSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values to combine; () and None stand for the value of the config."""
+    """The values to combine into settings; () and None stand for the value in the config."""
 
     answers: int = 1
     seeds: tuple[int, ...] = ()
@@ -51,18 +51,19 @@ class Grid:
     top_ps: tuple[float, ...] = ()
     max_new_tokens: tuple[int, ...] = ()
     wordings: int = 1
-    """Templates to ask every sample with, one after the other; 1 = they take turns, as in a run's evaluations."""
+    """Number of prompt templates with which every sample is asked. 1 = the templates are cycled, as in the evaluations
+    during a run."""
     probes: tuple[str, ...] = ()
-    """Each is added to every setting."""
+    """Every setting is evaluated once more with each of these probes."""
     repeats_differ: bool = False
-    """Whether even greedy answers depend on the seed: environments reset with it, servers that are not deterministic.
-    """
+    """Whether even greedy answers depend on the seed: if environments are reset with it, or the server is not
+    deterministic."""
 
     @classmethod
     def of(cls, request: EvalRequest, seed: int) -> Grid:
-        """The grid of a request; `seed` is the config's. Raises ConfigError for a value that is no seed, that is given
-        twice or that is not known.
-        """
+        """The grid that the options of `vlrl eval` describe; `seed` is the seed of the config.
+
+        Raises ConfigError for an invalid seed, a repeated value or an unknown name."""
         grid = cls(answers=request.answers, seeds=seeds_of(request.seeds, seed), probes=tuple(request.probes),
                    temperatures=tuple(request.temperatures), top_ps=tuple(request.top_ps),
                    max_new_tokens=tuple(request.max_new_tokens))
@@ -70,10 +71,10 @@ class Grid:
         return grid
 
     def settings(self, config: Config) -> list[EvalSetting]:
-        """Every combination, in order. Greedy answers are drawn only once.
+        """Every combination, in order. For greedy decoding only one answer at one seed is generated.
 
-        Without temperatures it is eval.temperature, or 1 where that is 0 and several answers, several seeds or a top_p
-        are asked for. Raises ConfigError where these would have no effect, as all answers are greedy.
+        Without --temperature, eval.temperature is used, or 1 if that is 0 and several answers, several seeds or a top_p
+        are requested. Raises ConfigError if one of these options would have no effect because all answers are greedy.
         """
         seeds = self.seeds or (config.seed,)
         several = self.answers > 1 or len(seeds) > 1
@@ -102,7 +103,7 @@ class Grid:
         return list(out.values())
 
     def check(self) -> None:
-        """Raises ConfigError for a value that is given twice, and for an unknown probe."""
+        """Raises ConfigError for a repeated value or an unknown probe."""
         for name, values in (("--seeds", self.seeds), ("--temperature", self.temperatures), ("--top-p", self.top_ps),
                              ("--max-new-tokens", self.max_new_tokens), ("--probe", self.probes)):
             twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
@@ -122,10 +123,10 @@ def _name(temperature: float, top_p: float | None, most: int | None, wording: in
 
 
 def seeds_of(text: str | None, first: int) -> tuple[int, ...]:
-    """The seeds in a text: "3" = three from `first` on, "5,7,11" = these; () for none.
+    """Parses the seeds in a text: "3" gives three seeds counting from `first`, "5,7,11" gives these three, and no text
+    gives ().
 
-    Raises ConfigError for anything else.
-    """
+    Raises ConfigError for anything else."""
     if not text:
         return ()
     try:

@@ -1,9 +1,10 @@
-"""Metrics of the rows of an evaluation: over samples with 95 % intervals, over seeds with their sd. No torch.
+"""Computes metrics from the rows of an evaluation: means with 95 % intervals over samples, and standard deviations over
+seeds. Does not import torch.
 
-The value of a metric at one seed is the mean over samples of each sample's mean over its answers; `mean` is over seeds.
-The interval resamples samples, those of one image or clip together, and keeps the seeds; `sd` is that of the seeds'
-values, None with one seed. A gain within one sd is no difference (2504.07086).
-"""
+The value of a metric at one seed is the mean over samples, where each sample counts with the mean over its answers;
+`mean` is the mean over seeds. The interval comes from resampling the samples, with those of one image or clip kept
+together, while the seeds are fixed. `sd` is the standard deviation of the values at the seeds; None with one seed. A
+gain of less than one sd is not evidence of a difference (2504.07086)."""
 
 from __future__ import annotations
 
@@ -26,30 +27,31 @@ from vlrl.types import Row, Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number of an evaluation. None: no interval, or only one seed."""
+    """One metric with its uncertainty. `low` and `high` are None without an interval, `sd` is None with a single seed.
+    """
 
     mean: float
     low: float | None = None
     high: float | None = None
     sd: float | None = None
-    """Standard deviation of the seeds' values (n - 1)."""
+    """Standard deviation of the values at the seeds (divided by n - 1)."""
     by_seed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One split at one setting."""
+    """The metrics of one split at one setting."""
 
     split: str
     setting: EvalSetting
     n: int
-    """Samples with an answer."""
+    """Number of samples with an answer."""
     left_out: int
-    """Samples that could not be asked."""
+    """Number of samples that could not be asked."""
     unanswered: int
-    """Answers that a server did not give; no metric counts them."""
+    """Number of answers that the server did not return; they are in no metric."""
     unscorable: int
-    """Answers without a reward; they are in no metric of rewards."""
+    """Number of answers without a reward; they are in no metric of rewards."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
@@ -65,19 +67,20 @@ class _Sample:
     cluster: str
     rows: list[Row]
     vote: Vote = ""
-    """The kind of vote its answers take part in, where an answer that could not be parsed counts as wrong."""
+    """The kind of vote over the sample's answers, in which an answer that could not be parsed counts as wrong."""
     confident: bool = False
-    """Whether any answer of its task states a confidence; an answer without one then has weight 0."""
+    """Whether any answer in the sample's task states a confidence. If so, an answer without a confidence has weight 0
+    in the vote."""
 
 
 Values = dict[str, dict[int, float]]
-"""Metric -> number of the sample -> its value at one seed."""
+"""Metric -> number of the sample -> value at one seed."""
 
 
 def summarise(task: Task, rows: Sequence[Row], setting: EvalSetting, split: str, samples: Sequence[Sample]) -> Result:
-    """The metrics of one split at one setting; rows of others are ignored. `samples` are those of the split, for
-    metrics that a task computes over all of them.
-    """
+    """Computes the metrics of one split at one setting from the rows; rows of other splits or settings are ignored.
+
+    `samples` are the samples of the split, for metrics that a task computes over a whole split."""
     own = [r for r in rows if (r["split"], r["setting"]) == (split, setting.name) and r["seed"] in setting.seeds
            and r.get("index", -1) < setting.answers]
     answered = [r for r in own if "answer" in r]
@@ -110,11 +113,11 @@ def _by_sample(rows: Sequence[Row]) -> list[_Sample]:
 
 
 def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
-    """Decides which vote each sample belongs to, by its target and by the parsed answers of the split.
+    """Sets the kind of vote of each sample, from its target and the parsed answers in the split.
 
-    A box as target is voted for by region, unless the task parses other things than boxes and points. Where it parses
-    boxes, points or spans, targets other than texts and numbers have no vote. Everything else has a majority vote.
-    """
+    - region: the target is a box, unless the task's answers parse as something other than boxes and points.
+    - none: the task's answers parse as boxes, points or spans, and the target is neither a text nor a number.
+    - majority: everything else."""
     read: dict[str, set[bool]] = {}
     confident = {s.task for seed in seeds for s in seed for r in s.rows if r.get("confidence") is not None}
     for seed in seeds:
@@ -136,7 +139,7 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Every metric that a sample has a value of."""
+    """Computes every metric that `values_of` returns for some sample, as a mean over samples and seeds."""
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):
@@ -172,7 +175,8 @@ def _sample_values(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _vote_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """pass@k, maj@k and the region vote of one sample, for each k up to the number of scored answers."""
+    """pass@k and maj@k of one sample, for each reported k up to the number of scored answers, and its region metrics.
+    """
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
     ks = [k for k in votes.reported_ks(n) if k <= len(scored)]
@@ -186,9 +190,11 @@ def _vote_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
-    """CoT-pass@k (2506.14245): pass@k of answers whose reasoning most verdicts accept; with `/any` and `/all` of the
-    verdicts. A right answer without a verdict is left out; {} without a judge.
-    """
+    """CoT-pass@k (2506.14245) of one sample: pass@k where an answer counts if a majority of the judge's verdicts accept
+    its reasoning.
+
+    The keys ending in `/any` and `/all` require any verdict or all verdicts to accept it. A correct answer without a
+    verdict is left out. {} without a judge."""
     judged = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
               and (r["verdicts"] or not r["correct"])]
     rules: dict[str, Callable[[Sequence[bool]], bool]] = {
@@ -200,9 +206,10 @@ def _reasoning_metrics(sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
-    """The quality of the box that the answers (boxes or points) agree on: `hit`, whether its centre lies in the target,
-    and `iou`; 0 where no answer has a location.
-    """
+    """Quality of the box on which the answers (boxes or points) agree: `hit` is 1 if its centre lies in the target;
+    `iou`, `acc@.5`.
+
+    All are 0 if no answer has a location."""
     target = votes.location_of(sample.rows[0]["target"])
     places = [votes.location_of(r["parsed"]) for r in sample.rows]
     assert target
@@ -214,7 +221,7 @@ def _region_metrics(task: Task, sample: _Sample, n: int) -> dict[str, float]:
 
 
 def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row]) -> dict[str, float]:
-    """The answers under a probe compared with those to the unchanged sample; {} where there are none."""
+    """Compares the answers under a probe with the answers to the unchanged sample; {} if there are no such answers."""
     pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
     if not pairs:
         return {}
@@ -230,9 +237,10 @@ def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row
 
 
 def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metric]:
-    """`confidence/ece|brier|auroc` of answers that state a confidence; with several answers also `vote/...` of the most
-    frequent answer, with its share of the votes as confidence.
-    """
+    """Calibration metrics: `confidence/ece|brier|auroc` over the answers that state a confidence.
+
+    With several answers per sample, also `vote/...` of the most frequent answers, where the confidence is the share of
+    votes."""
     stated = [[(s.cluster, r["confidence"], float(r["correct"])) for s in seed for r in s.rows
                if r.get("confidence") is not None and r["correct"] is not None] for seed in seeds]
     shares = [[(s.cluster, *elected) for s in seed if n > 1 and s.vote == "majority" and (elected := _winner_share(s))]
@@ -241,9 +249,9 @@ def _calibrations(seeds: Sequence[Sequence[_Sample]], n: int) -> dict[str, Metri
 
 
 def _winner_share(sample: _Sample) -> tuple[float, float] | None:
-    """Share of votes of the most frequent answer and whether it is right; (0, 0) where nothing could be parsed, None
-    where nothing could be scored.
-    """
+    """The share of votes of the most frequent answer, and whether that answer is correct.
+
+    (0, 0) if no answer could be parsed, None if no answer could be scored."""
     scored = [r for r in sample.rows if r["correct"] is not None]
     ballots = [votes.ballot(r["parsed"]) for r in scored]
     first, share = votes.winner(ballots)
@@ -272,7 +280,8 @@ def _calibration_metrics(prefix: str, seeds: Sequence[Sequence[tuple[str, float,
 
 def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, samples: Sequence[Sample]
                    ) -> dict[str, Metric]:
-    """The task's metrics of a whole split (Task.summarize), averaged over the answers 1 to n of each sample."""
+    """The metrics that a task computes over a whole split (Task.summarize), averaged over the answers to each sample:
+    answer 1 of all samples, answer 2 of all samples, and so on."""
     tables = []
     for seed in seeds:
         each = [task.summarize([_record(task, s, r, samples) for s in seed for r in s.rows if r["index"] == i])
@@ -288,7 +297,7 @@ def _split_metrics(task: Task, seeds: Sequence[Sequence[_Sample]], n: int, sampl
 
 
 def _record(task: Task, sample: _Sample, row: Row, samples: Sequence[Sample]) -> dict[str, Any]:
-    """An answer as `Task.summarize` takes it."""
+    """Converts a row into the record of an answer that `Task.summarize` expects."""
     return {"task": sample.task or task.name, "sample": samples[sample.number].row, "id": row["sample"],
             **{name: row[name] for name in ("answer", "parsed", "target", "parts", "reward", "correct", "metrics",
                                             "truncated", "error")}, "length": row["tokens"]}

@@ -1,11 +1,11 @@
-"""Metrics over several answers to a sample: pass@k, majority votes, the region where boxes agree. No torch.
+"""Metrics over several answers to a sample: pass@k, majority votes, the region where boxes agree. Does not import
+torch.
 
     pass_at(n=8, c=2, k=4)                                   # probability that one of 4 is right, unbiased
     majority(["4", "4", "5"], [1, 1, 0], k=3)                # probability that the most frequent of 3 is right
     region([[0, 0, 9, 9], [4, 0, 9, 9]])                     # GUI-RC's box
 
-Votes go by the parsed answer (`Task.parse`), never by its wording.
-"""
+Answers are compared by their parsed value (`Task.parse`), not by their text."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from vlrl.rewards.numbers import read_number
 from vlrl.rewards.regions import clip_to_image, region_vote
 
 MOST_SUBSETS = 1000
-"""Most subsets of k answers that a vote is averaged over: all where there are no more, else drawn ones."""
+"""Maximum number of subsets of k answers over which a vote is averaged. If there are more subsets, this many are
+sampled."""
 _MOST_TEXT = 1000
 
 
 def reported_ks(n: int) -> list[int]:
-    """The k that n answers are reported at: 1, 2, 4, ... and n."""
+    """The values of k for which metrics over n answers are reported: 1, 2, 4, ... and n."""
     return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
 
 
 def pass_at(n: int, c: int, k: int) -> float:
-    """Probability that one of `k` answers is right, estimated without bias from `c` right ones of `n`: 1 - C(n - c, k)
-    / C(n, k), for k <= n (Chen et al., 2021, 2107.03374, eq. 1).
+    """pass@k: the probability that at least one of `k` answers is correct, estimated from `c` correct answers among
+    `n`.
 
-    Divides integers, so the result is exact to the last bit for any n.
-    """
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) for k <= n (Chen et al., 2021, 2107.03374, eq. 1), computed with
+    integers, so that it is exact to the last bit for any n."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -45,11 +46,10 @@ def pass_at(n: int, c: int, k: int) -> float:
 
 
 def ballot(parsed: Any) -> str | None:
-    """The vote of a parsed answer; None where nothing was parsed.
+    """Normalises a parsed answer so that equal answers compare equal in a vote; None if nothing was parsed.
 
-    Numbers are equal by value ("12" and "12.0", but not "007" and "7"); texts ignore case, spaces and a final full
-    stop; a stated confidence is ignored.
-    """
+    Numbers are equal by value ("12" and "12.0", but not "007" and "7"). Texts ignore case, spaces and a final full
+    stop. A stated confidence is ignored."""
     if isinstance(parsed, Mapping) and "confidence" in parsed:
         parsed = {key: value for key, value in parsed.items() if key != "confidence"}
         parsed = next(iter(parsed.values())) if len(parsed) == 1 else parsed
@@ -65,12 +65,13 @@ def ballot(parsed: Any) -> str | None:
 
 def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
              weights: Sequence[float] | None = None) -> float:
-    """Probability in [0, 1] that the majority of `k` of the n answers is right (self-consistency, 2203.11171).
+    """Probability in [0, 1] that the majority vote among `k` of the n answers is correct (self-consistency,
+    2203.11171).
 
-    `right` [n] is 1 for a right answer. The winner has the most votes, by `weights` [n] where given; ties are broken
-    uniformly, and a winner whose answers are not all right counts by their share. Answers without a ballot do not vote;
-    where none votes the result is wrong. The mean is over all subsets of k answers, or MOST_SUBSETS drawn ones.
-    """
+    `right` [n] is 1 for a correct answer. The winner is the ballot with the most votes, weighted by `weights` [n] if
+    given; ties are broken uniformly. If the winner's answers are partly correct, their share counts. Answers without a
+    ballot do not vote; a subset without any vote counts as wrong. The result is the mean over all subsets of k answers,
+    or over MOST_SUBSETS sampled subsets."""
     names = sorted({b for b in ballots if b is not None})
     if not names:
         return 0.0
@@ -87,7 +88,7 @@ def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
 
 
 def _subsets(n: int, k: int) -> np.ndarray:
-    """Subsets of k of n answers as [subsets, n] of 0 and 1, the same ones at every call."""
+    """Subsets of k of n answers as an array [subsets, n] of 0 and 1; the same subsets at every call."""
     if math.comb(n, k) <= MOST_SUBSETS:
         chosen = np.array(list(itertools.combinations(range(n), k)))
     else:
@@ -98,7 +99,7 @@ def _subsets(n: int, k: int) -> np.ndarray:
 
 
 def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
-    """The most frequent vote, the first of equal ones, and its share of all answers, in [0, 1]."""
+    """The most frequent ballot (of equally frequent ones the first), and its share of all answers, in [0, 1]."""
     names = [b for b in ballots if b is not None]
     if not names:
         return None, 0.0
@@ -110,7 +111,7 @@ def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
 
 
 def location_of(parsed: Any) -> list[float] | None:
-    """A parsed answer that is a box (4 numbers) or a point (2), in pixels; None for anything else."""
+    """The parsed answer if it is a box (4 numbers) or a point (2 numbers), in pixels; None for anything else."""
     if isinstance(parsed, (list, tuple)) and len(parsed) in (2, 4) and all(map(is_number, parsed)):
         return [float(v) for v in parsed]
     return None
@@ -118,11 +119,11 @@ def location_of(parsed: Any) -> list[float] | None:
 
 def region(places: Sequence[Sequence[float] | None], size: Sequence[float] | None = None,
            reach: float = 50.0) -> list[float] | None:
-    """GUI-RC's answer to a sample (2508.05615): the box around the largest region that most answers cover.
+    """GUI-RC's combined answer (2508.05615): the bounding box of the largest region that the highest number of answers
+    cover.
 
     A point votes for a square that extends `reach` pixels to each side. Boxes are clipped to an image of this `size`.
-    None where no answer has a location.
-    """
+    Returns None if no answer has a location."""
     width, height = size or (math.inf, math.inf)
     boxes = []
     for at in places:

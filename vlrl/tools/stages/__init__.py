@@ -1,1 +1,1 @@
-"""A run of several stages: supervised, RL, rounds of rejection sampling, merges of weights."""
+"""Training in several stages: supervised, RL, rounds of rejection sampling, merges of weights."""

@@ -2,9 +2,9 @@
 
     theta* = theta_B + k (theta_B - theta_A), A the earlier checkpoint and B the later one (arXiv 2601.04537)
 
-k = 0 is B, k = -1 is A, values in between are averages. Full models and LoRA adapters, file by file and tensor by
-tensor, so neither model is fully in memory. The two factors of an adapter are extrapolated separately. Everything else
-(config, processor) is B's."""
+k = 0 gives B, k = -1 gives A, values in between give averages. Works on full models and LoRA adapters, file by file and
+tensor by tensor, so neither model is fully in memory. The two factors of an adapter are extrapolated separately.
+Everything else (config, processor) is copied from B."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ExtrapolationResult:
-    """The written model."""
+    """Describes the extrapolated model that was written."""
 
     earlier: Path
     later: Path
@@ -38,16 +38,17 @@ class ExtrapolationResult:
     k: float
     tensors: int
     moved: int
-    """Number of tensors that differ between the two."""
+    """Number of tensors that differ between the two checkpoints."""
     distance: float
-    """Euclidean distance of the two, over all weights."""
+    """Euclidean distance between the two checkpoints, over all weights."""
 
 
 def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:
-    """Writes theta_later + k (theta_later - theta_earlier) into the folder `out`, in the format of the later one.
+    """Writes theta_later + k (theta_later - theta_earlier) to the folder `out`, with the file layout of the later
+    model.
 
-    Both are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError when they are of
-    different models, when one is damaged, or when `out` is not empty."""
+    `earlier` and `later` are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError if
+    they are different models, if one is damaged, or if `out` is not empty."""
     if not math.isfinite(k):
         raise ConfigError(f"k={k} is no finite number")
     a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))
@@ -95,7 +96,7 @@ def _weights(path: Path) -> list[Path]:
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """The file of each weight."""
+    """Maps the name of each weight of a model to the file that holds it."""
     out: dict[str, Path] = {}
     try:
         for file in _weights(path):
@@ -107,8 +108,10 @@ def _places(path: Path) -> dict[str, Path]:
 
 
 def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[int, int, float]:
-    """Writes all files of `b` with new weights; returns the number of tensors, how many moved, and their squared
-    distance."""
+    """Writes all files of model `b` to `out`, with extrapolated weights.
+
+    Returns the number of tensors, the number of tensors that differ between the two models, and the squared distance of
+    the models."""
     count, moved, square = 0, 0, 0.0
     for file in sorted(b.iterdir()):
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (MANIFEST, STATE):
@@ -130,7 +133,7 @@ def _write(theirs: Mapping[str, Path], b: Path, out: Path, k: float) -> tuple[in
 
 
 def _beyond(old: torch.Tensor, new: torch.Tensor, k: float) -> tuple[torch.Tensor, float]:
-    """new + k (new - old) in float32, rounded to new's dtype; and the squared distance of the two."""
+    """new + k (new - old), computed in float32 and cast to new's dtype, and the squared distance of the two tensors."""
     if not new.is_floating_point():
         return new, 0.0
     step = new.float() - old.float()

@@ -1,6 +1,7 @@
-"""Rounds of rejection sampling, as a stage: answers are sampled and scored, correct ones are kept and trained on.
+"""The training stage `rounds`: in each round answers are sampled and scored, and the model is trained on the correct
+ones.
 
-    round-01/answers.jsonl    every answer with its reward; an interrupted round continues in it (evaluation/rows.py)
+    round-01/answers.jsonl    every answer with its reward; an interrupted round resumes from it (evaluation/rows.py)
     round-01/rows.jsonl       the kept answers, with their origin (data/sources/solutions.py)
     round-01/                 the run folder of the supervised steps on them
     stages.json               the rounds, and the results of finished ones
@@ -47,7 +48,7 @@ ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 LEARNS = {"sft": guided.sft, "dpo": guided.dpo}
-"""The loss of a round; the options of dpo are those of the loss."""
+"""Name -> loss of a round (rounds.learn); the options of `dpo` are the options of the DPO loss."""
 
 Say = Callable[[str], None]
 
@@ -70,8 +71,9 @@ def check(config: Config) -> None:
 
 
 def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
-    """Runs the unfinished rounds; returns whether all are finished. `first` is the initial model of the whole run.
-    Called on every process."""
+    """Runs all unfinished rounds; returns whether every round is finished. Every process calls it.
+
+    `first` is the initial model of the whole run, from which each round starts if rounds.start is `start`."""
     folder, model = Path(config.run.dir), config.model.name
 
     def opened() -> StageList:
@@ -103,7 +105,7 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
 
 
 def left(config: Config) -> str:
-    """The folder of the last round's weights."""
+    """The folder with the weights of the last round."""
     known = read_stages(Path(config.run.dir))
     assert known
     return str(known.done[known.stages[-1][0]]["model"])
@@ -113,8 +115,9 @@ def left(config: Config) -> str:
 
 
 def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
-    """Samples the answers of a round, and writes the kept ones; returns their counts. Work that is on the disk is not
-    repeated."""
+    """Samples the answers of a round, writes the kept ones to rows.jsonl, and returns counts of answers.
+
+    Answers and rows that exist on disk are reused."""
     place = folder / f"round-{number + 1:02d}"
     if not comm.on_main(lambda: (place / ROWS).is_file()):
         one = choose_model(config, model)
@@ -152,7 +155,7 @@ def _draw(config: Config, one: ModelChoice, number: int, file: RowFile) -> None:
 
 
 def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]]:
-    """The prompts of a round with their indices in the training split; each round uses the next template."""
+    """The prompts of a round, each with its index in the training split. Each round uses the next prompt template."""
     samples, most = task_samples(task, "train"), config.rounds.prompts
     places = [(number * most + i) % len(samples) for i in range(min(most, len(samples)))]
     placed = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]
@@ -164,7 +167,8 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 
 
 def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
-    """Writes the kept rows, and with rounds.keep_rows those of earlier rounds too."""
+    """Writes the kept answers of a round as rows; with rounds.keep_rows also a file that includes those of earlier
+    rounds."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
     task = make_task(config)
@@ -190,7 +194,8 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
 
 
 def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
-    """The columns of each answer that the kept one is preferred to; {} without dpo."""
+    """For DPO: one dictionary of columns per rejected answer that is paired with the kept answer. For SFT: a single
+    empty dictionary."""
     if config.rounds.learn.name == "sft":
         return [{}]
     return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
@@ -207,7 +212,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:
-    """How many answers of a round are correct, and how many were kept."""
+    """Counts the correct and the kept answers of a round."""
     answers = _by_prompt(read_rows(place / ANSWERS))
     right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
     retained = _lines(place / ROWS)
@@ -218,7 +223,7 @@ def _figures(config: Config, place: Path) -> dict[str, Any]:
 
 
 def _learning(config: Config, model: str, place: Path) -> Config:
-    """The settings of the supervised steps of a round."""
+    """The config of the supervised steps of a round."""
     rows = place / (ALL_ROWS if config.rounds.keep_rows else ROWS)
     steps = config.steps
     if config.rounds.epochs is not None:

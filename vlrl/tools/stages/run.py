@@ -1,8 +1,9 @@
-"""A run of several stages: supervised, RL, rounds of rejection sampling, merges of weights. `vlrl train` with `stages`.
+"""Runs the stages of a config: supervised, RL, rounds of rejection sampling, merges of weights. Used by `vlrl train` if
+the config has `stages`.
 
-Each stage is a run in a folder of its name below the run's, and begins with the weights of the previous one.
-stages.json lists the finished stages: a run that was killed continues inside its stage, and ends with the weights of an
-undisturbed one."""
+Each stage is a run in a subfolder of the run folder, named after the stage, and starts from the weights of the previous
+stage. stages.json lists the finished stages. A killed run resumes inside its current stage, and ends with the same
+weights as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -36,21 +37,21 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StagesResult:
-    """How far a run of stages got."""
+    """How far the run of all stages got."""
 
     folder: Path
     finished: bool
     stage: str = ""
-    """The last stage that was worked on."""
+    """Name of the last stage that was run."""
     model: str = ""
-    """The folder of the last finished stage's weights."""
+    """The folder with the weights of the last finished stage."""
 
 
 def train_stages(config: Config, say: Say = print) -> StagesResult:
-    """Runs every unfinished stage, in order. Called on every process.
+    """Runs every unfinished stage, in order. Every process calls it.
 
-    Raises ConfigError before the first begins when settings of any stage are wrong, and RunError where a finished stage
-    had other settings."""
+    Raises ConfigError before the first stage starts if the settings of any stage are wrong, and RunError if a finished
+    stage was run with other settings."""
     make_accelerator(config)  # from here on there are several processes, or one
     stages = stages_of(config)
     with contextlib.ExitStack() as stack:
@@ -74,7 +75,8 @@ def train_stages(config: Config, say: Say = print) -> StagesResult:
 
 
 def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
-    """The progress of the run. Raises ConfigError for settings that no stage could begin with."""
+    """Opens or creates the run folder and returns its list of stages. Raises ConfigError if the settings of any stage
+    are wrong."""
     folder = RunFolder(Path(config.run.dir))
     if config.resume == "never":
         files.move_aside(folder.path)
@@ -95,9 +97,9 @@ def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> Stag
 
 
 def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
-    """Problems of the settings and the data of a stage, before any stage has begun.
+    """Problems in the settings and data of a stage, found before any stage has started.
 
-    The rows of a file that an earlier stage will write are not checked."""
+    Data rows that an earlier stage will write are not checked."""
     if stage.kind == "merge":
         return []
     try:
@@ -109,8 +111,10 @@ def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
 
 
 def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntry, DryRun | None, list[str]]]:
-    """Each stage with its result of `vlrl train --dry-run`, and its problems. For a merge, and a stage whose rows an
-    earlier one will write, only the settings are checked."""
+    """Checks every stage; returns (stage, report of `vlrl train --dry-run`, problems) for each.
+
+    For a merge, and for a stage whose data an earlier stage will write, only the settings are checked and the report is
+    None."""
     out: list[tuple[StageEntry, DryRun | None, list[str]]] = []
     for stage, own in stages_of(config):
         problems = problems_of(config, stage, own)
@@ -123,18 +127,19 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 
 def _settings(stage: StageEntry, own: Config) -> Config:
-    """The settings that a stage runs with."""
+    """The config that a stage runs with: for kind `sft` that of supervised training."""
     return sft.supervised_config(own) if stage.kind == "sft" else own
 
 
 def _is_generated(config: Config, own: Config) -> bool:
-    """Whether an earlier stage of the run writes the rows of a stage."""
+    """Whether the data rows of a stage are written by an earlier stage of the run."""
     inside = Path(config.run.dir).absolute()
     return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
 
 
 def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
-    """The settings with the initial weights of the stage."""
+    """The config of a stage with model.name set to its initial weights (stage.begin); `before` is the model of the
+    previous stage."""
     if stage.begin == "start":
         return own
     name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
@@ -142,7 +147,7 @@ def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) ->
 
 
 def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
-    """Whether a stage is finished. Raises RunError where a finished stage had other settings."""
+    """Whether a stage is finished. Raises RunError if it was run with other settings."""
     left = known.done.get(stage.name)
     if left is None:
         return False
@@ -163,7 +168,7 @@ def _rounds(own: Config, known: StageList, say: Say) -> bool:
 
 
 def _merge(own: Config, known: StageList, say: Say) -> bool:
-    """Writes share * other + (1 - share) * before, as extrapolation from the other."""
+    """Writes share * other + (1 - share) * before, computed by extrapolating from the other model."""
     other = own.merge.other
     if other in known.done:
         folder = Path(str(known.done[other]["model"]))
@@ -184,12 +189,13 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
 
 
 def _first(known: StageList) -> str:
-    """The initial model of the whole run."""
+    """The initial model of the whole run (model.name)."""
     return str(yaml.safe_load(files.read_small(known.folder / "config.yaml"))["model"]["name"])
 
 
 def _begun(own: Config) -> None:
-    """Writes the settings of a stage that is no run of its own; RunError where it was begun with others."""
+    """Writes the settings of a stage that does not create its own run folder. Raises RunError if the stage was started
+    with other settings."""
     folder = RunFolder(Path(own.run.dir))
     if (folder.path / "config.yaml").exists():
         before = validate(yaml.safe_load(files.read_small(folder.path / "config.yaml")))
@@ -206,7 +212,7 @@ _RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
 
 
 def _handed_over(stage: StageEntry, own: Config) -> str:
-    """The folder of the weights that the next stage begins with; an adapter is merged into its base there."""
+    """The folder with the weights that the next stage starts from; an adapter is first merged into its base model."""
     folder = Path(own.run.dir)
     if stage.kind == "merge":
         return str(folder / "model")

@@ -1,6 +1,6 @@
-"""Which of the correct answers to a prompt are trained on in a round (rounds.choose): `[Candidate] -> indices`.
+"""Strategies that choose which correct answers to a prompt a round trains on (rounds.choose): `[Candidate] -> indices`.
 
-Candidates are complete, correct, and of different texts, in the order in which they were sampled."""
+Candidates are complete, correct and different as texts, in the order in which they were sampled."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from vlrl.rewards.scripts import pieces
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer that may be chosen."""
+    """A correct answer that a strategy may choose."""
 
     text: str
     reward: float
     tokens: int
     parsed: Any = None
-    """The task's parsed answer."""
+    """The answer as parsed by the task."""
 
 
 def best(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Indices of the `count` with the highest reward, among equals the earlier.
+    """Indices of the `count` candidates with the highest reward; of equal rewards the earlier sample.
 
     RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment (arXiv 2304.06767)."""
     return sorted(range(len(candidates)), key=lambda i: -candidates[i].reward)[:count]
 
 
 def shortest(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Indices of the `count` with the fewest tokens; among equals those with the higher reward.
+    """Indices of the `count` candidates with the fewest tokens; of equal lengths the one with the higher reward.
 
     Shortest rejection sampling of Kimi k1.5 (arXiv 2501.12599)."""
     return sorted(range(len(candidates)), key=lambda i: (candidates[i].tokens, -candidates[i].reward))[:count]
 
 
 def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
-    """`count` indices: the best, then repeatedly the one least similar to those chosen.
+    """Indices of `count` candidates: first the one with the highest reward, then repeatedly the one least similar to
+    those already chosen.
 
-    Similarity of two answers is the share of their different words that both have (Jaccard), to several the largest
-    one. Distinct solutions, as in rejection sampling fine-tuning (arXiv 2308.01825), which compares the equations of an
-    answer: words are our choice."""
+    The similarity of two answers is the Jaccard index of their sets of words; the similarity to several answers is the
+    largest of these. Distinct solutions, as in rejection sampling fine-tuning (arXiv 2308.01825), which compares the
+    equations in an answer; comparing words is our choice."""
     words = [{*pieces(c.text.lower())} for c in candidates]
     chosen = best(candidates)
     while len(chosen) < min(count, len(candidates)):
@@ -53,7 +54,7 @@ def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
 
 
 def every(candidates: Sequence[Candidate]) -> list[int]:
-    """All indices."""
+    """The indices of all candidates."""
     return [*range(len(candidates))]
 
 
@@ -67,10 +68,11 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
 
 
 def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """The rows that are trained on, among all answers to one prompt (tools/evaluation/rows.py).
+    """Selects, among the rows of all answers to one prompt (tools/evaluation/rows.py), those that are trained on.
 
-    Correct is what the task says, or with `least` a reward of at least that; truncated or empty answers are never
-    taken, and of equal texts the first. Raises ValueError for indices out of range."""
+    An answer is correct if the task says so or, with `least`, if its reward is at least `least`. Truncated and empty
+    answers are dropped, and of equal texts the first is kept. Raises ValueError if `choose` returns an index out of
+    range."""
     right: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("answer") and not row.get("truncated") and is_right(row, least):
@@ -86,10 +88,11 @@ def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) 
 
 def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
            factor: float) -> list[dict[str, Any]]:
-    """The answers to a prompt that a kept one is preferred to for its length: longer wrong ones, and correct ones with
-    more than `factor` times its tokens. Unscorable ones are excluded; of equal texts the first is taken.
+    """The rejected answers to pair with a kept answer in DPO for shorter answers: wrong answers that are longer, and
+    correct answers with more than `factor` times its tokens.
 
-    DPO of long2short, Kimi k1.5 (arXiv 2501.12599)."""
+    Unscorable answers are excluded, and of equal texts the first is kept. DPO of long2short, Kimi k1.5 (arXiv
+    2501.12599)."""
     rejected: dict[str, dict[str, Any]] = {}
     for row in rows:
         most = preferred["tokens"] * (factor if is_right(row, least) else 1.0)
@@ -99,7 +102,8 @@ def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: flo
 
 
 def is_right(row: dict[str, Any], least: float | None) -> bool:
-    """Whether an answer counts as correct; False for an unscorable one."""
+    """Whether an answer counts as correct: as the task says or, with `least`, by its reward. False for an unscorable
+    answer."""
     reward = row.get("reward")
     if reward is None or not math.isfinite(reward):
         return False

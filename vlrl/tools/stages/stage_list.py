@@ -3,7 +3,8 @@
     {"stages": [{"name": "cold", "kind": "sft"}, {"name": "rl", "kind": "rl"}],
      "done": {"cold": {"steps": 50, "model": "/runs/two/cold/checkpoints/step-000050"}}}
 
-Each stage has a folder of its name beside the file; a stage of rounds has its own such file. Reading needs no torch."""
+Each stage has a folder, named after it, next to this file. A stage of kind `rounds` has such a file for its rounds.
+Reading the file does not import torch."""
 
 from __future__ import annotations
 
@@ -24,17 +25,17 @@ class StageList:
 
     folder: Path
     stages: Sequence[tuple[str, str]] = ()
-    """(name, kind)"""
+    """(name, kind) of each stage."""
     done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Results of each finished stage: `steps`, and `model`, the folder of its weights."""
+    """Name of each finished stage -> its result: `steps`, and `model`, the folder with its weights."""
 
     @property
     def folders(self) -> list[Path]:
-        """The folders of the stages, without links, which could lead anywhere."""
+        """The folders of the stages. Symbolic links are excluded, because they could point anywhere."""
         return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
 
     def finished(self, name: str, **left: Any) -> StageList:
-        """Marks a stage as finished, and writes the file."""
+        """Marks a stage as finished with this result, and writes the file."""
         return StageList(self.folder, self.stages, {**self.done, name: left}).write()
 
     def write(self) -> StageList:
@@ -46,7 +47,7 @@ class StageList:
 
 
 def read_stages(folder: Path) -> StageList | None:
-    """The stages of a run folder; None where it has none, or its file cannot be read."""
+    """Reads the stages of a run folder; None if it has no stages.json or the file cannot be read."""
     stored = read_json(folder / FILE)
     try:
         stages = [(str(one["name"]), str(one["kind"])) for one in stored["stages"]] if stored else []

@@ -1,1 +1,1 @@
-"""Tasks without a model: scaffolded, listed, scored."""
+"""Jobs on tasks that need no model: create a task, list tasks, score answers."""

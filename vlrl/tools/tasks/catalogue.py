@@ -1,4 +1,4 @@
-"""The built-in tasks: reward parts, settings, and the configs that use them."""
+"""Lists the built-in tasks: reward parts, settings, and the configs that use them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
-    """One task."""
+    """Describes one task."""
 
     name: str
     about: str
-    """First line of its documentation."""
+    """First line of the task's docstring."""
     parts: dict[str, Weight]
-    """Part -> weight in the reward."""
+    """Reward part -> weight."""
     settings: tuple[Setting, ...]
-    """Its own settings, without those of every task (prompt, prompts, system, coordinates, rewards)."""
+    """The task's own settings, without those that every task has (prompt, prompts, system, coordinates, rewards)."""
     configs: tuple[str, ...]
-    """Shipped configs that use it."""
+    """The shipped configs that use the task."""
 
 
 def tasks() -> list[TaskInfo]:
-    """Every built-in task, by name."""
+    """Describes every built-in task, in order of name."""
     used = _configs()
     return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
 
@@ -55,7 +55,7 @@ def _entry(name: str, configs: tuple[str, ...]) -> TaskInfo:
 
 
 def _configs() -> dict[str, list[str]]:
-    """Task name -> the shipped configs that use it."""
+    """Task name -> the shipped configs that use the task."""
     used: dict[str, list[str]] = {}
     for path in config.shipped_configs():
         try:

@@ -1,13 +1,13 @@
-"""`vlrl judge check`: compares a judge, and the task's own rule, with answers that people judged.
+"""`vlrl judge check`: compares a judge model, and the task's own rule, with answers that people have labelled.
 
     {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
     {"sample": {"id": "7", "question": "2 + 2?", "answer": "4"}, "answer": "four", "correct": true}
     {"id": "train-3", "responses": ["<answer>4</answer>", "<answer>5</answer>"], "better": 1}
 
-For answers: agreement with the labels, false positives and negatives, verdicts that change when the same question is
-reworded (reWordBench, 2503.11751), and wrong answers that are accepted once they address the judge. For pairs:
-agreement, and the effect of the order. The rule is the task's `correct`.
-"""
+For labelled answers it measures the agreement with the labels, the false positives and negatives, the verdicts that
+change when the question is reworded (reWordBench, 2503.11751), and the wrong answers that are accepted once text
+addressed to the judge is inserted into them. For pairs it measures the agreement and the effect of the order. The rule
+is the task's `correct`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PLACE = ServiceContext("check", 0, 0)
 
 @dataclass(frozen=True)
 class LabelledAnswer:
-    """An answer with its label."""
+    """An answer to a sample with the label that people gave it."""
 
     sample: Sample
     text: str
@@ -54,7 +54,7 @@ class LabelledAnswer:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to a sample, and which is better: 1 or 2."""
+    """Two answers to a sample, and the number (1 or 2) of the better one."""
 
     sample: Sample
     texts: tuple[str, str]
@@ -63,18 +63,18 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Agreement:
-    """Verdicts against labels. A share is null where its denominator is 0."""
+    """Verdicts compared with labels. A rate is None if its denominator is 0."""
 
     answers: int = 0
     unanswered: int = 0
-    """Answers without a verdict; they are in no other figure."""
+    """Number of answers without a verdict; they are excluded from all other figures."""
     agreement: float | None = None
     false_positives: int = 0
     false_positive_rate: float | None = None
-    """Share of the wrong answers."""
+    """False positives as a share of the wrong answers."""
     false_negatives: int = 0
     false_negative_rate: float | None = None
-    """Share of the correct answers."""
+    """False negatives as a share of the correct answers."""
 
 
 @dataclass(kw_only=True)
@@ -86,21 +86,21 @@ class Audit:
     reworded: float | None = None
     """Share of verdicts that change when the question is reworded."""
     injected_accepted: float | None = None
-    """Share of the wrong answers that are accepted once they address the judge."""
+    """Share of wrong answers that are accepted once text addressed to the judge is inserted into them."""
     pairs: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
+        """The audit as a JSON object."""
         return asdict(self)
 
 
 @prints_aside()
 def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
-    """Asks the judge and the task's rule about every row; without a judge the rule only.
+    """Compares the verdicts of the judge and of the task's rule with the labels in a file; without a judge only those
+    of the rule.
 
-    Raises DataError naming file and row, ConfigError where the file has no rows.
-    """
+    Raises DataError naming file and row for a malformed row, and ConfigError if the file has no rows."""
     task = make_task(config)
     answers, pairs = read(task, file)
     by_rule = [score_group(task, one.sample, [parse_answer(one.text)], 0)[0].correct for one in answers]
@@ -123,7 +123,7 @@ def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
 
 
 def read(task: Task, file: Path) -> tuple[list[LabelledAnswer], list[Pair]]:
-    """The labelled answers and pairs of a file. Raises DataError naming file and row."""
+    """Reads the labelled answers and the pairs in a file. Raises DataError naming file and row for a malformed row."""
     rows = read_rows(file)
     if not rows:
         raise ConfigError(f'{file} has no rows; each is {{"id" or "sample", "answer": text, "correct": true}}, or has '
@@ -157,7 +157,7 @@ def _row(sample: Sample, row: Mapping[str, Any]) -> LabelledAnswer | Pair:
 
 
 def agreement(labels: Sequence[bool], verdicts: Sequence[bool | None]) -> Agreement:
-    """Compares verdicts with labels; None is no verdict."""
+    """Compares verdicts with labels; a verdict of None means that the judge gave none."""
     known = [(label, v) for label, v in zip(labels, verdicts, strict=True) if v is not None]
     wrong, right = [v for label, v in known if not label], [v for label, v in known if label]
     missed = [not v for v in right]
@@ -175,9 +175,8 @@ def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wordi
 
 
 def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """How often the better answer is preferred, how often the order decides, and the bias towards the first position
-    (share of "first" minus one half).
-    """
+    """How often the judge prefers the better answer, how often the order of the two decides, and the bias towards the
+    first position (share of "first" minus one half)."""
     if not pairs:
         return {}
     questions = []

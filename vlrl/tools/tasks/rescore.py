@@ -1,10 +1,10 @@
-"""Scores the stored rollouts of a run again and compares: the effect of an edited reward on the same answers.
+"""Scores the stored rollouts of a run again and compares the rewards: shows the effect of an edited reward on the same
+answers.
 
     comparison = compare(task, RunFolder("runs/quickstart"), steps=range(0, 20))
 
-Samples come from the rollout files: no data file, model or image is read, and a scorer that opens `sample.media` finds
-none. Parts that need a service of training are left out of the new reward.
-"""
+Samples are read from the rollout files. No data file, model or image is read, so `sample.media` is empty for a reward
+that uses it. Reward parts that need a training-time service are left out of the new reward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "complet
 
 @dataclass(frozen=True)
 class RescoredGroup:
-    """One group under the stored and the new reward; lists have one entry per rollout."""
+    """The stored and the new scores of one group; lists have one entry per rollout."""
 
     group_id: str
     sample_id: str
@@ -45,19 +45,18 @@ class RescoredGroup:
     old_parts: list[Parts]
     new_parts: list[Parts]
     errors: list[str | None]
-    """Of the new scores."""
+    """The scoring error of each rollout under the new reward, or None."""
     skipped: list[str]
-    """Parts that need a service."""
+    """Reward parts that were left out because they need a service."""
     template_known: bool
     """Whether the stored prompt contains one of the task's templates."""
 
     @property
     def order(self) -> tuple[float, float | None]:
-        """How much the order of the answers changed, and Kendall's tau-b between the two rewards.
+        """How much the ranking of the answers changed, and Kendall's tau-b between the old and the new reward.
 
-        The change is the mean over pairs of answers: 1 = swapped, 1/2 = a tie made or broken. Tau is None where one
-        reward is equal for all answers. Unscorable answers are left out.
-        """
+        The change is the mean over pairs of answers: 1 for a swapped pair, 1/2 for a tie made or broken. Tau is None if
+        one of the two rewards is equal for all answers. Unscorable answers are left out."""
         both = [(a, b) for a, b in zip(self.old, self.new, strict=True) if a is not None and b is not None]
         if len(both) < 2:
             return 0.0, None
@@ -83,29 +82,30 @@ class _Mean:
 
 @dataclass
 class RewardComparison:
-    """The changes over all groups. `means` has (old, new) per part, and for the reward under "reward"."""
+    """The old and the new reward compared over all groups. `means` has (old, new) for each reward part, and for the
+    total under "reward"."""
 
     rollouts: int = 0
     groups: int = 0
     changed: int = 0
-    """Rollouts with a different reward, or that became scorable or unscorable."""
+    """Number of rollouts whose reward changed, or that became scorable or unscorable."""
     errors: int = 0
     first_error: str | None = None
     reordered: int = 0
-    """Groups in which at least one pair of answers changed its order or tie."""
+    """Number of groups in which at least one pair of answers was swapped, or a tie made or broken."""
     flat: list[int] = field(default_factory=lambda: [0, 0])
-    """Groups with equal rewards: before and now."""
+    """Number of groups in which all rewards are equal: under the old and under the new reward."""
     taus: _Mean = field(default_factory=_Mean)
-    """Kendall's tau-b over the groups that differ under both rewards."""
+    """Mean Kendall's tau-b over the groups whose rewards vary under both."""
     means: dict[str, tuple[_Mean, _Mean]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     unknown_templates: int = 0
-    """Groups scored with the first template, as none of the task's templates is in their prompt."""
+    """Number of groups whose prompt contains none of the task's templates; they are scored with the first template."""
     most_changed: list[tuple[float, int, RescoredGroup]] = field(default_factory=list)
-    """(change, -number, group), unordered; see `top`."""
+    """(change, -number, group) of the kept groups, as a heap; see `top`."""
 
     def add(self, group: RescoredGroup, keep: int) -> None:
-        """Counts one group, and keeps it if it is among the `keep` whose order changed most."""
+        """Adds one group to the counts, and keeps it if its ranking is among the `keep` that changed most."""
         self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
         self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
         errors = [e for e in group.errors if e]
@@ -132,11 +132,12 @@ class RewardComparison:
 
     @property
     def top(self) -> list[RescoredGroup]:
-        """The kept groups, the most changed first."""
+        """The kept groups, sorted by how much their ranking changed, largest first."""
         return [group for _, _, group in sorted(self.most_changed, key=lambda entry: entry[:2], reverse=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON; `parts` has {old, new} means, null where there is no such part."""
+        """The comparison as a JSON object; `parts` has the {old, new} means, null for a part that one reward does not
+        have."""
         means = {name: {"old": old.value, "new": new.value} for name, (old, new) in self.means.items()}
         groups = [{"group_id": g.group_id, "sample_id": g.sample_id, "step": g.step, "change": g.order[0],
                    "tau": g.order[1], "answers": [
@@ -153,9 +154,11 @@ class RewardComparison:
 
 def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
             progress: Callable[[int, int], None] = lambda done, total: None) -> RewardComparison:
-    """The comparison over the training rollouts of `run` in `steps` (None = all), or the evaluations of `split`.
-    `progress` is called with steps done and their number. Raises RunError where the run has no such rollouts.
-    """
+    """Compares the stored and the new rewards over the training rollouts of `run` in `steps` (None = all), or over the
+    evaluations of `split`.
+
+    `progress` is called with the number of finished steps and the total. Raises RunError if the run has no such
+    rollouts."""
     stored = stored_steps(run, split)
     wanted = [step for step in stored if steps is None or step in steps]
     if not wanted:
@@ -174,7 +177,7 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
 
 
 def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
-    """The steps with stored rollouts, in order. Raises RunError where there is no run folder."""
+    """The steps with stored rollouts, in order. Raises RunError if there is no run folder."""
     if not os.path.isdir(run.path):
         what = "is a file" if os.path.exists(run.path) else "does not exist"
         raise RunError(f"{str(run.path)!r} is not a run folder: it {what}. Give the run.dir of a run, e.g. "
@@ -185,7 +188,7 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 @prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> RescoredGroup:
-    """Scores one stored group again, with the answers of the variants drawn for it."""
+    """Scores one stored group again, including the answers that were sampled with its variants."""
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]
@@ -215,7 +218,7 @@ def _answer(row: Mapping[str, Any]) -> Answer:
 
 
 def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[PastAction, ...]:
-    """The actions of an episode, without the images of their observations."""
+    """The actions of a stored episode, without the images of the observations."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
     return tuple(PastAction(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
                        parts=dict(t["parts"] or ()), state=t["state"], done=bool(t["done"]), error=t["error"])
@@ -232,7 +235,8 @@ def _groups(run: RunFolder, step: int, split: str | None) -> Iterator[list[dict[
 
 
 def _sample(task: Task, row: Mapping[str, Any]) -> tuple[Sample, bool]:
-    """The sample as it was scored, and whether the stored prompt contains one of several templates."""
+    """Rebuilds the sample from a stored row, and says whether the stored prompt contains one of the task's templates.
+    """
     try:
         fields = dict(json.loads(row["sample"]))
     except (ValueError, TypeError, RecursionError):

@@ -1,9 +1,8 @@
-"""`vlrl tasks new`: a working task, its config and its test, from the files in templates/.
+"""`vlrl tasks new`: creates a working task, its config and its test from the files in templates/.
 
     create("count", Path("."))                  # count.py, count.yaml, test_count.py; pictures drawn by code
     create("signs", Path("."), "rows")          # the same with signs_rows/: 8 rows and their pictures
-    create("walk", Path("."), "environment")    # a task whose model acts over several turns
-"""
+    create("walk", Path("."), "environment")    # a task whose model acts over several turns"""
 
 from __future__ import annotations
 
@@ -32,11 +31,10 @@ _COLOURS = ("red", "green", "blue", "black")
 
 
 def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
-    """Writes the files of a new task of a kind and returns their paths, the task first.
+    """Writes the files of a new task and returns their paths, the task file first. `kind` selects the template.
 
-    Raises ConfigError for a name that cannot be a module or hides another one, for a file that exists, and for a folder
-    that cannot be written.
-    """
+    Raises ConfigError if the name cannot be a module or shadows another module, if a file exists, or if the folder
+    cannot be written."""
     check_name(name)
     rows = kind == "rows"
     texts = {f"{name}.py": f"{kind}.py.txt", f"{name}.yaml": f"{kind}.yaml.txt",
@@ -58,13 +56,14 @@ def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
 
 
 def class_name(name: str) -> str:
-    """`count_mugs` -> `CountMugs`; with `Task` appended where the file imports something of that name."""
+    """The class name for a task name: `count_mugs` -> `CountMugs`. `Task` is appended if the template imports something
+    of that name."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{camel}Task" if camel in _USED else camel
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError, with a suggestion, for a name that cannot be a task's file."""
+    """Raises ConfigError, with a suggestion, if a task file cannot have this name."""
     problem = _name_problem(name)
     if problem:
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name.removesuffix(".py"))
@@ -90,7 +89,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _installed(name: str) -> bool:
-    """Whether a package of this name is installed; files in the working directory and beside task files do not count.
+    """Whether a package of this name is installed; files in the working directory and next to task files do not count.
     """
     try:
         spec = importlib.util.find_spec(name)
@@ -101,7 +100,7 @@ def _installed(name: str) -> bool:
 
 
 def _write_rows(folder: Path) -> list[Path]:
-    """Draws 8 images with a row each: 6 to train on, 2 held out."""
+    """Draws 8 images and writes one row for each: 6 for training, 2 held out."""
     (folder / "images").mkdir(parents=True)
     rows = [_draw(folder, number) for number in range(8)]
     written = []

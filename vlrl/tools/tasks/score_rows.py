@@ -1,14 +1,14 @@
-"""`vlrl score`: rows with a sample and completions, one JSON object a line -> their rewards, one a line.
+r"""`vlrl score`: reads rows with a sample and completions, one JSON object per line, and returns their rewards, one
+line each.
 
     {"sample": {...}, "completions": ["text", {"text": "...", "n_tokens": 12, "truncated": false}],
      "step": 0, "opened": "<think>\n", "variants": {"shuffled": ["text"]}}
     {"rewards": [{"parts": {...}, "reward": 1.0, "parsed": ..., "error": null}], "weights": {...}, "skipped": []}
 
-`step`, `opened` and `variants` may be left out. `opened` is what the chat template begins an answer with, which is
-scored with each of the row's. With a config of several tasks a row has "task" too, the label of its own. The
-completions of a row are one group. `variants` holds answers that were drawn with other media, by the name of their
-Variant: `score_group` is given them, and each gets the parts of `score`.
-"""
+`step`, `opened` and `variants` are optional. `opened` is the text with which the chat template starts an answer; it is
+scored as the beginning of every completion of the row. If the config has several tasks, a row also has "task", the
+label of its task. The completions of a row form one group. `variants` holds completions that were sampled with other
+media, by the name of their Variant. They are passed to `score_group`, and each is scored by `score`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 def score_lines(task: Task, lines: Iterable[bytes], root: Path,
                 provided: ServiceSet | None = None) -> Iterator[tuple[str, VlrlError | None]]:
-    """(JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be used.
+    """Scores rows, one JSON object per line; blank lines are skipped. Yields (JSON to print, None), or ({"error": ...},
+    the error) for a row that cannot be scored.
 
-    The error names the line, counted from 1. One line is held at a time; `root` is the folder of relative media paths.
-    """
+    The error names the line, counted from 1. Only one line is in memory at a time. Relative media paths are relative to
+    `root`."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -57,10 +58,9 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path,
 
 @prints_aside()
 def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceSet | None = None) -> dict[str, Any]:
-    """The rewards of one row as in the module's example, with the services that are `provided`.
+    """Scores one row and returns the result shown in the module docstring. `provided` are the available services.
 
-    Raises DataError for a malformed row, TaskError for a task that breaks its contract.
-    """
+    Raises DataError for a malformed row, TaskError for a task that breaks the Task contract."""
     step = _whole(row, "step")
     opened = row.get("opened") or ""
     if not isinstance(opened, str):
@@ -92,7 +92,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
 
 
 def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
-    """The task of a row and its label; "" as label for a config with one task."""
+    """The task that scores a row, and its label; the label is "" if the config has one task."""
     label = row.get("task")
     if not task.labels:
         return task, ""
@@ -103,14 +103,13 @@ def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
 
 
 def to_json(value: Any) -> str:
-    """ASCII JSON on one line; NaN and infinities are null."""
+    """One line of ASCII JSON; NaN and infinities become null."""
     return json.dumps(plain(value), allow_nan=False)
 
 
 class _Watched(Coordinates):
-    """A task's coordinates; `error` keeps the first row that could not be converted, which scoring would count as a
-    part of 0.
-    """
+    """Wraps a task's coordinates and stores in `error` the first conversion error, which scoring alone would turn into
+    a part of 0."""
 
     def __init__(self, given: Coordinates):
         self.given = given
@@ -136,9 +135,8 @@ class _Watched(Coordinates):
 
 @contextmanager
 def _watched(task: Task, sample: Sample) -> Iterator[None]:
-    """Raises, at the end of the block, the DataError of a row that could not be converted, e.g. without
-    `processed_size`.
-    """
+    """Raises the DataError of a row whose coordinates could not be converted (e.g. without `processed_size`) when the
+    block ends."""
     given, watched = task.coordinates, _Watched(task.coordinates)
     task.coordinates = watched
     try:
@@ -152,7 +150,8 @@ def _watched(task: Task, sample: Sample) -> Iterator[None]:
 
 
 def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
-    """Makes a task that answers in processed pixels convert a box, as no completion of the row may hold one."""
+    """Converts a box once if the model answers in processed pixels, because the completions of the row may not contain
+    any box."""
     try:
         if given.used(sample) == "processed":
             task.oracle(sample)
@@ -211,7 +210,8 @@ def _whole(row: Mapping[str, Any], key: str) -> int:
 
 
 def _refuse_misspelt(row: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Other keys are the user's own and are ignored, unless one looks like a typo."""
+    """Raises DataError if a key of the row looks like a typo of a known key. Other unknown keys belong to the user and
+    are ignored."""
     for key in row:
         near = "" if key in known else did_you_mean(key[:40], [k for k in known if k not in row])
         if near:
