@@ -1,1 +1,1 @@
-"""Files of rows: checking, conversion, splitting, measurement. Torch is loaded only to query a model."""
+"""Jobs on data files: check, convert, split, measure. Torch is imported only to query a model."""

@@ -1,10 +1,9 @@
-"""Checks data files for all problems, and summarises their content. Reads only; imports no torch.
+"""Checks data files for all problems, and summarises their content. Only reads; does not import torch.
 
     report = check(Path("rows.jsonl"), make_task(config), config.limits)
     report.bad, report.problems[0]      # 3, Finding(where="rows.jsonl:7", id="a", rule="box", message="...")
 
-The rules are those of vlrl.checks.
-"""
+The rules are in vlrl.checks."""
 
 from __future__ import annotations
 
@@ -38,9 +37,9 @@ from vlrl.tools.play.preview import SamplePreview
 from vlrl.types import Media, Sample
 
 COMPARED = 20_000
-"""Maximum number of images and videos for which held-out ones are compared visually with those of train."""
+"""Held-out images are compared visually with training images only if there are at most this many images and videos."""
 COUNTED = ("category", "split", "answer_type")
-"""Fields whose values are counted."""
+"""Fields for which the report counts how often each value occurs."""
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
 _TIMES = ("video_start", "video_end", "fps", "frame_times")
 _NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
@@ -53,34 +52,35 @@ class DataReport:
 
     rows: int
     bad: int
-    """Rows with at least one error."""
+    """Number of rows with at least one error."""
     problems: tuple[Finding, ...]
     """Errors, in the order of files and rows."""
     warnings: tuple[Finding, ...]
-    """Suspicious rows that may be intended."""
+    """Suspicious properties of rows that may be intended."""
     fields: Mapping[str, int]
     """Field -> number of rows with a value other than null."""
     counts: Mapping[str, Mapping[str, int]]
-    """Field of COUNTED -> value -> number of rows; only fields that occur."""
+    """Field in COUNTED -> value -> number of rows; only fields that occur."""
     media: Mapping[str, int]
-    """Number of distinct images and videos, and of unusable ones."""
+    """Number of distinct images and videos, and of unusable files."""
     copies: tuple[tuple[str, ...], ...]
     """Groups of files with the same content."""
     unlabelled: int
-    """Rows for which the task has no perfect answer."""
+    """Number of rows for which the task has no perfect answer."""
     shapes: Mapping[str, int] = field(default_factory=dict)
-    """Recognised formats, with the projects that use them -> number of records."""
+    """Recognised data format, with the projects that use it -> number of records."""
     example: SamplePreview | None = None
-    """The first row without errors, as the model sees it."""
+    """The first row without errors, rendered as the model will see it."""
     types: Sequence[TypeLine] = ()
-    """Answer types, with examples and reasons."""
+    """Answer types, with examples and the reasons why they were chosen."""
     pixels: PixelBudget | None = None
-    """Sizes of targets after the processor's resize; None if no row has a target, or the resize is unknown."""
+    """Sizes of targets after the processor has resized their images; None if no row has a target box, or the resize is
+    unknown."""
 
 
 @dataclass
 class _Row(CheckedRow):
-    """A row being checked, with its record."""
+    """A row being checked, with the record that it was made from."""
 
     given: Mapping[str, Any] | DataError = field(default_factory=dict)
     media: tuple[Media, ...] = ()
@@ -93,19 +93,20 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
           scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample],
                                                                                       SamplePreview] | None = None,
           refusal: Callable[[Size], str] = default_refusal) -> DataReport:
-    """Reads every row through `task.sample_from_row` (None: canonical fields alone) and lists every problem.
+    """Reads every row through `task.sample_from_row` (without a task: checks the canonical fields alone), and reports
+    every problem.
 
-    Of a folder all row files are read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by the
-    rows' `split`) are compared with those of train. A custom task decides itself what its fields may hold.
+    For a folder, all row files in it are read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or
+    by the rows' `split`) are compared with those of train. For a custom task, the task decides what its fields may
+    hold.
 
-    Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they need
-    only exist, and with `allow_missing` not even that. `columns` maps canonical fields to columns, `boxes` is the
-    format of boxes (data.boxes), `scale` the scale at which the model's processor resizes an image, `refusal` the
-    reason why it rejects a size, `see` renders a sample as the model sees it. The oracle is scored in original pixels,
-    so rounding to a model's convention is not an error.
+    Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they only
+    need to exist, and with `allow_missing` not even that. `columns` maps canonical fields to columns, and `boxes` is
+    the format of boxes (data.boxes). `scale` returns the factor by which the model's processor resizes an image,
+    `refusal` the reason why it rejects a size. `see` renders a sample as the model will see it. The oracle is scored in
+    original pixels, so rounding to a model's coordinate convention is not an error.
 
-    Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
-    """
+    Raises DataError if the only file cannot be read, TaskError if the task breaks the Task contract."""
     reader = task or Task()
     reader.coordinates = Coordinates()
     context = Context(task=task, limits=limits, refusal=refusal, boxes=boxes)
@@ -129,8 +130,8 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
 
 
 def files_of(path: Path) -> list[Path]:
-    """The row files in a folder and below it, by name; the folder itself if it is one data set (a folder of images per
-    class, parquet shards); a file itself."""
+    """The row files in a folder and below it, sorted by name; the folder itself if it is a single data set (one folder
+    of images per class, or parquet shards); for a file, that file."""
     if not path.is_dir():
         return [path]
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
@@ -139,7 +140,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def printable(text: str) -> str:
-    """The text with "?" for characters that could control a terminal or cannot be encoded."""
+    """The text with "?" in place of characters that could control a terminal or cannot be encoded."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -147,7 +148,8 @@ def printable(text: str) -> str:
 
 
 def _example(rows: Sequence[_Row], see: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
-    """The first row without errors as the model sees it; a failure to render it is reported in its place."""
+    """Renders the first row without errors as the model will see it; if rendering fails, the failure is shown instead.
+    """
     row = next((row for row in rows if row.sample and not _errors(row)), None)
     if row is None or row.sample is None:
         return None
@@ -164,7 +166,7 @@ def _errors(row: CheckedRow) -> list[Finding]:
 
 def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None,
           **counted: Any) -> list[_Row]:
-    """The rows of all files; an unreadable file becomes a single bad row, unless it is the only file."""
+    """The rows of all files. An unreadable file counts as a single bad row, unless it is the only file."""
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
@@ -186,7 +188,7 @@ def _row(file: Path, where: str, given: Mapping[str, Any] | DataError, root: Pat
 
 
 def _read(row: _Row, task: Task, root: Path) -> None:
-    """Makes the sample; if that fails, its media are still checked."""
+    """Builds the sample of a row; if that fails, the row's media are still checked."""
     if row.findings:  # the file as a whole
         return
     try:
@@ -206,10 +208,9 @@ def _read(row: _Row, task: Task, root: Path) -> None:
 
 
 def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
-    """The row, with a size that contains all its coordinates if it has none and its image is missing.
+    """The row with an assumed image size that contains all its coordinates, if it has no size and its image is missing.
 
-    The missing image is reported by itself; the rest of the row is checked as if it existed.
-    """
+    The missing image is reported separately; the rest of the row is checked as if the image existed."""
     image = None if isinstance(row, DataError) else row.get("image")
     if isinstance(row, DataError) or row.get("width") is not None or not isinstance(image, str) or image[:5] == "data:":
         return row
@@ -224,7 +225,7 @@ def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] 
 
 def _files(rows: Sequence[_Row], limits: LimitsSettings, progress: Progress, media: bool, allow_missing: bool
            ) -> dict[Key, MediaFile]:
-    """Facts about each file that rows name."""
+    """Reads the facts (size, hash, problems) about each media file that the rows name."""
     named = dict.fromkeys(key for row in rows for one in row.media for key in file_keys(one))
     there = [key for key in named if not allow_missing or not check_exists(key).problem]
     sides = {row.side for row in rows if row.media}

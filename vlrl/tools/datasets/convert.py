@@ -1,4 +1,4 @@
-"""Data files -> canonical rows in a new file, with media paths that stay valid there. Imports no torch."""
+"""Converts data files to canonical rows in a new file, and rewrites the media paths for it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ from vlrl.task import Task
 from vlrl.types import Media
 
 _REMARKS = ("box/units", "unread")
-"""Rules for whole files that a conversion applies."""
+"""Rules about a whole file that are checked during a conversion."""
 
 
 @dataclass(frozen=True)
 class UsableRow:
-    """A canonical row that the task can read, and its media, unread."""
+    """A canonical row that the task can read, with its media (not opened)."""
 
     where: str
     id: str
     row: Mapping[str, Any]
     media: tuple[Media, ...]
     root: Path | None = None
-    """Root of its media paths, if it differs from that of the file's other rows."""
+    """The folder that its media paths are relative to, if it differs from the folder used for the other rows of the
+    file."""
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
             columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False,
             answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
             remarks: list[str] | None = None) -> tuple[int, list[BadRow]]:
-    """Writes the rows of `path` to `out` (.jsonl or .json), atomically; returns their number and the bad rows.
+    """Writes the rows of `path` to `out` (.jsonl or .json), atomically; returns the number of written rows and the list
+    of bad rows.
 
-    Media paths of the new rows are relative to `root` if given, else to the folder of `out`; old ones are relative to
-    `root`, else to the folder of `path`. With a task, its `sample_from_row` decides which rows are usable. Media need
-    not exist. Embedded media (parquet, base64) are written to the folder `<out>_media`. `columns` maps canonical fields
-    to columns, e.g. {"image": "photo"}; `answer_type` is as in rows_in, and `types` counts the written types. `boxes`
-    is as data.boxes; `remarks` receives warnings about the file as a whole.
+    Media paths of the new rows are relative to `root` if given, else to the folder of `out`; paths of the old rows are
+    relative to `root`, else to the folder of `path`. With a task, its `sample_from_row` decides which rows are usable.
+    Media files may be missing. Embedded media (parquet, base64) are written to the folder `<out>_media`. `columns` maps
+    canonical fields to columns, e.g. {"image": "photo"}. `answer_type` is as in rows_in, `boxes` as in data.boxes.
+    `types` collects the written answer types, `remarks` the warnings about the file as a whole.
 
-    Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
-    and when `out` exists without `force`.
-    """
+    Raises DataError at the first bad row unless `keep_going`, for a row whose media would lie outside the new root, if
+    no row is usable, and if `out` exists without `force`."""
     check_suffix(out)
     refuse_existing([out], force)
     target, pictures = root or out.parent, dict[Path, EmbeddedMedia]()
@@ -88,7 +89,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
 
 
 def refuse_existing(paths: Sequence[Path], force: bool) -> None:
-    """Raises DataError for the first path that exists; with `force` only for one that cannot be replaced."""
+    """Raises DataError for the first path that exists; with `force` only for a path that cannot be replaced."""
     for path in paths:
         if os.path.lexists(path) and not (force and path.is_file()):
             what = "is a folder" if path.is_dir() else "exists; --force replaces it"
@@ -101,11 +102,11 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
                 keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None,
                 answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
                 seen: list[CheckedRow] | None = None) -> tuple[list[UsableRow], list[BadRow]]:
-    """The rows that the task can read (without a task: with valid canonical fields), and the bad rows with reasons.
+    """The rows that the task can read (without a task: rows with valid canonical fields), and the bad rows with
+    reasons.
 
-    `boxes` is as data.boxes; `seen` receives every row that could be made. `keep` is called with a row with embedded
-    media and returns the row with paths instead, and their root.
-    """
+    `boxes` is as in data.boxes; `seen` collects every row that could be parsed. `keep` is called for a row with
+    embedded media; it returns the row with paths instead, and the folder that the paths are relative to."""
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
     first: dict[str, str] = {}
@@ -136,7 +137,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
 
 
 def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str, str] | None) -> list[UsableRow]:
-    """The rows of a file. Raises DataError at the first bad one."""
+    """The usable rows of a file. Raises DataError at the first bad row."""
     rows, bad = usable_rows(path, format, root, columns=columns)
     if bad:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
@@ -144,11 +145,10 @@ def sound_rows(path: Path, format: str, root: Path | None, columns: Mapping[str,
 
 
 def relocated(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
-    """The row with media paths relative to `after` instead of `before`. A path to a missing file outside `after` is
-    unchanged, for annotations whose media follow later.
+    """The row with its media paths relative to the folder `after` instead of `before`. The path of a missing file
+    outside `after` is left unchanged, because the media may be added later.
 
-    Raises DataError for an existing file outside `after`, where no run could read it.
-    """
+    Raises DataError for an existing file outside `after`, which no run could read."""
     new, before = dict(row.row), row.root or before
     if os.path.realpath(before) != os.path.realpath(after):
         for field in MEDIA_FIELDS:
@@ -175,7 +175,8 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
 
 
 def holds_media(row: Mapping[str, Any]) -> bool:
-    """Whether a row has embedded images or videos. Raises DataError for values that are neither these nor paths."""
+    """Whether a row has embedded images or videos. Raises DataError for a value that is neither embedded media nor a
+    path."""
     return any(isinstance(one, EmbeddedMedia) for items in media_items(row).values() for item in items
                for one in (item if isinstance(item, list) else [item]))
 

@@ -1,11 +1,10 @@
-"""Difficulty of each prompt of a split for a model: the share of correct answers, sampled as in training.
+"""Measures the difficulty of each prompt of a split for a model: the share of correct answers, sampled as in training.
 
     scope = MeasurementScope(answers=8)
     measurements = measure(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
 
-Results are appended to a side file, one line per chunk of prompts, so that a killed measurement resumes. Chunks are
-fixed by index in the split: neither a restart nor the number of processes changes an answer.
-"""
+Results are appended to a side file, one line per chunk of prompts, so that a killed measurement resumes. The chunks are
+fixed by index in the split, so neither a restart nor the number of processes changes an answer."""
 
 from __future__ import annotations
 
@@ -36,39 +35,38 @@ from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Group, Sample
 
 _TOGETHER = 256
-"""Maximum number of answers generated together: those of a chunk of prompts."""
+"""Maximum number of answers generated in one batch; determines the number of prompts per chunk."""
 _STREAM = 7
-"""First number in the key of the random streams; training, evaluation and variants use others."""
+"""First number in the key of the random streams; training, evaluation and variants use other numbers."""
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementScope:
-    """The prompts to measure, and how often."""
+    """Which prompts to measure, and how many answers to sample for each."""
 
     answers: int = 8
-    """Answers per prompt, k."""
+    """Number of answers per prompt, k."""
     split: str = "train"
     limit: int | None = None
-    """Only the first prompts; None = all."""
+    """Measure only this many prompts from the start of the split; None = all."""
 
 
 def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[str, Any]:
-    """Everything that the answers depend on, as JSON: a measurement resumes only if all of it is the same."""
+    """Everything that the answers depend on, as JSON. A measurement resumes only if its facts are unchanged."""
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
             "answers": scope.answers}
 
 
 def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
-    """Results for every prompt of the split in order, including those that could not be answered; prompts in `part` are
-    not answered again.
+    """Measures every prompt of the split and returns the results in order, including prompts that could not be
+    answered. Prompts whose results are in `part` are not answered again.
 
-    `samples` replace those of the task's split. `known` are the facts. Each process answers its share, and all return
-    the same. Prompts that are too long are left out, and with data.quarantine those with bad data. Raises ConfigError
-    when the split is empty or `part` belongs to another measurement, TrainingError when scoring fails too often
-    (limits.score_errors).
-    """
+    `samples` replace the samples of the task's split. `known` are the facts (see `facts`). Each process answers its
+    share, and all processes return the same results. Prompts that are too long are left out, and with data.quarantine
+    also those with bad data. Raises ConfigError if the split is empty or `part` belongs to another measurement,
+    TrainingError if scoring fails too often (limits.score_errors)."""
     samples = task_samples(ready.task, scope.split) if samples is None else samples
     if len(samples) == 0:
         raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
@@ -90,7 +88,7 @@ def measure(ready: EvalRuntime, scope: MeasurementScope, part: Path, known: Mapp
 
 def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
                   following: Sequence[int]) -> tuple[list[Group], list[MeasuredPrompt]]:
-    """The groups of some prompts, and the result of each prompt."""
+    """Answers one chunk of prompts; returns the scored groups, and the result of each prompt."""
     config, prefetch = ready.config, ready.prefetch
     wanted, soon = ({n: partial(_sample, ready, samples, n) for n in some} for some in (numbers, following))
     prompts, records = [], []
@@ -117,7 +115,7 @@ def _answer_chunk(ready: EvalRuntime, scope: MeasurementScope, samples: Sequence
 
 
 def _sample(ready: EvalRuntime, samples: Sequence[Sample], number: int) -> Sample:
-    """A sample as its first visit presents it."""
+    """The sample in the form in which its first visit in training presents it."""
     sample = samples[number]
     sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))
     return opened(ready.engine, ready.task, sample, number, 0)
@@ -142,10 +140,9 @@ def _record(number: int, group: Group) -> MeasuredPrompt:
 
 
 def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]:
-    """Results in a side file by index; a missing file is started with the facts.
+    """Reads the results in a side file, by prompt index; a missing file is started with the facts.
 
-    Raises ConfigError when its facts differ, or it is not such a file.
-    """
+    Raises ConfigError if the facts in the file differ, or if it is not a side file of a measurement."""
     lines = resume_lines(part, known, "a measurement", "file")
     try:
         records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
@@ -167,11 +164,11 @@ def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
 
 def write(places: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
           known: Mapping[str, Any]) -> tuple[Summary, bool]:
-    """Writes rows with columns, facts and plot, each atomically, and removes the side file.
+    """Writes the rows with the measured columns, the facts with the summary, and the plot, each atomically; then
+    removes the side file.
 
-    Returns the summary, and whether the file has the rows of the data file or just columns by id. Raises DataError when
-    no prompt could be measured.
-    """
+    Returns the summary, and whether the file contains the rows of the data file (True) or only the columns by id
+    (False). Raises DataError if no prompt could be measured."""
     numbers = summary(measurements, known["answers"])
     if not numbers.measured:
         raise DataError(f"no prompt could be measured; the first, {measurements[0].id!r}: {measurements[0].reason}")

@@ -1,4 +1,4 @@
-"""Text embeddings of a local model, to compare texts by meaning. Loads torch and transformers on use."""
+"""Text embeddings from a local model, used to compare texts by meaning. Imports torch and transformers when called."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _BATCH = 32
 
 
 def embed(folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """[texts, width] unit vectors, float32: a CLIP model's text features, else the mean of the last hidden states over
-    the tokens of a text, as in sentence encoders (1908.10084). Texts are truncated to the model's length.
+    """Unit vectors [texts, width] in float32: the text features of a CLIP model, else the mean over the last hidden
+    states of a text's tokens, as in sentence encoders (1908.10084). Texts are truncated to the model's maximum
+    length.
 
-    Raises ConfigError for a folder without a model and tokenizer; nothing is downloaded and no code of it is executed.
-    """
+    Raises ConfigError for a folder without a model and tokenizer. Nothing is downloaded, and no code in the folder is
+    executed."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

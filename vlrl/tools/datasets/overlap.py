@@ -1,9 +1,8 @@
-"""Overlap of held-out rows with train rows: the same, resized, recompressed or cropped images, and similar texts. No
-torch unless an embedder is given.
+"""Finds held-out rows that overlap with training rows: the same image, also resized, recompressed or cropped, or
+similar texts. Imports torch only for an embedder.
 
     report = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
-    report.shared[0]      # NearDuplicate(heldout="7", train="12", kind="crop", likeness=0.97)
-"""
+    report.shared[0]      # NearDuplicate(heldout="7", train="12", kind="crop", likeness=0.97)"""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ from vlrl.tools.datasets.convert import sound_rows
 from vlrl.tools.datasets.signatures import read_signatures
 
 KINDS = ("same", "look", "crop", "text", "words", "meaning")
-"""The same file; an image that looks the same; an image that is a crop of the other; the same text, or half of its
-13-grams in one row; nearly the same words; similar embeddings."""
+"""Kinds of overlap: the same file; images that look the same; an image that is a crop of another; the same text, or at
+least half of its 13-grams in one training row; nearly the same words; similar embeddings."""
 N = 13
-"""Words of an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
+"""Number of words in an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
 _TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
 _WORDS = 0.8  # minimum cosine of word vectors of texts that count as the same
 _FEW = 8  # texts with fewer words must be equal
 ALIKE = 0.9
-"""Minimum cosine of text embeddings that count as the same."""
+"""Minimum cosine similarity of text embeddings that count as the same text."""
 _COMMON = 0.01  # n-grams in more than this share of train rows belong to a template
 
 
@@ -44,25 +43,27 @@ class Overlap:
 
     train: int
     heldout: int
-    """Number of rows."""
+    """Number of held-out rows."""
     shared: tuple[NearDuplicate, ...]
-    """At most one image kind and one text kind of KINDS per held-out row, in row order."""
+    """The overlaps found, in row order: per held-out row at most one of the image kinds and one of the text kinds in
+    KINDS."""
 
     @property
     def share(self) -> float:
-        """Share of held-out rows that overlap with train."""
+        """Share of held-out rows that overlap with training rows."""
         return len({one.heldout for one in self.shared}) / self.heldout if self.heldout else 0.0
 
 
 def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str = "auto",
             columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
             progress: Progress = no_progress, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
-    """Compares the rows of two files: images by their looks, videos by their bytes, texts by their words, and with
-    `embedder`, the folder of a text model, the remaining texts by a cosine of at least `alike`.
+    """Compares the rows of two files: images by their appearance, videos by their bytes, texts by their words. With
+    `embedder` (the folder of a text model), texts without a match are also compared by embeddings, with a cosine of
+    at least `alike`.
 
-    Rows with media are compared by them; texts count for rows without media, and for long texts, since the same
-    question is asked about many images. Raises DataError for a bad row and for media that cannot be read.
-    """
+    Rows with media are compared by their media. Texts are compared for rows without media, and if they are long, since
+    the same short question is asked about many images. Raises DataError for a bad row and for media that cannot be
+    read."""
     sides = [sound_rows(path, format, root, columns) for path in (train, heldout)]
     known, own = (read_signatures([(row, one) for row in rows for one in row.media], limits or LimitsSettings(),
                                   progress) for rows in sides)
@@ -80,19 +81,19 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without case, accents, punctuation and letter variants."""
+    """The words of a text, normalised: without case, accents, punctuation and letter variants."""
     plain = unicodedata.normalize("NFKD", text).casefold()
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
 def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]
                  ) -> list[NearDuplicate]:
-    """The held-out texts that are in train, each (id, text, whether it has an image).
+    """Finds the held-out texts that also occur in the training texts; each text is (id, text, whether it has an image).
 
-    `text`: the same words, or at least half of its 13-grams in one text of train, ignoring those of a template (in more
-    than 1 % of train, at least 3 texts). `words`: a cosine of at least 0.8 of word counts weighted by rarity, so
-    reordered words, or a few different ones. Texts with an image, or below 8 words, are compared by n-grams only.
-    """
+    `text`: the same words, or at least half of its 13-grams in one training text; n-grams of a template (in more than 1
+    % of the training texts, at least 3) are ignored. `words`: a cosine of at least 0.8 between word counts weighted by
+    rarity, which finds reordered words and small changes. Texts with an image, or of fewer than 8 words, are compared
+    by n-grams only."""
     known = [(id, words(text), shown) for id, text, shown in train]
     whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
     grams, common = _grams(known)
@@ -111,8 +112,8 @@ def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple
 
 def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
                 alike: float = ALIKE) -> list[NearDuplicate]:
-    """The held-out texts of at least 8 words without an image whose embedding has a cosine of at least `alike` with
-    that of such a text of train, as `meaning`; each with the nearest."""
+    """Finds held-out texts with at least 8 words and no image whose embedding has a cosine of at least `alike` with
+    that of such a training text; reports the nearest one, with the kind `meaning`."""
     from vlrl.tools.datasets.embedder import embed  # torch, for this alone
 
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
@@ -131,7 +132,7 @@ def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
 
 
 def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
-    """n-gram -> ids of train, and the n-grams of templates."""
+    """Returns n-gram -> ids of the training texts with it, and the set of n-grams that belong to templates."""
     ids_of: dict[tuple[str, ...], list[str]] = {}
     for id, own, _ in known:
         for gram in _ngrams(own):
@@ -142,7 +143,7 @@ def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str
 
 def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set
               ) -> tuple[str, float] | None:
-    """The text of train that shares the most n-grams with a text, and their share."""
+    """The training text that shares the most n-grams with a text, and the share of n-grams."""
     telling = _ngrams(own) - common
     counts = Counter(id for gram in telling for id in grams.get(gram, ()))
     if not counts:
@@ -152,7 +153,8 @@ def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]]
 
 
 class _Cosines:
-    """Texts of train as unit vectors of words, each weighted by log(texts / texts with it) + 1."""
+    """The training texts as unit vectors over words; each word is weighted by log(number of texts / number of texts
+    with it) + 1."""
 
     def __init__(self, texts: Sequence[tuple[str, list[str]]]):
         self.ids = [id for id, _ in texts]

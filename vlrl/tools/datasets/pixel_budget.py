@@ -1,7 +1,6 @@
-"""Sizes of targets after the model's processor has resized their image. Imports torch only to query the processor.
+"""Sizes of targets after the model's processor has resized their images. Imports torch only to query the processor.
 
-    scale_of(config)((1920, 1080))      # 0.5: the model sees half as many pixels in each direction
-"""
+    scale_of(config)((1920, 1080))      # 0.5: the model sees half as many pixels in each direction"""
 
 from __future__ import annotations
 
@@ -19,27 +18,27 @@ from vlrl.rewards.boxes import is_number
 
 Size = tuple[float, float]
 Scale = Callable[[Size], float | None]
-"""(width, height) of an image -> scale factor of the resize; None if unknown."""
+"""(width, height) of an image -> the factor by which it is resized; None if unknown."""
 FEW = 8.0
-"""Pixels of a target's shorter side below which it is too small: a quarter of a visual token."""
+"""A target is too small if its shorter side has fewer pixels than this, a quarter of a visual token."""
 _STEP = 32  # image sides are rounded to this for processors that need an actual image
 
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """Sizes of targets in pixels as the model sees them: the shorter side of each box."""
+    """Sizes of targets in the pixels that the model sees: the shorter side of each box."""
 
     targets: int
     smallest: float
     median: float
     few: int
-    """Targets with fewer than FEW pixels."""
+    """Number of targets with fewer than FEW pixels."""
     needed: int
-    """Minimum number of pixels at which the images would show all targets with FEW; 0 for no target."""
+    """The smallest model.max_pixels with which every target has FEW pixels or more; 0 if there are no targets."""
 
 
 def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> PixelBudget | None:
-    """The sizes of the boxes of canonical rows after resizing; None if no row has both a box and a known size."""
+    """The sizes of the boxes in canonical rows after resizing; None if no row has both a box and a known image size."""
     sides: list[float] = []
     needed = 0.0
     for row in rows if scale else ():
@@ -63,11 +62,10 @@ def pixel_budget(rows: Sequence[Mapping[str, Any]], scale: Scale | None) -> Pixe
 
 
 def scale_of(config: Config) -> Scale:
-    """The scale at which the processor of the config's model resizes images, queried on first use.
+    """Returns a function that computes the scale at which the processor of the config's model resizes an image.
 
-    The processor itself is queried if the model is on this machine; otherwise `model.max_pixels` and `model.min_pixels`
-    are used.
-    """
+    The processor is loaded at the first call if the model is on this machine; otherwise `model.max_pixels` and
+    `model.min_pixels` are used."""
     ask = cache(lambda: _processor_scale(config))
 
     @cache
@@ -80,7 +78,8 @@ def scale_of(config: Config) -> Scale:
 
 
 def refusal_of(config: Config) -> Callable[[tuple[int, int]], str]:
-    """Why the config's model rejects an image size, from its processor if that is on this machine."""
+    """Returns a function that says why the config's model rejects an image size; it asks the processor if that is on
+    this machine."""
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked
     except (VlrlError, OSError, ValueError, ImportError):
@@ -97,7 +96,7 @@ def _processor_scale(config: Config) -> Scale:
 
 
 def _of_limits(config: Config, size: Size) -> float | None:
-    """The scale at which an image meets the limits of the settings; None without a limit."""
+    """The scale at which an image meets model.max_pixels and model.min_pixels; None if neither is set."""
     low, high = config.model.min_pixels, config.model.max_pixels
     if low is None and high is None:
         return None
@@ -121,7 +120,7 @@ def _of_processor(config: Config) -> Scale:
 
 
 def _tiled_area(unit: Any, width: int, height: int) -> float:
-    """Pixels of the tiles that an image is cut into, without the thumbnail."""
+    """Number of pixels in the tiles that an image is cut into, without the thumbnail."""
     from PIL import Image
 
     shape = unit(images=[Image.new("RGB", (width, height))], return_tensors="np")["pixel_values"].shape

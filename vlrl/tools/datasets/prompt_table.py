@@ -1,10 +1,9 @@
-"""Results of prompts: columns beside the rows of a data file, summary numbers, and a plot. No torch.
+"""Measured results of prompts: columns for the rows of a data file, a summary, and a plot. Does not import torch.
 
     pass_at_k         share of the k answers that are correct, in [0, 1]: c / n over the answers that could be scored
     difficulty        1 - pass_at_k; the previous value of the row is kept in difficulty_given
     reward_mean       mean reward of the answers
-    answers_scored    how many of the k could be scored
-"""
+    answers_scored    how many of the k could be scored"""
 
 from __future__ import annotations
 
@@ -31,37 +30,37 @@ from vlrl.tools.evaluation.votes import pass_at, reported_ks
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
            "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",
            "difficulty_given": "the row's difficulty before"}
-"""Description of each column."""
+"""Column -> its description."""
 _COLOR = "#1f5fa8"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPrompt:
-    """Result of one prompt, or why it could not be answered."""
+    """The result of one prompt, or the reason why it could not be answered."""
 
     number: int
-    """Index in the split."""
+    """Index of the prompt in the split."""
     id: str
     category: str | None = None
     task: str = ""
     passed: tuple[bool | None, ...] = ()
-    """Whether each answer is correct; None = it could not be scored."""
+    """Whether each answer is correct; None for an answer that could not be scored."""
     rewards: tuple[float | None, ...] = ()
     left_out: str | None = None
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Number of correct answers, and of answers that could be scored."""
+        """(number of correct answers, number of answers that could be scored)"""
         known = [p for p in self.passed if p is not None]
         return sum(known), len(known)
 
     @property
     def reason(self) -> str | None:
-        """Why it has no columns; None if it has them."""
+        """Why the prompt gets no columns; None if it gets them."""
         return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
 
     def columns(self) -> dict[str, Any]:
-        """COLUMNS, without difficulty_given; {} for a prompt that was left out."""
+        """The values for COLUMNS, without difficulty_given; {} for a prompt that was left out."""
         right, scored = self.counts
         if not scored:
             return {}
@@ -72,23 +71,23 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary over all prompts."""
+    """Summary over all measured prompts."""
 
     prompts: int
     measured: int
     answers_drawn: int
     pass_at: Mapping[str, float]
-    """pass@1, 2, 4 ... and k, by their number: the mean of the unbiased estimates."""
+    """k' -> mean of the unbiased estimates of pass@k', for k' = 1, 2, 4, ... and k."""
     histogram: Mapping[str, int]
-    """Prompts by pass rate in percent, see curriculum/report.py."""
+    """Number of prompts by pass rate in percent, see curriculum/report.py."""
     categories: Mapping[str, Mapping[str, int]]
-    """The same for each category; {} for a single category."""
+    """Category -> histogram of its prompts; {} for a single category."""
     left_out: Sequence[Mapping[str, str]]
-    """id and reason of prompts without columns."""
+    """Id and reason of each prompt without columns."""
 
 
 def summary(measured: Sequence[MeasuredPrompt], answers: int) -> Summary:
-    """The summary of prompts with `answers` answers each."""
+    """Summarises the results of prompts with `answers` answers each."""
     known = [m for m in measured if m.reason is None]
     estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in reported_ks(answers)}
     by_category: dict[str, list[MeasuredPrompt]] = {}
@@ -111,18 +110,18 @@ def _histogram(known: Sequence[MeasuredPrompt]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementFiles:
-    """The files of a measurement, named after that of the rows."""
+    """Paths of the files of a measurement, all named after `out`, the file of the rows."""
 
     out: Path
 
     @property
     def part(self) -> Path:
-        """The side file, until the measurement is complete."""
+        """The side file, which exists until the measurement is complete."""
         return self.out.with_name(f"{self.out.stem}.part.jsonl")
 
     @property
     def about(self) -> Path:
-        """What was measured, and the summary."""
+        """The file with the facts of the measurement and the summary."""
         return self.out.with_name(f"{self.out.stem}.about.json")
 
     @property
@@ -131,26 +130,28 @@ class MeasurementFiles:
 
 
 def data_file(config: Config, split: str) -> Path | None:
-    """The file of `data.<split>`; None if the task makes its samples, or if there are several files: a pattern, a split
-    of a folder, a Hub data set."""
+    """The file named by `data.<split>`.
+
+    None if the task generates its samples, or if there are several files (a pattern, a split of a folder, a Hub data
+    set)."""
     name = getattr(config.data, split) if split in SPLITS else ""
     return Path(name) if name and (os.path.exists(name) or not several(name)) else None
 
 
 def default_out(config: Config, split: str) -> Path:
-    """<data file>.difficulty.jsonl beside the data file; without one, <run folder>.difficulty.jsonl beside that."""
+    """<data file>.difficulty.jsonl next to the data file; without a data file, <run folder>.difficulty.jsonl next to
+    the run folder."""
     file = data_file(config, split)
     place = Path(config.run.dir) if file is None else file if file.is_dir() else file.with_suffix("")
     return place.with_name(f"{place.name}.difficulty.jsonl")
 
 
 def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
-    """The canonical rows of `data.<split>` as they can be written to `out`; [] without a file.
+    """The canonical rows of `data.<split>`, with media paths as they must be in the new file `out`; rows that cannot be
+    read are left out.
 
-    [] too for rows with embedded media. Rows that cannot be read are left out.
-
-    Raises DataError when a media path would lie outside the new file's folder.
-    """
+    [] if there is no single data file, or if a row has embedded media. Raises DataError if a media path would lie
+    outside the new file's folder."""
     file = data_file(config, split)
     if file is None or not file.exists():
         return []
@@ -168,8 +169,9 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
 
 
 def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]) -> tuple[list[dict[str, Any]], bool]:
-    """The rows with the columns of their prompts, and True; if they are not the rows of the prompts, a line with id and
-    columns for each prompt, and False."""
+    """Adds the measured columns to the rows of their prompts and returns these rows and True.
+
+    If the rows do not match the prompts, returns one row with id and columns per prompt, and False."""
     columns = {m.id: m.columns() for m in measured if m.reason is None}
     if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
         return [{"id": m.id, **m.columns()} for m in measured if m.reason is None], False
@@ -177,7 +179,8 @@ def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]
 
 
 def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with columns; those of an earlier measurement are replaced, and the original difficulty kept."""
+    """A row with the measured columns; columns of an earlier measurement are replaced, and the original difficulty is
+    kept."""
     given = row.get("difficulty_given" if "pass_at_k" in row else "difficulty")
     clean = {name: value for name, value in row.items() if name not in COLUMNS}
     if not columns:
@@ -189,7 +192,7 @@ def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plot(numbers: Summary, path: Path, title: str) -> None:
-    """Draws the histogram of pass rates as PNG, with stacked categories."""
+    """Draws the histogram of pass rates as a PNG, with categories stacked."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

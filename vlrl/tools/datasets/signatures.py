@@ -1,4 +1,5 @@
-"""Signatures of the images and videos that rows show, each read once, to find equal and similar ones."""
+"""Signatures (hashes) of the images and videos that rows show, to find equal and similar media. Each file is read once.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,10 @@ from vlrl.types import Media
 
 def read_signatures(shown: Sequence[tuple[UsableRow, Media]], limits: LimitsSettings, progress: Progress,
                     windows: Sequence[Window] = WINDOWS) -> list[ImageSignature]:
-    """The signature of each image and video, in order; a video has the hash of its bytes alone.
+    """The signature of each image and video, in order; a video has only the hash of its bytes.
 
-    `windows` are the parts of an image that are hashed. Without any, images are hashed by their bytes too, and a
-    missing file has an empty hash. Raises DataError naming the row of a file that cannot be read.
-    """
+    `windows` are the parts of an image that are hashed. Without windows, images are hashed by their bytes only, and a
+    missing file has an empty hash. Raises DataError naming the row of a file that cannot be read."""
     def read(one: tuple[UsableRow, Media]) -> ImageSignature:
         row, media = one
         try:

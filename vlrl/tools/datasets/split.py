@@ -1,8 +1,8 @@
-"""Train and held-out rows that share no group, no image and no similar image. Imports no torch.
+"""Splits rows into train and held-out rows that share no group, no image and no similar image. Does not import torch.
 
 Rows that must stay together are joined into groups by union-find over what they share: the value of `group_key`, a
-media file, its content, or a near-duplicate image. Groups are then drawn for the held-out side, so that each category
-has its share there as far as groups allow. The result depends on rows and seed, not on their order.
+media file, its content, or a near-duplicate image. Groups are then chosen at random for the held-out rows, so that each
+category keeps its share as far as the groups allow. The result depends on rows and seed, not on the order of the rows.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from vlrl.tools.datasets.signatures import read_signatures
 
 FILES = ("train.jsonl", "heldout.jsonl")
 MOST_DISTANCE = 16
-"""Maximum Hamming distance of two 64-bit hashes that may count as near; unrelated images lie around 32."""
+"""Maximum allowed value of `distance`, the Hamming distance of two 64-bit hashes of similar images; unrelated images
+lie around 32."""
 _TRIES = 8  # random orders that are tried; the one closest to the wanted shares is taken
 _MOST_IN_ONE = 0.8  # share of rows in one group above which a split is meaningless
 
 
 @dataclass(frozen=True)
 class Split:
-    """Train and held-out rows, and what held the groups together."""
+    """Train and held-out rows, and statistics of the groups."""
 
     train: tuple[UsableRow, ...]
     heldout: tuple[UsableRow, ...]
@@ -45,14 +46,14 @@ class Split:
     """Requested number of held-out rows."""
     groups: int
     largest: int
-    """Rows of the largest group."""
+    """Number of rows in the largest group."""
     near: tuple[tuple[str, ...], ...]
     """Clusters of different images that look alike."""
     unread: int
-    """Missing media files, distinguished by their paths alone."""
+    """Missing media files; they are compared only by their paths."""
 
     def shares(self) -> dict[str, tuple[int, int]]:
-        """Category -> (train rows, held-out rows), the largest first."""
+        """Category -> (number of train rows, number of held-out rows), the largest category first."""
         sides = [Counter(printable(str(r.row.get("category") or "(none)")) for r in side)
                  for side in (self.train, self.heldout)]
         return {name: (sides[0][name], sides[1][name]) for name, _ in (sides[0] + sides[1]).most_common()}
@@ -62,11 +63,10 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
                near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
                columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
                progress: Progress = no_progress) -> Split:
-    """Writes train.jsonl and heldout.jsonl into `folder`; see `split`. Media paths stay valid there or under `root`.
-    `columns` maps canonical fields to columns.
+    """Writes train.jsonl and heldout.jsonl to `folder`; see `split`. Media paths are made relative to `folder`, or to
+    `root`. `columns` maps canonical fields to columns.
 
-    Raises DataError at the first bad row, when the files exist (without `force`), and as `split`.
-    """
+    Raises DataError at the first bad row and if the files exist (without `force`), and the errors of `split`."""
     targets = [folder / name for name in FILES]
     if os.path.exists(folder) and not folder.is_dir():
         raise DataError(f"{folder} is a file; name a folder for {' and '.join(FILES)}")
@@ -85,15 +85,15 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
 def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
           near_duplicates: bool = True, distance: int = 4, limits: LimitsSettings | None = None,
           progress: Progress = no_progress) -> Split:
-    """Rows for training and held-out rows; no group is on both sides.
+    """Splits rows into train and held-out rows such that no group is in both.
 
-    `heldout` below 1 is a share, otherwise a number of rows. Rows with the same `by` (in the row or its `meta`) are one
-    group, as are rows that show the same file, files of the same content or, with `near_duplicates`, images whose
-    perceptual hashes differ in at most `distance` of 64 bits. A row that shares nothing with others is its own group.
+    `heldout` below 1 is a share, otherwise a number of rows. Rows belong to one group if they have the same value of
+    `by` (in the row or its `meta`), show the same file, or show files of the same content. With `near_duplicates` so do
+    rows with images whose perceptual hashes differ in at most `distance` of 64 bits. A row that shares nothing with
+    others is a group by itself.
 
-    Raises ConfigError for values out of range, DataError for missing or unreadable media (near duplicates only) and
-    when one group holds nearly all rows.
-    """
+    Raises ConfigError for values out of range. Raises DataError for missing or unreadable media (near duplicates only),
+    and if one group holds nearly all rows."""
     wanted = _wanted(heldout, len(rows))
     if not 0 <= distance <= MOST_DISTANCE:
         raise ConfigError(f"--distance {distance} must be from 0 to {MOST_DISTANCE} bits of 64")
@@ -145,7 +145,7 @@ class _Groups:
         self._parent[max(a, b)] = min(a, b)
 
     def mark(self, i: int, key: Hashable) -> None:
-        """Joins row i with earlier rows of the same key."""
+        """Joins row i with earlier rows that were marked with the same key."""
         self.join(i, self._first.setdefault(key, i))
 
     def members(self) -> list[list[int]]:
@@ -202,10 +202,10 @@ def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[
 
 
 def near_pairs(hashes: np.ndarray, distance: int) -> Iterable[tuple[int, int]]:
-    """Pairs of indices in `hashes` [N] uint64 that differ in at most `distance` bits; a pair may come twice.
+    """Pairs of indices in `hashes` [N] uint64 that differ in at most `distance` bits; a pair may occur twice.
 
-    Two such hashes agree in at least one of `distance + 1` bands of bits, so only hashes with an equal band are
-    compared: sorted by the band, each with its neighbour at step 1, 2, ... inside its run of equal bits.
+    Two such hashes are equal in at least one of `distance + 1` bands of bits, so only hashes with an equal band are
+    compared: the hashes are sorted by the band, and each is compared with the following ones that have the same band.
     """
     for band in np.array_split(np.arange(64, dtype=np.uint64), distance + 1):
         mask = np.bitwise_or.reduce(np.left_shift(np.uint64(1), band))
@@ -236,10 +236,10 @@ def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: S
 
 
 def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
-    """Indices of the held-out rows: `wanted` of them, each category by its share, as closely as whole groups allow.
+    """Chooses whole groups for the held-out rows and returns the indices of their rows: about `wanted` rows, with each
+    category represented by its share.
 
-    A group is taken when that brings the rows of its categories, and all rows together, closer to the goal.
-    """
+    A group is taken if that brings the counts per category, and the total, closer to the goal."""
     category = [str(row.row.get("category") or "") for row in rows]
     goal = {**_goal(Counter(category), wanted, seed), None: wanted}
     counts = [(min(rows[i].id for i in group), group, Counter([*(category[i] for i in group), *[None] * len(group)]))
@@ -262,7 +262,8 @@ def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: in
 
 
 def _goal(categories: Counter[str], wanted: int, seed: int) -> dict[str, int]:
-    """Held-out rows per category, in proportion and `wanted` in total: largest remainders, ties by the seed."""
+    """The number of held-out rows per category: proportional, `wanted` in total, rounded by largest remainders with
+    ties broken by the seed."""
     total = categories.total()
     exact = {name: wanted * n / total for name, n in categories.items()}
     goal = {name: int(share) for name, share in exact.items()}

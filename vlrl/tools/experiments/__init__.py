@@ -1,1 +1,1 @@
-"""Reports of runs, comparisons between them, and commands that start many runs."""
+"""Reports of runs, comparisons between runs, and commands that start many runs."""

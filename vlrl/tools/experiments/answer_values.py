@@ -1,4 +1,4 @@
-"""Metrics of single answers, from rows of rollout files."""
+"""Extracts the metrics of single answers from rows of rollout files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALUE_COLUMNS = ("reward", "correct", "parts", "metrics", "token_ids", "truncate
 
 
 def values(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(metric, value) of an answer, for the metrics that it has."""
+    """Yields (metric, value) for each metric that the answer in this row has."""
     own = (("reward/mean", row["reward"]), ("correct_frac", row["correct"]),
            ("completion/length_mean", len(row["token_ids"] or ())), ("completion/truncated_frac", row["truncated"]))
     for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):

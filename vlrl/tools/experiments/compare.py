@@ -1,8 +1,7 @@
-"""Compares two evaluations on the samples that both have, from the answers in run folders. No torch.
+"""Compares two evaluations on the samples that both contain, from the answers in run folders. Does not import torch.
 
     found = compare([parse_side("runs/a")], [parse_side("runs/b@50")])
-    found.metrics["reward/mean"].difference, found.verdict
-"""
+    found.metrics["reward/mean"].difference, found.verdict"""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _READ = (*COLUMNS, *VALUE_COLUMNS, "step", "completion")
 
 @dataclass(frozen=True)
 class Side:
-    """One evaluation of a run: its folder and the number of completed steps."""
+    """An evaluation in a run folder, at the number of completed steps `step`."""
 
     folder: Path
     step: int | Literal["first", "last", "best"] = "last"
@@ -38,36 +37,36 @@ class Side:
 
 
 class Metric(NamedTuple):
-    """One metric over the pairs in which both sides have it."""
+    """One metric over the pairs of samples in which both sides have a value."""
 
     n: int
     a: Interval
     b: Interval
     difference: Interval
-    """b - a, paired."""
+    """b - a, paired by sample, with its interval."""
     effect: float
     """Cohen's d of the paired differences."""
 
 
 class Outcome(NamedTuple):
-    """One sample on both sides; each score is the mean over its answers and seeds."""
+    """The scores of one sample on both sides; each score is the mean over the sample's answers and seeds."""
 
     id: str
     other: str
-    """Its id in b, usually the same."""
+    """The id of the sample in b, usually equal to `id`."""
     a: float
     b: float
     answers: tuple[str, str]
-    """The first answer of each side."""
+    """The first answer in a and the first answer in b."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Side b against side a, on one split."""
+    """The result of comparing side b with side a on one split."""
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """Both with the step numbers that were resolved."""
+    """The runs of side b; like those in `a`, with the step numbers resolved."""
     split: str
     metric: str
     """The metric that decides wins and losses."""
@@ -76,9 +75,9 @@ class Comparison:
     losses: int
     ties: int
     samples: tuple[Outcome, ...]
-    """Largest gain of b first."""
+    """The compared samples, sorted by the gain of b, the largest first."""
     unpaired: int
-    """Evaluated samples, over all runs, without a pair."""
+    """Number of evaluated samples, over all runs, without a counterpart."""
     notes: tuple[str, ...]
 
     @property
@@ -104,10 +103,9 @@ class Comparison:
 
 
 def parse_side(text: str) -> Side:
-    """The side that `RUN` or `RUN@STEP` names; STEP is a number of completed steps, first, last or best.
+    """Parses `RUN` or `RUN@STEP`; STEP is a number of completed steps, first, last or best.
 
-    Raises RunError where there is no such folder or it holds no evaluation.
-    """
+    Raises RunError if the folder does not exist or holds no evaluation."""
     name, _, step = (text, "", "last") if os.path.isdir(text) or "@" not in text else text.rpartition("@")
     if not os.path.isdir(Path(name) / "eval-rollouts"):
         raise RunError(f"{name!r} holds no evaluated answers (eval-rollouts/): name a run folder such as "
@@ -120,14 +118,15 @@ def parse_side(text: str) -> Side:
 
 def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metric: str = "reward/mean", *,
             seed: int = 0) -> Comparison:
-    """Compares two sides of one or several runs each (seeds) on the samples that all runs have, paired by content.
+    """Compares two sides, each with one run or several (seeds), on the samples that all runs contain, paired by
+    content.
 
-    `split` None takes heldout, or the first split that all were evaluated on. With several runs a side, seeds and
-    samples are resampled (differences.difference). A sample without a value on some side is left out of that metric.
+    Without `split`, heldout is compared, or else the first split that all runs were evaluated on. With several runs per
+    side, both seeds and samples are resampled (differences.difference). A sample without a value on one side is
+    excluded from that metric.
 
-    Raises RunError where a run has no evaluation of the split or step, where no sample is in common, or where no answer
-    has the metric.
-    """
+    Raises RunError if a run has no evaluation of the split or step, if no sample is in common, or if no answer has the
+    metric."""
     split = split or _common_split([*a, *b])
     settled = [_resolved(one, split) for one in (*a, *b)]
     evaluated = [_read_items(one, split) for one in settled]
@@ -163,7 +162,7 @@ def _common_split(sides: Sequence[Side]) -> str:
 
 
 def _resolved(one: Side, split: str) -> Side:
-    """The side with its step as a number."""
+    """The side with its step (first, last or best) resolved to a number."""
     files = RunFolder(one.folder).rollout_files("eval-rollouts")
     steps = sorted({step for _, steps, name in files if name == split for step in steps})
     best = checkpoint.best_record(one.folder / "checkpoints").get("step")
@@ -188,7 +187,8 @@ def _read_items(one: Side, split: str) -> list[Item]:
 
 def _match_samples(evaluated: Sequence[list[Item]], names: Sequence[str]
                    ) -> tuple[list[tuple[Item, ...]], int, list[str]]:
-    """The samples that all runs have, in the order of the first run; the number of other samples; notes on why."""
+    """The samples that all runs contain, in the order of the first run; the number of other samples; and notes on why
+    these were not matched."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
     partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]

@@ -1,4 +1,5 @@
-"""The difference of two sides on the same samples, over one or several seeds each, with its uncertainty. Pure numpy."""
+"""The difference between two sides (runs with one or several seeds each) on the same samples, with its uncertainty.
+Uses numpy only."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ _EQUAL = 1e-9  # scores that differ by less are a tie
 
 
 class Spread(NamedTuple):
-    """The variance of a difference of means, split by source; in squared units of the scores."""
+    """The variance of a difference between two means, split by source; in squared units of the scores."""
 
     samples: float
-    """From the draw of samples, including the noise of each answer."""
+    """Variance from the choice of samples, including the noise of each answer."""
     first: float
-    """From the seeds of the first side, without that noise; 0 with one seed, which gives no estimate."""
+    """Variance from the seeds of the first side, without the noise of the answers; 0 with one seed, which allows no
+    estimate."""
     second: float
     df: float
-    """Degrees of freedom of the sum (Satterthwaite)."""
+    """Degrees of freedom of the total variance (Satterthwaite)."""
 
     @property
     def total(self) -> float:
@@ -28,16 +30,17 @@ class Spread(NamedTuple):
 
 
 def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """mean(second) - mean(first) of scores [seeds, samples] with its 95 % interval from `n` resamples; column j is the
-    same sample on both sides.
+    """mean(second) - mean(first) for scores [seeds, samples], with its 95 % interval from `n` resamples; column j is
+    the same sample on both sides.
 
-    With one seed a side it is the paired bootstrap over the samples. With several, samples and the seeds of each side
-    are resampled separately, each scaled to its own variance component (`spread`): plain resampling of a few seeds is
-    too narrow, and resampling samples within seeds counts the noise twice. Percentiles are widened by the ratio of t to
-    normal quantile ("What Teachers Should Know about the Bootstrap", 1411.5279, expanded percentile interval). The same
-    values and seed give the same interval. Bounds are NaN with fewer than two samples, and equal to the mean where
-    nothing varies. Raises ValueError where the numbers of samples differ.
-    """
+    With one seed per side it is the paired bootstrap over the samples. With several seeds, the samples and the seeds of
+    each side are resampled separately, each scaled to its own variance component (`spread`). The reason: plain
+    resampling of a few seeds gives too narrow an interval, and resampling samples within seeds counts the noise twice.
+    The percentiles are widened by the ratio of the t to the normal quantile ("What Teachers Should Know about the
+    Bootstrap", 1411.5279, expanded percentile interval).
+
+    The same values and seed give the same interval. The bounds are NaN with fewer than two samples, and equal to the
+    mean if nothing varies. Raises ValueError if the numbers of samples differ."""
     from scipy.stats import norm, t
 
     first, second = _both(first, second)
@@ -56,10 +59,10 @@ def difference(first: np.ndarray, second: np.ndarray, seed: int = 0, n: int = 20
 
 
 def spread(first: np.ndarray, second: np.ndarray) -> Spread:
-    """The variance components of mean(second) - mean(first) for scores [seeds, samples] of at least two samples.
+    """The variance components of mean(second) - mean(first), for scores [seeds, samples] of at least two samples.
 
     Samples: var_j(second_j - first_j) / samples. Seeds of a side: var_i(mean_i) / seeds, minus the noise that the first
-    term already holds: the mean square of the residuals that neither seed nor sample explains, / (seeds * samples).
+    term already contains: the mean square of the residuals that neither seed nor sample explains, / (seeds * samples).
     """
     first, second = _both(first, second)
     n = first.shape[1]
@@ -72,10 +75,10 @@ def spread(first: np.ndarray, second: np.ndarray) -> Spread:
 
 
 def effect_size(first: np.ndarray, second: np.ndarray) -> float:
-    """Cohen's d of paired scores [seeds, samples]: mean over standard deviation of the differences by sample.
+    """Cohen's d of paired scores [seeds, samples]: the mean of the differences by sample, divided by their standard
+    deviation.
 
-    0 where nothing differs, infinite where all differ by the same value, NaN with fewer than two samples.
-    """
+    0 if no sample differs, infinite if all samples differ by the same value, NaN with fewer than two samples."""
     first, second = _both(first, second)
     apart = second.mean(axis=0) - first.mean(axis=0)
     if apart.size < 2:
@@ -87,7 +90,7 @@ def effect_size(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
-    """Wins, losses and ties of the second side over samples [N]."""
+    """Counts the wins, losses and ties of the second side over samples [N]."""
     apart = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     wins, losses = int((apart > _EQUAL).sum()), int((apart < -_EQUAL).sum())
     return wins, losses, apart.size - wins - losses
@@ -113,7 +116,7 @@ def _seeds(scores: np.ndarray) -> tuple[float, float]:
 
 
 def _resampled(values: np.ndarray, variance: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    """[n] deviations of the mean of resampled values [N], scaled to `variance`."""
+    """[n] deviations of the mean of resampled values [N], scaled to the given variance."""
     centred = values - values.mean()
     usual = float((centred ** 2).mean()) / values.size
     if variance <= 0 or usual <= 0:

@@ -1,11 +1,11 @@
-"""The forms of answers, and how they change over the evaluations of a run. No torch.
+"""The form of answers (their text with words and numbers replaced by placeholders), and how it changes over the
+evaluations of a run. Does not import torch.
 
     for point in forms_over_steps(RunFolder("runs/quickstart")):
         print(point.step, point.entropy, point.forms.most_common(3))
 
-A form is an answer with its words and numbers replaced by placeholders (`form`). A policy that collapses to one of the
-forms of its base model shows a falling entropy over forms (Echo Chamber, arXiv 2504.07912). A form that grows while the
-held-out metric does not deserves a look at its answers.
+If a policy collapses to one of the forms of its base model, the entropy over forms falls (Echo Chamber, arXiv
+2504.07912). If a form becomes more frequent while the held-out metric does not rise, look at the answers of that form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlrl.errors import RunError
 from vlrl.store import RunFolder
 
 _LONGEST = 20_000
-"""Characters of an answer that are read."""
+"""Number of characters of an answer that are read."""
 _SHOWN = 120
 _TOKENS = re.compile(r"</?[A-Za-z_][\w-]{0,40}>|<\|[^|<>]{0,40}\|>|[-+]?\d+(?:\.\d+)?|[^\W\d_]\w*(?:['’-]\w+)*")
 _SENTENCE = re.compile(r"a(?:[\s,.;!?]+[a0])+")
@@ -27,12 +27,11 @@ _SPACE = re.compile(r"\s+")
 
 
 def form(text: str) -> str:
-    """The form of an answer: tags and signs as they are, `0` for a number, `a` for words, numbers among words
-    included. At most 120 characters; linear time; never raises.
+    """The form of an answer: tags and punctuation are kept, a number becomes `0`, a sequence of words (including
+    numbers between words) becomes `a`. At most 120 characters. Takes linear time and never raises.
 
     >>> form("<think>It is left of 2 cars.</think><answer>[190, 45.5]</answer>")
-    '<think>a.</think><answer>[0, 0]</answer>'
-    """
+    '<think>a.</think><answer>[0, 0]</answer>'"""
     short = _TOKENS.sub(_kind, text[:_LONGEST])
     marked = re.split(r"(</?[A-Za-z_][\w-]{0,40}>)", short)
     marked[::2] = [_SENTENCE.sub("a", piece) for piece in marked[::2]]
@@ -47,34 +46,34 @@ def _kind(token: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Forms:
-    """The forms of the answers of one evaluation."""
+    """The forms of the answers in one evaluation."""
 
     step: int
-    """Steps completed by the weights that answered."""
+    """Number of steps completed by the evaluated weights."""
     forms: Counter[str]
     """Form -> number of answers."""
 
     @property
     def answers(self) -> int:
-        """The number of answers."""
+        """Number of answers."""
         return self.forms.total()
 
     @property
     def entropy(self) -> float:
-        """Entropy over forms in nats; 0 = all answers have the same form."""
+        """Entropy over forms in nats; 0 if all answers have the same form."""
         shares = [count / self.answers for count in self.forms.values()]
         return -sum(share * math.log(share) for share in shares) + 0.0
 
     def share(self, name: str) -> float:
-        """The share of answers with this form, in [0, 1]."""
+        """The share of answers with the form `name`, in [0, 1]."""
         return self.forms[name] / self.answers
 
 
 def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
-    """The forms of each evaluation of a split, by step; split None = heldout, or the first split there is.
+    """The forms of the answers in each evaluation of a split, by step; without `split`, of heldout, or else of the
+    first split.
 
-    Raises RunError where no answers of the split are stored, or some cannot be read.
-    """
+    Raises RunError if no answers of the split are stored, or some cannot be read."""
     files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
     splits = sorted({name for _, name in files})
     split = split or next((name for name in ("heldout", *splits) if name in splits), "heldout")

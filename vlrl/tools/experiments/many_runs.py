@@ -1,8 +1,7 @@
-"""Many training runs, several side by side; a finished run is not repeated.
+"""Starts many training runs, several in parallel; runs that are finished already are not repeated.
 
     run_jobs([Job(Path("runs/s/a-0"), ("train", "a.yaml", "seed=0"))], parallel=2)
-    final_score(Path("runs/s/a-0"), "heldout", "reward/mean")
-"""
+    final_score(Path("runs/s/a-0"), "heldout", "reward/mean")"""
 
 from __future__ import annotations
 
@@ -29,22 +28,22 @@ from vlrl.store.files import read_json, write_text
 
 _LOOK_S = 0.2
 _SAVE_S = 120
-"""Seconds that runs get to save after Ctrl-C."""
+"""Seconds that the runs have to save after Ctrl-C."""
 _OWN = {"seed", "run.dir", "run"}
 _TAIL = 2000  # characters of a failed run's output in the message
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run."""
+    """A run to start: its folder and its command."""
 
     folder: Path
     words: tuple[str, ...]
-    """Arguments of the command `vlrl`, without run.dir, e.g. ("train", "my.yaml", "seed=1")."""
+    """Arguments of the `vlrl` command, without run.dir, e.g. ("train", "my.yaml", "seed=1")."""
 
     @property
     def log(self) -> Path:
-        """The file of its output."""
+        """The file that receives the output of the run."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
@@ -62,14 +61,15 @@ def _begun(folder: Path) -> float:
 
 def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_progress,
            what: str = "runs") -> None:
-    """Runs every job that is not finished, `parallel` at a time in the order given; a job that was begun resumes from
-    its checkpoint.
+    """Runs every job that is not finished, in the given order and `parallel` at a time. A job that was interrupted
+    earlier resumes from its checkpoint.
 
-    Each is a process `vlrl ...` of its own with an equal share of the CPU's threads (unless OMP_NUM_THREADS is set) and
-    of the GPUs in CUDA_VISIBLE_DEVICES, where there are enough. They are killed when this process is killed; they save
-    and stop when it is interrupted or its terminal is closed. `progress` counts running jobs by their steps. Raises
-    TrainingError with the end of the output of a run that failed; the runs beside it save and stop.
-    """
+    Each job is a separate `vlrl` process. It gets an equal share of the CPU threads (unless OMP_NUM_THREADS is set) and
+    of the GPUs in CUDA_VISIBLE_DEVICES, if there are enough. The processes are killed if this process is killed. If
+    this process is interrupted or its terminal is closed, they save and stop. `progress` reports the steps of the
+    running jobs.
+
+    If a run fails, the other runs save and stop, and TrainingError is raised with the end of its output."""
     waiting = [job for job in jobs if not finished(job.folder)]
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
     done = len(jobs) - len(waiting)
@@ -89,7 +89,8 @@ def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_pro
 
 
 def final_score(folder: Path, split: str, metric: str) -> float:
-    """A metric of the last evaluation of a finished run. Raises RunError where it is missing or not finite."""
+    """The value of a metric in the last evaluation of a finished run. Raises RunError if it is missing or not finite.
+    """
     lines = [line for line in RunFolder(folder).evals() if line.get("split") == split]
     if not lines:
         raise RunError(f"{folder} has no evaluation of {split!r}: name one of its eval.splits, with eval.samples above "
@@ -104,11 +105,10 @@ def final_score(folder: Path, split: str, metric: str) -> float:
 
 
 def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
-    """The split on which configs are compared: `split`, by default the first of the first config's eval.splits.
+    """The split on which configs are compared: `split`, or by default the first of the first config's eval.splits.
 
-    Raises ConfigError where a config does not evaluate it, where their held-out samples differ, and where one of
-    `words` (settings key=value) sets the seed or the folder, which `options` of the command set.
-    """
+    Raises ConfigError if a config does not evaluate this split, if the configs' held-out samples differ, or if one of
+    `words` (settings key=value) sets the seed or the run folder, which the command sets itself from `options`."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
         raise ConfigError(f"{own}: seed and run.dir are set for each run: leave them out ({options})")
@@ -128,10 +128,9 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Writes the plan of all runs to a JSON file, or checks that the file there holds the same plan.
+    """Writes the plan of all runs to a JSON file; if the file exists, checks that it holds the same plan.
 
-    Raises ConfigError with the first difference.
-    """
+    Raises ConfigError naming the first difference."""
     plan = json.loads(json.dumps(plain(plan)))
     before = read_json(path)
     if before is None:
@@ -177,7 +176,7 @@ def _check(job: Job, code: int) -> None:
 
 @contextmanager
 def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """On leaving the block, the runs that are left save and stop."""
+    """Context manager that, on exit, makes the remaining runs save and stop."""
     try:
         yield
     finally:

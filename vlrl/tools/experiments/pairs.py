@@ -1,12 +1,12 @@
-"""Pairs the held-out answers of two evaluations by content, never by id alone. No torch.
+"""Pairs the held-out answers of two evaluations by content, never by id alone. Does not import torch.
 
     found = pair(items(a.rollouts(50, split="heldout", columns=COLUMNS).to_pylist()), items(...))
     [(one.value, other.value) for one, other in found.pairs], found.notes("a", "b")
 
 The content of a sample is what was shown (hashes of its images and videos), what was asked (the rendered prompt) and
-what is right (the target). An id is another picture with another data.seed or in another file, so it decides only
-between samples of equal content. Of an episode the id is part of the content, as an environment may hide its state.
-"""
+what is correct (the target). With another data.seed or data file the same id may stand for another image, so ids only
+decide between samples of equal content. For an episode the id is part of the content, because an environment may hide
+its state."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from typing import Any, Literal, NamedTuple
 from vlrl.tools.evaluation.rows import NOT_CONTENT
 
 COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
-"""Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; further ones stay in the rows."""
+"""Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; other columns are kept in the rows."""
 _NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "frame_times", "duration"})
-"""Fields of a row that say where it comes from or how it is used, or that repeat its media and prompt."""
+"""Fields of a data row that are not part of its content: they say where it comes from or how it is used, or repeat its
+media and prompt."""
 
 Reason = Literal["missing", "changed", "duplicate"]
 WORDS: Mapping[Reason, str] = {
@@ -29,60 +30,60 @@ WORDS: Mapping[Reason, str] = {
     "changed": "with the id of a sample on the other side, but other content",
     "duplicate": "a copy of a sample that was counted",
 }
-"""Reason for leaving a sample out -> its text."""
+"""Reason for leaving a sample out -> the words printed for it."""
 
 
 class Item(NamedTuple):
-    """One sample of an evaluation, with anything to be paired as `value`."""
+    """One sample of an evaluation; `value` is the object to be paired, such as its answers."""
 
     id: str
     media: tuple[str, ...] = ()
-    """sha256 of each image and video of the prompt, in order."""
+    """sha256 of each image and video in the prompt, in order."""
     prompt: str = ""
     """The rendered prompt."""
     target: str = "null"
-    """JSON."""
+    """The target as JSON."""
     row: str = "{}"
-    """JSON of the fields of the row that belong to its content; "{}" where they are unknown."""
+    """The fields of the data row that belong to its content, as JSON; "{}" if they are unknown."""
     episode: bool = False
     value: Any = None
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """The part that two items of the same sample have in common."""
+        """The key that is equal for two items of the same sample."""
         return self.media, self.target, self.prompt, self.id if self.episode else None
 
 
 class LeftOut(NamedTuple):
-    """A sample of one side without a pair."""
+    """A sample without a counterpart in the other evaluation."""
 
     item: Item
     reason: Reason
     differs: tuple[str, ...] = ()
-    """For a changed sample: which of media, target, prompt and row differ from the sample with its id on the other
-    side.
-    """
+    """If the reason is "changed": which of media, target, prompt and row differ from the other evaluation's sample with
+    the same id."""
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Samples of two evaluations, each in at most one pair, in the order of the first."""
+    """The pairs of samples from two evaluations, in the order of the first evaluation; each sample is in at most one
+    pair."""
 
     pairs: tuple[tuple[Item, Item], ...]
     first: tuple[LeftOut, ...]
-    """Samples of the first evaluation without a pair, in its order."""
+    """Samples of the first evaluation without a counterpart, in its order."""
     second: tuple[LeftOut, ...]
     reworded: int = 0
-    """Pairs with equal id, media, target and row whose prompts differ in wording or chat template."""
+    """Number of pairs with equal id, media, target and row whose prompts differ in wording or chat template."""
 
     @property
     def unpaired(self) -> int:
-        """The number of samples of both sides without a pair."""
+        """Number of samples in both evaluations without a counterpart."""
         return len(self.first) + len(self.second)
 
     def notes(self, first: str = "the first", second: str = "the second") -> list[str]:
-        """Notes on samples without a pair and on differing prompts, one sentence each; [] where every sample is paired.
-        """
+        """Notes for the user on samples without a counterpart and on differing prompts, one sentence each. `first` and
+        `second` name the evaluations."""
         lines = []
         for name, left in ((first, self.first), (second, self.second)):
             for reason, n in sorted(Counter[Reason](one.reason for one in left).items()):
@@ -99,12 +100,11 @@ class Pairing:
 
 
 def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """One item for each sample, from rows of rollout files with COLUMNS; its value is the list of its rows, one for
-    each answer.
+    """Converts rows of rollout files (with COLUMNS) to one item per sample; the item's value is the list of its rows,
+    one per answer.
 
-    Answers belong to one sample when id and content are equal. Media shown in later turns of an episode are not part of
-    it.
-    """
+    Answers belong to the same sample if id and content are equal. Media shown in later turns of an episode do not count
+    as content."""
     rows_by_item: dict[Item, list[Mapping[str, Any]]] = {}
     for row in rows:
         rows_by_item.setdefault(_item(row), []).append(row)
@@ -112,13 +112,12 @@ def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
-    """The pairs of two evaluations, and the samples left out with the reason.
+    """Pairs the samples of two evaluations, and gives the reason for each sample that is left out.
 
     Items of equal content are paired, first those with equal row and id, and never items whose rows contradict each
-    other (the spans of two clips of one video). Of the rest, items with equal id, media, target and row are paired even
-    if their prompts are worded differently, unless both media and row are empty. Of several pairs with equal content
-    and row only one counts, so that a copied sample does not weigh double.
-    """
+    other (such as the spans of two clips of one video). Among the rest, items with equal id, media, target and row are
+    paired even if their prompts are worded differently, unless both media and row are empty. Of several pairs with
+    equal content and row only one counts, so that a duplicated sample does not count twice."""
     pairs: list[tuple[Item, Item]] = []
     left, right = list(first), list(second)
     for key in _PASSES:
@@ -145,7 +144,8 @@ _PASSES: tuple[_Key, ...] = (
     lambda i: i.content,
     lambda i: (i.media, i.target, i.row, i.id, i.episode) if i.media or i.row != "{}" else None,
 )
-"""Keys by which items are paired, the most certain first; None for an item that may not be paired."""
+"""Functions that return the key by which items are paired, the most certain key first; None for an item that this key
+cannot pair."""
 
 
 def _item(row: Mapping[str, Any]) -> Item:
@@ -168,7 +168,7 @@ def _row_content(text: str | None) -> str:
 
 def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
              ) -> tuple[list[tuple[Item, Item]], list[Item], list[Item]]:
-    """Pairs of equal keys in order, and the items of both sides that are left."""
+    """The pairs of items with equal keys, in order, and the items of each evaluation that are left."""
     waiting: dict[Any, list[Item]] = {}
     for item in second:
         if (name := key(item)) is not None:
@@ -186,7 +186,7 @@ def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether two rows have equal values in all fields that both have."""
+    """Whether two data rows have equal values in all fields that both of them have."""
     if one == other:
         return True
     a, b = json.loads(one), json.loads(other)

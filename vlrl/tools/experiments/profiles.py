@@ -1,7 +1,6 @@
 """Aggregate statistics over runs and tasks ("Deep RL at the Edge of the Statistical Precipice", 2108.13264).
 
-Scores are [runs, tasks]; optimality gap and profile assume them in [0, 1]. Pure numpy.
-"""
+Scores have shape [runs, tasks]; optimality gap and performance profile assume scores in [0, 1]. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -19,15 +18,14 @@ Statistic = Callable[[np.ndarray], float]
 def iqm(scores: np.ndarray) -> float:
     """The interquartile mean: the mean of the middle half of all scores [runs, tasks].
 
-    A quarter of them, rounded down, is left out at each end (scipy.stats.trim_mean with 0.25).
-    """
+    A quarter of the scores, rounded down, is left out at each end (scipy.stats.trim_mean with 0.25)."""
     flat = np.sort(_scores(scores), axis=None)
     cut = flat.size // 4
     return float(flat[cut:flat.size - cut].mean())
 
 
 def optimality_gap(scores: np.ndarray, best: float = 1.0) -> float:
-    """`best` - mean(min(scores, best)): how far scores [runs, tasks] fall short of `best`."""
+    """`best` - mean(min(scores, best)): how far the scores [runs, tasks] fall short of `best` on average."""
     return float(best - np.minimum(_scores(scores), best).mean())
 
 
@@ -37,7 +35,8 @@ def performance_profile(scores: np.ndarray, taus: Sequence[float] | np.ndarray) 
 
 
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
-    """Mean over tasks of P(X > Y) + P(X = Y) / 2 for a run X of scores [runs, tasks] and a run Y of others."""
+    """Mean over tasks of P(X > Y) + P(X = Y) / 2, where X is a run in `scores` [runs, tasks] and Y a run in `others`.
+    """
     scores, others = _scores(scores), _scores(others)
     if scores.shape[1] != others.shape[1]:
         raise ValueError(f"scores of {scores.shape[1]} tasks and of {others.shape[1]} cannot be compared")
@@ -46,10 +45,10 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
 
 
 def stratified(statistic: Callable[..., float], *scores: np.ndarray, n: int = 2000, seed: int = 0) -> Interval:
-    """statistic(*scores) with its 95 % percentile interval; runs are resampled within each task `n` times.
+    """statistic(*scores) with its 95 % percentile interval from `n` resamples of the runs within each task.
 
-    Each of `scores` is [runs, tasks] and resampled separately. The same scores and seed give the same interval.
-    """
+    Each array in `scores` has shape [runs, tasks] and is resampled separately. The same scores and seed give the same
+    interval."""
     rng = np.random.default_rng(seed)
     tables = [_scores(s) for s in scores]
     drawn = [np.take_along_axis(table[None], rng.integers(0, len(table), (n, *table.shape)), axis=1)
@@ -64,21 +63,20 @@ class Sensitivity(NamedTuple):
 
     name: str
     means: dict[str, tuple[int, float]]
-    """Value, or range of values -> (number of settings with it, their mean score)."""
+    """Value, or range of values -> (number of trials with it, their mean score)."""
     spread: float
-    """Largest minus smallest of these means."""
+    """The largest of these means minus the smallest."""
     share: float
-    """The share of the variance over all settings that lies between these values, in [0, 1]. With few settings per
-    value it is above 0 by chance alone.
-    """
+    """The share of the variance over all trials that is explained by this setting, in [0, 1]. With few trials per value
+    it is above 0 by chance alone."""
 
 
 def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float], bins: int = 3
                   ) -> list[Sensitivity]:
-    """The effect of each swept setting on the scores [settings], the largest spread first.
+    """How much each swept setting affects the scores [trials], the setting with the largest spread first.
 
-    `settings` map name -> value. More than `bins` + 2 different numbers are sorted into `bins` ranges of equal size.
-    """
+    `settings` maps the name of a setting to its values [trials]. If a setting has more than `bins` + 2 different
+    numbers, they are grouped into `bins` ranges of equal size."""
     values = np.asarray(scores, np.float64)
     effects = []
     for name in dict.fromkeys(name for one in settings for name in one):
@@ -93,7 +91,7 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
 
 
 def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
-    """Label -> positions."""
+    """Groups equal (or close) values: label -> their indices."""
     numbers = all(is_number(v) for v in values)
     if numbers or all(is_number(v) or isinstance(v, str) for v in values):
         different = sorted(set(values), key=lambda v: (isinstance(v, str), v))

@@ -1,4 +1,5 @@
-"""The result of a run, read from its folder: the table before/after and the reward curve. No torch."""
+"""The result of a run, read from its folder: the table of metrics before and after training, and the reward curve. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -24,25 +25,25 @@ _SPLIT_COLORS = ("#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d")
 
 
 class Gain(NamedTuple):
-    """One metric of one split at the first and the last evaluation."""
+    """One metric of one split at the first and the last evaluation of a run."""
 
     split: str
     metric: str
     n: int
-    """Samples of the last evaluation."""
+    """Number of samples in the last evaluation."""
     steps: tuple[int, int]
     before: Interval
     after: Interval
     gain: Interval
-    """Paired over the samples of both evaluations; NaN bounds where no value per sample is stored."""
+    """Last minus first value, paired over the samples of both evaluations; the bounds are NaN if no values per sample
+    are stored."""
 
 
 def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
-    """Every metric of every split in eval.jsonl, from the first to the last evaluation of at most `until` completed
-    steps (None = all).
+    """Compares the first with the last evaluation in eval.jsonl, for every metric and split. Evaluations after more
+    than `until` completed steps are ignored (None = none).
 
-    First and last are the same where there is only one.
-    """
+    If there is only one evaluation, it counts as first and last."""
     changes = []
     for split, (first, last) in _ends(run, until).items():
         metrics = [k for k, v in last.items()
@@ -60,10 +61,10 @@ def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
 
 
 def summary_table(run: RunFolder) -> Table:
-    """Before, after and paired gain of each metric and split with 95 % intervals, one row each.
+    """A table with one row per metric and split: the values before and after training, and the paired gain, with 95 %
+    intervals.
 
-    For a mixture: the reward over all tasks, and every metric by task.
-    """
+    For a mixture it shows the reward over all tasks, and every metric by task."""
     rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_breaks(run), *_best(run)]
@@ -89,7 +90,8 @@ def _breaks(run: RunFolder) -> Iterator[str]:
 
 
 def _best(run: RunFolder) -> Iterator[str]:
-    """One note for each split evaluated after a step: its best evaluation by the metric of checkpoints/best."""
+    """One note for each split that was evaluated after training steps: its best evaluation, by the metric of
+    checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[Mapping[str, Any]]] = {}
@@ -105,18 +107,18 @@ def _best(run: RunFolder) -> Iterator[str]:
 
 
 def main_gains(rows: list[Gain]) -> list[Gain]:
-    """The rows for a printed table: without lengths; for a mixture the overall reward and the metrics of each task."""
+    """The rows that a printed table shows: without length metrics; for a mixture the overall reward and the metrics of
+    each task."""
     labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
     return [row for row in rows if "completion/" not in row.metric and (
         not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
 
 
 def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
-    """Draws the training reward per step and the held-out reward with 95 % intervals, by default to reward.png in the
+    """Plots the training reward per step and the held-out reward with 95 % intervals; by default to reward.png in the
     run folder.
 
-    Returns the path of the plot. Steps are those completed by the weights that were measured.
-    """
+    Returns the path of the plot. A step is the number of steps that the measured weights had completed."""
     from matplotlib.figure import Figure
 
     path = path or run.path / "reward.png"
@@ -140,7 +142,7 @@ def plot_reward(run: RunFolder, path: Path | None = None) -> Path:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving mean [N] -> [N]; at both ends over the part of the window that has data."""
+    """Centred moving mean [N] -> [N]; near both ends only the existing part of the window is averaged."""
     total, at = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
     first, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
     return (total[end] - total[first]) / (end - first)
@@ -170,7 +172,8 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
 
 
 def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The first and last comparable evaluation of each split; of a repeated evaluation the newer line counts."""
+    """The first and the last evaluation of each split that are comparable; of a repeated evaluation the newer line
+    counts."""
     splits: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
@@ -178,7 +181,8 @@ def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any
 
 
 def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, float]]:
-    """Metric, also as `<task>/<metric>` -> sample id -> mean over its answers, from the rollouts of one evaluation."""
+    """Metric (also as `<task>/<metric>`) -> sample id -> mean over the sample's answers, from the rollouts of one
+    evaluation."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in run.rollouts(step, split=split, columns=["sample_id", "task", *VALUE_COLUMNS]).to_pylist():
         for prefix in ("", f"{row['task']}/"):
@@ -191,7 +195,7 @@ def _per_sample(run: RunFolder, split: str, step: int) -> dict[str, dict[str, fl
 
 
 def _paired(values: list[dict[str, dict[str, float]]], metric: str, difference: float) -> Interval:
-    """The paired gain where the metric is stored per sample, else the plain difference without bounds."""
+    """The paired gain if the metric is stored per sample, else the plain difference without bounds."""
     before, after = (v.get(metric, {}) for v in values)
     both = sorted(before.keys() & after.keys())
     if not both:
@@ -205,16 +209,16 @@ def _interval(record: Mapping[str, Any], metric: str) -> Interval:
 
 
 def signed(gain: Interval) -> str:
-    """A gain with its sign and, where known, its bounds."""
+    """Formats a gain with its sign and, if known, its bounds."""
     bounds = f" [{gain.low:+.3f}, {gain.high:+.3f}]" if np.isfinite(gain.low) else ""
     return f"{gain.mean:+.3f}{bounds}"
 
 
 def print_summary(run: RunFolder, steps: int, show: Callable[[Any], object]) -> None:
-    """Shows the table before/after, draws reward.png, and names the model and rollout files of a finished run.
+    """Prints the table of metrics before and after training, writes reward.png, and names the model and rollout files
+    of a finished run.
 
-    `steps` is the number of completed steps; `show` prints a line or a rich table.
-    """
+    `steps` is the number of completed steps; `show` prints a line or a rich table."""
     path = run.path
     show(summary_table(run))
     show(f"reward curve   {plot_reward(run)}")

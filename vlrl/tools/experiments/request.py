@@ -1,4 +1,4 @@
-"""What `vlrl sweep` is asked for. Imports no torch."""
+"""The options of `vlrl sweep`. Does not import torch."""
 
 from __future__ import annotations
 

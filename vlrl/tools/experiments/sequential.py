@@ -1,15 +1,14 @@
-"""How many seeds are enough: a group-sequential permutation test, AdaStop (2306.10882). Pure numpy.
+"""How many seeds are enough: a group-sequential permutation test, AdaStop (2306.10882). Uses numpy only.
 
     test = Sequential(("a", "b"))
     while test.undecided:
         test.add({name: scores of n new seeds for name in test.waiting})
     test.decisions[("a", "b")]      # "a", "b" or "" = no difference shown
 
-With more than two algorithms it is a closed test (Marcus, Peritz and Gabriel, 1976). Each way in which some of them
-could be equal is a hypothesis of its own, tested by permuting the scores of those that it calls equal; a pair is
-decided once every hypothesis that calls the two equal is rejected. The true one is rejected with a probability of at
-most alpha, and no equal pair is decided without that.
-"""
+With more than two algorithms it is a closed test (Marcus, Peritz and Gabriel, 1976). Every partition that calls some of
+the algorithms equal is a separate hypothesis, tested by permuting the scores of the algorithms that it calls equal. A
+pair of algorithms is decided once every hypothesis that calls the two equal is rejected. The true hypothesis is
+rejected with a probability of at most alpha, and without that rejection no pair of equal algorithms is decided."""
 
 from __future__ import annotations
 
@@ -24,27 +23,27 @@ import numpy as np
 
 Pair = tuple[str, str]
 Hypothesis = tuple[tuple[str, ...], ...]
-"""Groups of two or more algorithms that are equal within each group; all others differ."""
+"""Groups of two or more algorithms that are equal within each group; all other algorithms differ."""
 MOST = 8
-"""Algorithms at most: 8 have 4,139 hypotheses."""
+"""Maximum number of algorithms: 8 algorithms have 4,139 hypotheses."""
 _TIE = 1e-9
-"""Sums that differ by less than this share of the largest score are equal."""
+"""Sums count as equal if they differ by less than this share of the largest score."""
 
 
 class InterimAnalysis(NamedTuple):
     """The state of the test after one block."""
 
     block: int
-    """Counts from 1."""
+    """Number of the block, counted from 1."""
     statistics: dict[Pair, float]
-    """|sum over blocks of (mean_a - mean_b)| of the pairs that were undecided before it."""
+    """|sum over blocks of (mean_a - mean_b)| for each pair that was undecided before this block."""
     thresholds: dict[Pair, float]
-    """The value that each statistic has to exceed for this pair alone to be called different; infinite where the level
-    allows no decision yet. Every other hypothesis in which the pair is equal has to be rejected too.
-    """
+    """For each pair the value that its statistic must exceed to reject the hypothesis that only this pair is equal;
+    infinite if the level allows no decision yet. To decide the pair, every other hypothesis in which it is equal
+    must be rejected too."""
     decided: dict[Pair, str]
     spent: float
-    """Largest level that any hypothesis has used so far."""
+    """The largest level that any hypothesis has used so far."""
 
 
 @dataclass
@@ -52,19 +51,18 @@ class _Test:
     """The state of one hypothesis."""
 
     thresholds: list[float] = field(default_factory=list)
-    """b_k of each block."""
+    """The threshold b_k of each block."""
     spent: float = 0.0
     rejected: bool = False
 
 
 @dataclass
 class Sequential:
-    """Compares every pair of several algorithms: `n` new seeds of each per block, at most `blocks` blocks.
+    """Compares every pair of several algorithms, with `n` new seeds of each per block and at most `blocks` blocks.
 
     The probability of deciding for any pair with equal score distributions is at most `alpha` over all blocks and
-    pairs. `resamples` permutations are drawn for each hypothesis; for two algorithms alone all are enumerated where
-    there are fewer. The same scores and seed give the same decisions.
-    """
+    pairs. `resamples` random permutations are used for each hypothesis; for only two algorithms all permutations are
+    enumerated if there are fewer. The same scores and seed give the same decisions."""
 
     names: tuple[str, ...]
     n: int = 5
@@ -74,15 +72,16 @@ class Sequential:
     seed: int = 0
     looks: list[InterimAnalysis] = field(default_factory=list)
     decisions: dict[Pair, str] = field(default_factory=dict)
-    """Decided pair -> the higher algorithm; "" after the last block where no difference is shown."""
+    """Decided pair -> the algorithm with the higher score; "" if no difference is shown after the last block."""
     _scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _largest: dict[str, float] = field(default_factory=dict)
     """Algorithm -> its largest |score| so far."""
     _tests: dict[Hypothesis, _Test] = field(default_factory=dict)
     _drawn: dict[tuple[str, ...], list[np.ndarray]] = field(default_factory=dict)
-    """Group -> for each block [permutations]: the largest |sum of differences| up to it, under drawn labellings."""
+    """Group of algorithms -> for each block an array [permutations]: the largest |sum of differences| up to this block
+    under permuted labels."""
     _sums: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
-    """Group -> [permutations, algorithms]: the sums of means up to the last of these blocks."""
+    """Group of algorithms -> array [permutations, algorithms]: the sums of means over all blocks in `_drawn`."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(set(self.names)) == len(self.names) <= MOST:
@@ -100,15 +99,14 @@ class Sequential:
 
     @property
     def waiting(self) -> list[str]:
-        """The algorithms of undecided pairs, which need another block of seeds."""
+        """The algorithms of undecided pairs; each needs another block of seeds."""
         return [name for name in self.names if any(name in pair for pair in self.undecided)]
 
     def add(self, scores: Mapping[str, Sequence[float]]) -> InterimAnalysis:
-        """Takes the scores [n] of a block for each of `waiting`, decides pairs where possible, and returns the
-        analysis.
+        """Adds one block: the scores [n] of each algorithm in `waiting`. Decides pairs if possible, and returns the
+        interim analysis.
 
-        Raises ValueError where scores are missing, superfluous, or not finite.
-        """
+        Raises ValueError if scores are missing, superfluous or not finite."""
         if set(scores) != set(self.waiting):
             raise ValueError(f"block {len(self.looks) + 1} needs scores of {self.waiting}, not of {list(scores)}")
         for name, values in scores.items():
@@ -138,11 +136,10 @@ class Sequential:
                     max(test.spent for test in self._tests.values()))
 
     def _examine(self, hypothesis: Hypothesis, test: _Test, k: int, maxima: dict[tuple[str, ...], np.ndarray]) -> None:
-        """Sets threshold and level of a hypothesis after block k, and whether it is rejected.
+        """Computes threshold and level of a hypothesis after block k, and whether the hypothesis is rejected.
 
-        `maxima` caches groups that are part of several hypotheses; a group that stands alone may enumerate all
-        labellings.
-        """
+        `maxima` caches the results for groups that occur in several hypotheses. If a group is the only one of its
+        hypothesis, all its permutations may be enumerated."""
         alone = len(hypothesis) == 1 and len(hypothesis[0]) == 2
         for group in () if alone else hypothesis:
             if group not in maxima:
@@ -160,9 +157,8 @@ class Sequential:
         test.rejected = bool(statistics[k - 1, 0] > threshold)
 
     def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
-        """[blocks, permutations]: the largest |sum of differences of means| between two of a group up to each block.
-        Permutation 0 is the true labelling.
-        """
+        """[blocks, permutations]: for each block the largest |sum of differences between means| of any two algorithms
+        in a group. Permutation 0 has the true labels."""
         scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
         if alone and math.comb(2 * self.n, self.n) ** len(scores) <= self.resamples:
             means = [self._means(values, at) for values, at in
@@ -177,28 +173,28 @@ class Sequential:
         return self._rounded(drawn, group)
 
     def _means(self, values: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """[permutations, algorithms]: the means of a block under these labellings."""
+        """[permutations, algorithms]: the means of a block under the permuted labels `at`."""
         return values[at].reshape(len(at), -1, self.n).mean(axis=2)
 
     def _sum(self, pair: Pair) -> float:
-        """The signed sum of a pair."""
+        """The signed sum of differences of a pair over all blocks."""
         means = [np.sum([block.mean() for block in self._scores[name]]) for name in pair]
         return float(self._rounded(means[0] - means[1], pair))
 
     def _rounded(self, sums: np.ndarray | list[np.ndarray] | float, group: Sequence[str]) -> np.ndarray:
-        """Rounds, so that equal sums added in a different order are equal."""
+        """Rounds the sums, so that equal sums that were added in a different order compare equal."""
         scale = self._scale(group)
         return np.round(np.asarray(sums) / scale, 12) * scale
 
     def _scale(self, names: Sequence[str]) -> float:
-        """The largest score so far. It grows, so that a sum is rounded differently after a further block."""
+        """The largest |score| of these algorithms so far. It can grow, so a sum may be rounded differently after a
+        further block."""
         return max(1e-300, *(self._largest[name] for name in names))
 
 
 def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
-    """Every way in which some of the names are equal: all partitions except the one into single names, without their
-    single names.
-    """
+    """Every way in which some of the names can be equal: all partitions of the names except the one into single names.
+    Single names are omitted from each partition."""
     partitions: list[list[tuple[str, ...]]] = [[]]
     for name in names:
         partitions = [new for old in partitions for new in ([*old, (name,)], *(
@@ -207,9 +203,10 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
 
 
 def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, float]:
-    """The smallest b with P(M > b) <= level, and that probability, for maxima `top` in falling order out of `started`
-    permutations; (inf, 0) where not even the largest may be exceeded.
-    """
+    """The smallest b with P(M > b) <= level, and that probability. `top` are the largest maxima M in descending order,
+    out of `started` permutations.
+
+    (inf, 0) if even the largest maximum must not be exceeded."""
     allowed = math.floor(level * started + 1e-9)
     if allowed < 0 or not len(top):
         return math.inf, 0.0
@@ -219,9 +216,8 @@ def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, floa
 
 @lru_cache(maxsize=64)
 def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
-    """[resamples, size] positions: the scores of a block in this order are those of the first algorithm, then of the
-    second and so on, under permuted labels. The first row is the true labelling.
-    """
+    """Array [resamples, size] of positions: the scores of a block, taken in this order, belong to the first algorithm,
+    then to the second and so on. The first row has the true labels, the others are random permutations."""
     drawn = np.random.default_rng(seed).permuted(np.tile(np.arange(size), (resamples, 1)), axis=1)
     drawn[0] = np.arange(size)
     return drawn
@@ -229,7 +225,7 @@ def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _all_labellings(n: int, blocks: int) -> tuple[np.ndarray, ...]:
-    """All labellings of all blocks of two algorithms, one array like that of _labellings for each block."""
+    """All permutations of the labels of two algorithms in all blocks: one array like that of _labellings per block."""
     size = 2 * n
     one = np.array([[*chosen, *sorted({*range(size)} - {*chosen})]
                     for chosen in itertools.combinations(range(size), n)])  # the first chooses 0 .. n - 1

@@ -1,4 +1,4 @@
-"""`vlrl compare --sequential`: runs seeds of several configs until a group-sequential test decides."""
+"""`vlrl compare --sequential`: trains configs with further seeds until a group-sequential test decides between them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
         split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
         jobs: int = 1, first_seed: int = 0, progress: Progress = no_progress,
         on_look: Callable[[InterimAnalysis], None] | None = None) -> SequentialResult:
-    """Runs blocks of `n` seeds of each config that is still undecided against another, until all pairs are decided or
-    `blocks` blocks have run.
+    """Trains blocks of `n` seeds of each config that is still undecided against another config, until all pairs are
+    decided or `blocks` blocks have run.
 
-    Runs are in FOLDER/<config>-<seed>; a finished one is not repeated, so the same call continues after an
-    interruption. All use the same held-out samples (data.seed). Writes sequential.json there after each block. Raises
-    ConfigError for configs or numbers that make no test, or that differ from those the folder was begun with.
-    """
+    The runs are in FOLDER/<config>-<seed>. A finished run is not repeated, so the same call continues after an
+    interruption. All runs use the same held-out samples (data.seed). sequential.json is written to the folder after
+    each block. Raises ConfigError for configs or numbers that make no test, or that differ from those with which the
+    folder was started."""
     loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
     split = deciding_split(loaded, split, settings, "--seeds, -o")
     try:
@@ -84,7 +84,7 @@ def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path
 
 
 def _names(configs: Sequence[str]) -> dict[str, str]:
-    """Name -> path of each config; the name is the stem of the file, with its folder where two are equal."""
+    """Name -> path of each config. The name is the stem of the file, with its folder if two stems are equal."""
     stems = [Path(path).stem for path in configs]
     names = [stem if stems.count(stem) == 1 else f"{Path(path).absolute().parent.name}-{stem}"
              for path, stem in zip(configs, stems, strict=True)]

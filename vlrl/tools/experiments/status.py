@@ -1,7 +1,7 @@
-"""The status of a run, read from its folder during or after the run: heartbeat, lock, the ends of the .jsonl files.
+"""The status of a run, read during or after the run from files in its folder: the heartbeat, the lock, and the last
+lines of the .jsonl files.
 
-Imports no torch. A file that is missing or half-written leaves its part of the status empty.
-"""
+Does not import torch. If a file is missing or incomplete, the fields read from it stay empty."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vlrl.store.lock import owner_lives
 from vlrl.tools.stages.stage_list import FILE, StageList, read_stages
 
 ACTIVE = ("starting", "running", "stale")
-"""States in which a process works on the run."""
+"""States in which a process is working on the run."""
 RECENT = 20
-"""Steps over which speed and trend are computed."""
+"""Number of steps over which speed and trend are computed."""
 _DEPTH = 3  # folders below the given one in which runs are looked for
 _LINES = 200  # of each file, from its end
 _BYTES = 1 << 20
@@ -33,35 +33,36 @@ _UNKNOWN_S = 1800.0  # without a completed step: loading a model and the first e
 
 @dataclass(frozen=True)
 class Status:
-    """One run. A number is None where the files do not hold it."""
+    """The status of one run. A number is None if it cannot be read from the files."""
 
     path: str
     state: str
-    """starting, running, finished, interrupted, failed, stale (its process lives but reports nothing), dead (its
-    process ended without a report), or unknown (no heartbeat).
-    """
+    """One of starting, running, finished, interrupted, failed, stale (the process is alive but reports nothing), dead
+    (the process ended without reporting it), unknown (no heartbeat)."""
     step: int | None = None
-    """Steps completed."""
+    """Number of completed steps."""
     steps: int | None = None
     steps_per_minute: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Seconds to the end at the speed of the last steps; None unless it runs."""
+    """Estimated seconds to the end at the speed of the last steps; None if the run is not running."""
     reward: float | None = None
-    """Reward of the last step."""
+    """Mean reward of the last step."""
     trend: float | None = None
-    """Mean reward of the last RECENT steps minus that of as many steps before (at least two each)."""
+    """Mean reward of the last RECENT steps minus the mean reward of as many steps before them (at least two steps
+    each)."""
     evals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Split -> the last line of eval.jsonl for it."""
+    """Split -> the split's last line in eval.jsonl."""
     heartbeat_age_s: float | None = None
     pid: int | None = None
     host: str | None = None
     stages: Sequence[Status] = ()
-    """The stages that have begun, for a run of several; its own numbers then cover all stages, or the last."""
+    """If the run has stages, the stages that have begun. The numbers of this status are then those of all stages, or of
+    the last stage."""
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run folders at or below `path`, by name. Raises RunError where there is none."""
+    """The run folders at or below `path`, sorted by name. Raises RunError if there are none."""
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         if os.path.exists(path):
             raise RunError(f"{path} is not a run folder: it is a file. Name a run folder, e.g. runs/quickstart.")
@@ -88,7 +89,7 @@ def _below(path: Path, depth: int) -> list[Path]:
 
 
 def read_status(path: Path, now: float | None = None) -> Status:
-    """The status of the run in a folder; `now` in seconds since 1970."""
+    """Reads the status of the run in a folder; `now` is the time in seconds since 1970."""
     now = time.time() if now is None else now
     stages = read_stages(path)
     if stages is not None:
@@ -115,7 +116,7 @@ def read_status(path: Path, now: float | None = None) -> Status:
 
 
 def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
-    """The status of a run of several stages: state and figures of the last stage that has begun."""
+    """The status of a run with stages, from the status of the last stage that has begun."""
     begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
     last = begun[-1] if begun else None
     owner = read_json(known.folder / "run.lock")
@@ -137,7 +138,7 @@ def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
 
 def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool | None, age: float | None,
            longest: float | None) -> str:
-    """`lives` is None when the owner of the lock works on another host."""
+    """The state of a run, from its heartbeat and lock. `lives` is None if the lock is held on another host."""
     state = beat.get("state")
     state = state if state in ("running", "finished", "interrupted", "failed") else "unknown"
     if lives is False:
@@ -170,7 +171,7 @@ def _trend(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _tail(path: Path, count: int) -> list[dict[str, Any]]:
-    """The last complete JSON objects of a .jsonl file that may still grow."""
+    """The last `count` complete JSON objects of a .jsonl file, which may still be growing."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)

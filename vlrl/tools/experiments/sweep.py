@@ -1,6 +1,5 @@
-"""`vlrl sweep`: settings over seeds, where the seeds that choose are not those that test ("Hyperparameters in
-Reinforcement Learning and How To Tune Them", 2306.01324).
-"""
+"""`vlrl sweep`: tries settings with several seeds; the seeds that select the best settings are not those that test them
+("Hyperparameters in Reinforcement Learning and How To Tune Them", 2306.01324)."""
 
 from __future__ import annotations
 
@@ -39,16 +38,17 @@ _TAUS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class SweptSetting:
-    """One setting that a word of the command line sweeps."""
+    """A setting with the values or the range that the sweep tries."""
 
     name: str
     values: tuple[Any, ...] = ()
-    """Of a list; () for a range."""
+    """The values of a list; () for a range."""
     low: float = 0.0
     high: float = 0.0
-    """Ends of a range: drawn uniformly, on a log scale where it spans a factor of 10 or more above 0."""
+    """Upper end of a range. Values are sampled uniformly between `low` and `high`, on a log scale if both are positive
+    and differ by a factor of 10 or more."""
     whole: bool = False
-    """Whether only whole numbers are drawn."""
+    """Whether only whole numbers are sampled."""
 
     def draw(self, rng: np.random.Generator) -> Any:
         if self.values:
@@ -62,7 +62,7 @@ class SweptSetting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of the swept settings, and its score by seed."""
+    """One combination of the swept settings, and its score by seed."""
 
     number: int
     settings: Mapping[str, Any]
@@ -75,25 +75,26 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found."""
+    """The result of a sweep."""
 
     metric: str
     split: str
     trials: tuple[Trial, ...]
-    """Those with the most seeds first, then by mean: the first is the best on the tuning seeds."""
+    """Sorted by number of seeds, then by mean score: the first is the best trial on the tuning seeds."""
     tuning: Interval
-    """Mean of the best trial over its tuning seeds; biased upwards, as these seeds chose it."""
+    """Mean score of the best trial over its tuning seeds; biased upwards, because these seeds selected it."""
     tests: Mapping[str, Mapping[int, float]]
-    """"best" and "base" (the config as it is) -> test seed -> score."""
+    """"best" and "base" (the unchanged config) -> test seed -> score."""
     statistics: Mapping[str, Mapping[str, Interval]]
-    """"best" and "base" -> mean, iqm, optimality_gap over the test seeds with 95 % intervals."""
+    """"best" and "base" -> mean, iqm and optimality_gap over the test seeds, with 95 % intervals."""
     improvement: Interval | None
-    """Probability that a run with the best settings scores above one without them, over the test seeds."""
+    """Probability that a run with the best settings scores higher than a run of the unchanged config, over the test
+    seeds."""
     gain: Interval | None
-    """Mean difference best - base over the test seeds, paired by seed; bounds are NaN with one seed."""
+    """Mean difference best - base over the test seeds, paired by seed; the bounds are NaN with one seed."""
     sensitivities: tuple[Sensitivity, ...]
     runs: int
-    """All runs, tuning and test."""
+    """Number of runs, on tuning and test seeds."""
     folder: Path
     notes: tuple[str, ...] = ()
 
@@ -103,7 +104,7 @@ class SweepResult:
 
     @property
     def verdict(self) -> str:
-        """Whether the test seeds show a difference between the best settings and the config as it is."""
+        """One sentence: whether the test seeds show a difference between the best settings and the unchanged config."""
         if self.gain is None:
             return "whether that is better than the config as it is was not measured (base runs were left out)"
         seeds = len(self.tests["best"])
@@ -114,7 +115,7 @@ class SweepResult:
             f"no difference can be shown by one test seed (best less base {self.gain}): give more with --test-seeds")
 
     def profile(self) -> dict[str, list[float]]:
-        """The share of test scores above each hundredth of [0, 1], by "best" and "base"."""
+        """The share of test scores above each hundredth of [0, 1], for "best" and "base"."""
         return {name: performance_profile(_column(own), _TAUS).tolist() for name, own in self.tests.items()}
 
     def plain(self) -> dict[str, Any]:
@@ -135,10 +136,10 @@ class SweepResult:
 
 
 def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]:
-    """The settings that are swept, `key=v1,v2` and `key=lo..hi`, and the words that are settings of every run.
+    """Splits the words of the command line into swept settings (`key=v1,v2` and `key=lo..hi`) and settings that apply
+    to every run.
 
-    Raises ConfigError for a malformed range, and where a value is listed twice.
-    """
+    Raises ConfigError for a malformed range, and for a value that is listed twice."""
     swept, fixed = [], []
     for word in words:
         name, _, text = word.partition("=")
@@ -159,7 +160,8 @@ def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]
 
 
 def trials(swept: Sequence[SweptSetting], method: str, n: int, seed: int) -> list[dict[str, Any]]:
-    """The settings to try: all combinations of lists (`grid`), else `n` different random ones."""
+    """The combinations of settings to try: all combinations of the lists (`grid`), else `n` different random
+    combinations."""
     if not swept:
         raise ConfigError("nothing is swept: write a setting with several values, e.g. train.lr=1e-5,3e-5, or a range, "
                           "e.g. train.lr=1e-6..1e-4")
@@ -188,14 +190,14 @@ METHODS = ("grid", "random", "halving")
 
 def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepRequest | None = None,
               progress: Progress = no_progress) -> SweepResult:
-    """Tries settings on the tuning seeds 0, 1, ..., takes the best mean, and measures it on further test seeds.
+    """Tries settings on the tuning seeds 0, 1, ..., takes those with the best mean, and evaluates them on further test
+    seeds.
 
-    `grid` and `random` run every choice on every tuning seed. `halving` runs all on the first seed, and on each further
-    one the best 1/eta of those left (successive halving with seeds as the resource, so that no short run is compared
-    with a long one). With `base` the config as it is runs on the test seeds too. Runs are in `folder`; a finished one
-    is not run again. Writes sweep.json and profile.png there. Raises ConfigError for settings that cannot be swept, and
-    for options that have no effect with the method.
-    """
+    `grid` and `random` run every combination on every tuning seed. `halving` runs all combinations on the first seed,
+    and on each further seed only the best 1/eta of those left (successive halving over seeds, so that a short run is
+    never compared with a long one). With `base` the unchanged config is run on the test seeds too. The runs are in
+    `folder`; a finished run is not repeated. sweep.json and profile.png are written to `folder`. Raises ConfigError for
+    settings that cannot be swept, and for options that have no effect with the method."""
     request = request or SweepRequest()
     swept, fixed = swept_settings(words)
     listed = all(space.values for space in swept)
@@ -224,7 +226,7 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
     counted = _counted(progress, total)
 
     def scores(choices: Mapping[str, Mapping[str, Any]], own: Sequence[int]) -> dict[str, dict[int, float]]:
-        """Runs each choice on each seed: folder -> seed -> score."""
+        """Runs each combination on each seed: folder -> seed -> score."""
         jobs = {name: [Job(folder / f"{name}-{s}", (command, path, *fixed, *_words(settings), f"seed={s}"))
                        for s in own] for name, settings in choices.items()}
         work = [job for jobs_of in jobs.values() for job in jobs_of]
@@ -253,7 +255,8 @@ def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
 
 
 def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progress]:
-    """A function of the next jobs that returns their `progress`: their count continues over all `total` runs."""
+    """Returns a function that gives each call of run_jobs its `progress`; the counts of successive calls continue over
+    all `total` runs."""
     before = 0
 
     def of(jobs: Sequence[Job]) -> Progress:
@@ -267,7 +270,8 @@ def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progre
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
           scores: Callable[[Mapping[str, Mapping[str, Any]], Sequence[int]], dict[str, dict[int, float]]]
           ) -> list[Trial]:
-    """The trials, best first: by the number of seeds that they ran on, then by their mean."""
+    """Runs the method and returns the trials, the best first: sorted by the number of seeds they ran on, then by their
+    mean."""
     results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
     left = list(results)
     for own in [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]:
@@ -301,7 +305,7 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
 
 
 def plot(swept: SweepResult, path: Path) -> None:
-    """Draws the performance profile of the test runs: the share of runs above each score."""
+    """Plots the performance profile of the test runs: the share of runs above each score."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
@@ -318,7 +322,7 @@ def plot(swept: SweepResult, path: Path) -> None:
 
 
 def _value(text: str) -> Any:
-    """The value of a word: a number (YAML reads 1e-5 as a text), true, false, or the text."""
+    """Parses the value of a setting: a number (YAML reads 1e-5 as a text), true, false, or the text itself."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -339,7 +343,8 @@ def _range(name: str, text: str) -> SweptSetting:
 
 
 def _deciding_split(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]], split: str | None) -> str:
-    """The split that decides. Loads every choice, so that a wrong one is reported before the first run."""
+    """The split that decides. Loads the config with every combination, so that an invalid one is reported before the
+    first run."""
     loaded = {path: config.load(path, fixed)}
     loaded |= {" ".join(words): config.load(path, [*fixed, *words]) for one in chosen for words in [_words(one)]}
     swept = [f"{name}=..." for one in chosen[:1] for name in one]
@@ -347,5 +352,5 @@ def _deciding_split(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[st
 
 
 def _column(scores: Mapping[int, float]) -> np.ndarray:
-    """The scores as [runs, 1]."""
+    """The scores as an array [runs, 1]."""
     return np.array([list(scores.values())], np.float64).T

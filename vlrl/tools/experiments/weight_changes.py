@@ -1,14 +1,13 @@
-"""`vlrl compare --weights`: which weights differ between two models.
+"""`vlrl compare --weights`: counts which weights differ between two models.
 
     changes = weight_changes(Path("runs/a"))              # a run's base model and its newest checkpoint
     changes.total.share, changes.kinds["language_model.layers.mlp.up_proj.weight"].share
 
-How much of a model a run has changed, as in "Reinforcement Learning Finetunes Small Subnetworks in Large Language
-Models" (2505.11711): weights that differ by more than 1e-5 in the dtype of the first model. A float32 checkpoint beside
-a bfloat16 base model differs nearly everywhere by less than bfloat16 resolves; that share is counted separately
-(`lost`). Weights are read tensor by tensor in blocks of rows, so neither model is in memory as a whole; LoRA factors
-are multiplied out.
-"""
+Measures how much of a model a run has changed, as in "Reinforcement Learning Finetunes Small Subnetworks in Large
+Language Models" (2505.11711): the weights that differ by more than 1e-5 in the dtype of the first model. A float32
+checkpoint differs from a bfloat16 base model nearly everywhere by less than bfloat16 can resolve; the share of such
+weights is counted separately (`lost`). Weights are read tensor by tensor in blocks of rows, so neither model is fully
+in memory. LoRA factors are multiplied out."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ from vlrl.store.files import read_json
 TOLERANCE = 1e-5
 _ADAPTER = "adapter_config.json"
 _BLOCK = 2**24
-"""Weights compared at a time."""
+"""Number of weights compared at a time."""
 _PREFIXES = {"model", "language_model", "base_model", "module"}
-"""Parts of names that some library versions write and others do not."""
+"""Parts of tensor names that some library versions write and others do not."""
 
 
 @dataclass
@@ -49,11 +48,11 @@ class Change:
     equal: int = 0
     """Weights that are equal in that dtype."""
     lost: int = 0
-    """Of the equal ones, those that differ in the dtype of the second model."""
+    """Those of the equal weights that differ in the dtype of the second model."""
     distance: float = 0.0
-    """Euclidean distance of the weights as stored."""
+    """Euclidean distance between the stored weights."""
     norm: float = 0.0
-    """Euclidean norm of the first model."""
+    """Euclidean norm of the first model's weights."""
 
     @property
     def share(self) -> float:
@@ -61,7 +60,7 @@ class Change:
         return self.changed / self.weights if self.weights else 0.0
 
     def add(self, other: Change) -> None:
-        """Adds the counts of other weights."""
+        """Adds the counts for another set of weights."""
         for name in ("tensors", "weights", "changed", "equal", "lost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.distance, self.norm = math.hypot(self.distance, other.distance), math.hypot(self.norm, other.norm)
@@ -69,24 +68,24 @@ class Change:
 
 @dataclass(frozen=True)
 class WeightChanges:
-    """What differs between two models."""
+    """The differences between two models."""
 
     a: str
     b: str
     total: Change
     kinds: Mapping[str, Change]
-    """Counts by tensor name without layer numbers, the most changed first."""
+    """Tensor name without layer number -> counts; the most changed first."""
     unmatched: tuple[str, ...] = field(default=())
-    """Weights that only one of the two has."""
+    """Number of weights that only one of the two models has."""
 
 
 def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
-    """The differences between two models: folders, Hub names in the local cache, checkpoints, or run folders (their
-    newest checkpoint). Without `b`, the changes of run or adapter `a` relative to its base model.
+    """Counts the differences between two models: folders, Hub names in the local cache, checkpoints, or run folders
+    (their newest checkpoint). Without `b`, compares the run or adapter `a` with its base model.
 
-    For LoRA adapters the product of the factors counts. Raises RunError where a model is missing, cannot be read, or
-    has no weight in common with the other; ConfigError for quantized weights (4-bit) and for adapters other than LoRA.
-    """
+    For LoRA adapters the product of the factors is compared. Raises RunError if a model is missing, cannot be read, or
+    has no weight in common with the other model. Raises ConfigError for quantized weights (4-bit) and for adapters
+    other than LoRA."""
     second = _folder(str(a if b is None else b))
     first = _base(str(a), second) if b is None else _folder(str(a))
     with ExitStack() as stack:
@@ -108,7 +107,7 @@ def weight_changes(a: Path | str, b: Path | str | None = None) -> WeightChanges:
 
 
 def _folder(name: str) -> Path:
-    """The folder with the weights of a model."""
+    """The folder that holds the weights of a model."""
     if name.startswith("embedded/"):
         return embedded(name)
     if os.path.isdir(name):
@@ -158,7 +157,7 @@ class _Weights:
         return tuple(file.get_slice(own).get_shape())
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Rows of a weight as stored; in float32 with an adapter."""
+        """Rows `start` to `end` of a weight, in the stored dtype; in float32 if there is an adapter."""
         file, own = self.files[name]
         values = file.get_slice(own)[start:end] if self.shape(name) else file.get_tensor(own)[None]
         if not values.is_floating_point():
@@ -186,7 +185,7 @@ class _Adapter:
             self.factors.setdefault(f"{match[1]}.weight", {})[match[2]] = place
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Rows of B A times the scale, float32."""
+        """Rows `start` to `end` of the product B A times the scale, in float32."""
         both = self.factors[name]
         (file_a, a), (file_b, b) = both["A"], both["B"]
         first, second = file_a.get_tensor(a).float(), file_b.get_slice(b)[start:end].float()
@@ -199,7 +198,7 @@ class _Adapter:
 
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
-    """Name, without parts that differ between library versions -> (open file, name in that file)."""
+    """Tensor name, without the parts that differ between library versions -> (open file, name in that file)."""
     tensors: dict[str, tuple[Any, str]] = {}
     own: dict[str, tuple[Any, str]] = {}
     try:
