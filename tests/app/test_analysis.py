@@ -160,8 +160,8 @@ def test_only_the_same_pictures_are_compared(seeds):
         ("q", "held-0-q"), ("r", "held-0-t"), ("s", "held-0-s")]
     assert found.gain.mean == 1 and (found.only_a, found.only_b) == (1, 1)
     [said] = found.notes
-    assert "1 of A left out: with the id of a sample on the other side, but other content (media 1" in said
-    assert "another data.seed" in said and "1 pairs were worded differently" in said
+    assert "1 of A left out: with the id of a sample on the other side, but different content (media 1" in said
+    assert "because data.seed or" in said and "1 pairs were worded differently" in said
 
 
 def test_spans_and_reward_parts_are_of_the_same_pictures(seeds):

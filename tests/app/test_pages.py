@@ -217,7 +217,7 @@ def test_compare_takes_first_against_last_of_a_run_and_last_against_last_of_two(
     assert "B wins 1 B loses 0 ties 1" in words(above) and json.loads(plots)[0]["data"][0]["x"] == [0.0, 1.0]
     assert "Biggest gains sample category A B gain h1 cat 0 1 +1.000" in words(below)
     above = words(compare.show(site, {"a": "a", "b": "b"})[0])
-    assert "B: b, heldout after step 0" in above and "1 of A left out: not on the other side" in above
+    assert "B: b, heldout after step 0" in above and "1 of A left out: without a counterpart on the other side" in above
 
 
 @pytest.mark.parametrize(("where", "said"), [

@@ -83,7 +83,7 @@ CASES = [
     ("play yes.yaml task=content.py --answer x", 1, "messages of sample 'train-0' contains .*expected {\"role\""),
     ("play yes.yaml task=number.py --answer x", 1, "oracle of sample 'train-0' returned int, expected an answer"),
     ("play yes.yaml task=dies.py --answer x", 1, "dies.py:11: SystemExit: 0"),
-    ("play yes.yaml --index 1 --id a", 2, "give one of --index, --id and --random"),
+    ("play yes.yaml --index 1 --id a", 2, "give only one of --index, --id and --random"),
     ("score yes.yaml loop.jsonl", 1, "input 'loop.jsonl' cannot be read: Too many levels of symbolic links"),
     ("score yes.yaml rows.jsonl -o /dev/full", 1, "No space left on device. Free space"),
     ("score yes.yaml rows.jsonl --run runs/a", 2, "--run reads the rollouts of a run"),
@@ -91,7 +91,7 @@ CASES = [
     ("data check latin.jsonl", 1, "latin.jsonl cannot be read: it is not UTF-8 text .*at byte 11.. Save it as UTF-8"),
     ("data check looping.jsonl", 1, "media path 'loop.jsonl' is not a path: Symlink loop|loop.jsonl does not exist"),
     (f"data convert good.jsonl -o {LONG}.jsonl", 1, "File name too long. Name another"),
-    (f"data split good.jsonl -o {LONG} --root .", 1, "File name too long|leaves none to train on"),
+    (f"data split good.jsonl -o {LONG} --root .", 1, "File name too long|leaves no rows to train on"),
     # runs, checkpoints and models
     (f"status {LONG}", 1, "is not a run folder"),
     ("doctor runs", 2, "unexpected extra argument"),

@@ -383,7 +383,7 @@ def test_one_group_with_nearly_everything(folder, capsys):
     ("split good.jsonl -o . --heldout 0", 1, "--heldout 0 must be a share"),
     ("split good.jsonl -o . --heldout 1.5", 1, "--heldout 1.5 must be a share such as 0.1 or a number"),
     ("split good.jsonl -o . --heldout nan", 1, "--heldout nan must be"),
-    ("split good.jsonl -o . --heldout 2", 1, "--heldout 2 of 2 rows leaves none to train on"),
+    ("split good.jsonl -o . --heldout 2", 1, "--heldout 2 of 2 rows leaves no rows to train on"),
     ("split good.jsonl -o . --heldout many", 2, "Invalid value for '--heldout'"),
     ("split good.jsonl -o . --distance 40", 1, "--distance 40 must be from 0 to 16"),
     ("split good.jsonl -o . --by expresion", 1, "no row has this field. Did you mean 'expression'"),

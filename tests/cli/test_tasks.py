@@ -91,7 +91,7 @@ def test_a_new_task_trains_and_its_test_passes(folder, kind):
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("grounding", "is a task that comes with vlrl.*e.g. my_grounding"), ("json", "module of Python itself"),
+    ("grounding", "is the name of a built-in task.*e.g. my_grounding"), ("json", "module of Python's standard library"),
     ("numpy", "installed package"), ("vlrl", "installed package"), ("class", "name of a Python file"),
     ("1x", "name of a Python file.*e.g. my_1x"), ("foo.py", "name of a Python file.*e.g. foo$"),
     ("a/b", "e.g. a_b"), ("../up", "name of a Python file"), ("", "e.g. task"), ("_", "name of a Python file"),
@@ -107,10 +107,10 @@ def test_names_that_cannot_be_tasks(capsys, folder, name, says):
 def test_nothing_is_overwritten(capsys, folder):
     (folder / "test_foo.py").write_text("mine")
     code, _, err = run(capsys, "new", "foo")
-    assert code == 1 and "test_foo.py is there already; nothing was written" in err
+    assert code == 1 and "test_foo.py exists already; nothing was written" in err
     assert [p.name for p in folder.iterdir()] == ["test_foo.py"] and (folder / "test_foo.py").read_text() == "mine"
     (folder / "bar_rows").mkdir()
-    assert "bar_rows is there already" in run(capsys, "new", "bar", "--rows")[2]
+    assert "bar_rows exists already" in run(capsys, "new", "bar", "--rows")[2]
 
 
 def test_a_folder_that_cannot_be_written(capsys, folder):

@@ -72,7 +72,7 @@ def test_equal_ids_of_other_pictures_are_left_out(tmp_path, capsys):
     b = write(tmp_path / "b", [1.0, 1.0, 1.0], pictures="bad")
     found = compare([parse_side(a)], [parse_side(b)])
     assert [(s.id, s.other) for s in found.samples] == [("0", "1"), ("1", "0")] and found.unpaired == 2
-    assert any("with the id of a sample on the other side, but other content (media 1)" in n for n in found.notes)
+    assert any("with the id of a sample on the other side, but different content (media 1)" in n for n in found.notes)
     other = write(tmp_path / "c", [1.0] * 3, pictures="def")
     code, out = run(capsys, a, other)
     assert code == 1 and "no sample of 'heldout' is in all of" in out.err and "data.seed" in out.err
@@ -107,7 +107,7 @@ def test_several_seeds_a_side(tmp_path, capsys):
     assert width[1] > 2 * width[0]  # how much seeds vary is in it
     assert found["unpaired"] == 0 and found["notes"] == []
     noted = json.loads(run(capsys, *runs["a"], "vs", runs["b"][0], "--json")[1].out)["notes"]
-    assert noted == ["one side is a single run: how much it would vary over seeds is not in the intervals"]
+    assert noted == ["one side has a single run, so the intervals do not include the variation between seeds"]
 
 
 def test_a_sample_missing_in_one_seed_is_in_none(tmp_path):

@@ -70,7 +70,8 @@ def test_equal_ids_of_other_pictures_are_never_paired(tmp_path):
     assert found.first[0].differs == ("target",) and found.second[0].differs == ("media",)
     assert found.unpaired == 4 and found.reworded == 0
     said = "\n".join(found.notes("a", "b"))
-    assert "1 of a left out: not on the other side" in said and "other content (media 1, target 1)" in said
+    assert "1 of a left out: without a counterpart on the other side" in said
+    assert "different content (media 1, target 1)" in said
     assert "data.seed" in said
 
 

@@ -32,7 +32,7 @@ def test_blank_pictures_keep_their_size_and_mean_colour():
     shown = np.asarray(loaded.frames[0]).reshape(-1, 3)
     assert loaded.size == (5, 7) and len(np.unique(shown, axis=0)) == 1 and loaded.sha256 != plain.sha256
     assert np.abs(shown[0] - np.asarray(picture).mean(axis=(0, 1))).max() <= 0.5
-    with pytest.raises(NotApplicable, match="no picture"):
+    with pytest.raises(NotApplicable, match="no image"):
         probe("blank_media", [sample("Where?")], 0)
 
 

@@ -70,9 +70,9 @@ def test_runs_are_resampled_within_each_task():
 
 @pytest.mark.parametrize("table", [[], [1.0], [[np.nan]], [[]]])
 def test_what_is_no_table_is_refused(table):
-    with pytest.raises(ValueError, match="a finite table"):
+    with pytest.raises(ValueError, match="must be a finite array"):
         iqm(table)
-    with pytest.raises(ValueError, match="1 tasks and of 2"):
+    with pytest.raises(ValueError, match="1 tasks cannot be compared with scores of 2"):
         probability_of_improvement([[1.0]], [[1.0, 2.0]])
 
 

@@ -75,7 +75,7 @@ def test_a_file_of_another_evaluation_is_refused(tmp_path):
         RowFile(path, {**FACTS, "samples": 3})
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": 1}\n')
-    with pytest.raises(ConfigError, match="is not the file of an evaluation"):
+    with pytest.raises(ConfigError, match="is not a file of an evaluation"):
         RowFile(other, FACTS)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_rows(tmp_path / "none")

@@ -116,7 +116,7 @@ def test_another_measurement_does_not_go_on(tmp_path):
             measure(other, SCOPE, part, facts(other), TELL)
     for text in ('{"id": 1}\n', '{"facts": ' + json.dumps(facts(r)) + '}\n{"prompts": [{"number": 1}]}\n'):
         part.write_text(text)
-        with pytest.raises(ConfigError, match=r"is not the file of a measurement|cannot be read"):
+        with pytest.raises(ConfigError, match=r"is not a file of a measurement|cannot be read"):
             measure(r, SCOPE, part, facts(r), TELL)
 
 
@@ -135,7 +135,7 @@ def test_prompts_that_cannot_be_asked_are_listed(tmp_path):
     assert len(summary(measure(patient, SCOPE, tmp_path / "c", facts(patient), TELL), 4).left_out) == 2
     with pytest.raises(TrainingError, match="8 of 8 rollouts failed to score"):
         measure(ready(lambda prompt, i: "-"), SCOPE, tmp_path / "d", facts(r), TELL)
-    with pytest.raises(DataError, match="no prompt could be measured; the first, 'x': lost"):
+    with pytest.raises(DataError, match="no prompt could be measured; reason for the first, 'x': lost"):
         left_out = [MeasuredPrompt(number=0, id="x", left_out="lost")]
         difficulty.write(MeasurementFiles(out=tmp_path / "e.jsonl"), [], left_out, facts(r))
 
@@ -217,7 +217,7 @@ def test_the_command_writes_rows_that_train(words, tmp_path, capsys):
     Image.new("RGB", (9, 9)).save(tmp_path / "mine.png")
     assert [{k: v for k, v in row.items() if k in before[0]} | {"difficulty": 0.5} for row in rows] == before
     assert all(row["difficulty"] == 1 - row["pass_at_k"] and row["difficulty_given"] == 0.5 for row in rows)
-    for more, says in (((), "exists already: --force"), (("--out", tmp_path / "rows.jsonl", "--force"), "stays as it"),
+    for more, says in (((), "exists already: --force"), (("--out", tmp_path / "rows.jsonl", "--force"), "is never"),
                        (("--out", tmp_path / "rows.csv"), "rows are written as"),
                        (("--out", tmp_path / "b.jsonl", "--temperature", "0"), "rollout.temperature"),
                        (("--out", tmp_path / "b.jsonl", "curriculum.part=iuo"), "is no part of grounding"),

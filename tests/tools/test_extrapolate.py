@@ -59,12 +59,12 @@ def test_what_cannot_be(two, tmp_path):
     f = folder(tmp_path / "f", model={"v": torch.zeros(2)})
     out = tmp_path / "out"
     for left, right, says in ((a, c, r"'w' has shape \[2\]"), (a, d, "a whole model and .*an adapter"),
-                              (d, e, "another r"), (a, f, "only one of them has the weight"),
+                              (d, e, "different values of r"), (a, f, "only one of them has the weight"),
                               (a, tmp_path / "g", "is not a folder")):
         with pytest.raises(RunError, match=says):
             extrapolate(left, right, out)
         assert not out.exists() and not list(tmp_path.glob(".tmp-*"))
     with pytest.raises(RunError, match="not an empty folder"):
         extrapolate(a, b, a)
-    with pytest.raises(ConfigError, match="no finite number"):
+    with pytest.raises(ConfigError, match="not a finite number"):
         extrapolate(a, b, out, float("inf"))

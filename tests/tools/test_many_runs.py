@@ -76,7 +76,7 @@ def test_a_plan_must_stay_what_it_was(tmp_path):
     plan = {"n": 5, "settings": {"lr": 1e-5}}
     check_plan(tmp_path / "s" / "plan.json", plan)
     check_plan(tmp_path / "s" / "plan.json", plan)
-    with pytest.raises(ConfigError, match="was begun with n=5, not 6: give the same again to resume, or another"):
+    with pytest.raises(ConfigError, match="was started with n=5, not 6: use the same value to resume, or another"):
         check_plan(tmp_path / "s" / "plan.json", {**plan, "n": 6})
 
 
@@ -116,8 +116,8 @@ def test_words_that_are_swept():
 
 
 @pytest.mark.parametrize("words, said", [
-    (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"), (["a=1,1"], "name different values"),
-    (["a=1,2", "a=3..4"], "each setting is swept once"), (["a=1,"], "name different values")])
+    (["a=1..x"], "a range is written lo..hi"), (["a=3..1"], "a range is written"), (["a=1,1"], "list different values"),
+    (["a=1,2", "a=3..4"], "sweep each setting once"), (["a=1,"], "list different values")])
 def test_words_that_cannot_be_swept(words, said):
     with pytest.raises(ConfigError, match=said):
         swept_settings(words)
@@ -171,13 +171,13 @@ def test_what_chooses_does_not_test(tmp_path, instant, capsys):
     out = capsys.readouterr().out
     assert len(instant.started) == 22 and "best on the tuning seeds" in out and "optimality gap" in out
     assert main(["sweep", CONFIG, *words[1:], "train.lr=1e-4,2e-4"]) == 1
-    assert "was begun with trials=" in capsys.readouterr().err
+    assert "was started with trials=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("best, said", [
-    (0.2, r"difference shown: the best settings are better \(best less base 0\.200 \[0\.\d+, 0\.\d+\], 95 % over 3 "),
-    (0.0, r"no difference shown \(best less base 0\.000 \[-0\.\d+, 0\.\d+\], 95 % over 3 test seeds\)"),
-    pytest.param(-0.2, r"difference shown: the best settings are worse \(best less base -0\.200 ",
+    (0.2, r"difference shown: the best settings are better \(best minus base 0\.200 \[0\.\d+, 0\.\d+\], 95 % interv"),
+    (0.0, r"no difference shown \(best minus base 0\.000 \[-0\.\d+, 0\.\d+\], 95 % interval over 3 test seeds\)"),
+    pytest.param(-0.2, r"difference shown: the best settings are worse \(best minus base -0\.200 ",
                  marks=pytest.mark.slow)], ids=["better", "none", "worse"])
 def test_a_sweep_tells_how_far_it_is_and_whether_a_difference_was_shown(tmp_path, instant, capsys, best, said):
     instant.of = lambda words, seed: (
@@ -192,8 +192,8 @@ def test_a_sweep_tells_how_far_it_is_and_whether_a_difference_was_shown(tmp_path
 
 def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_path, instant):
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
-    for name, more, said in (("one", {"test_seeds": 1}, "no difference can be shown by one test seed"),
-                             ("alone", {"base": False}, "was not measured")):
+    for name, more, said in (("one", {"test_seeds": 1}, "one test seed cannot show a difference"),
+                             ("alone", {"base": False}, "not compared with the unchanged config")):
         found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, SweepRequest(seeds=1, **more))
         stored = (tmp_path / name / "sweep.json").read_text()
         assert said in found.verdict == json.loads(stored)["verdict"] and "NaN" not in stored
@@ -230,8 +230,8 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["seed=1,2"], "seed and run.dir are set for each"), (["train.lr=1e-5,1e-4", "run.dir=x"], "set for each run"),
-    (["data.seed=1,2"], "other held-out samples"), (["train.lrr=1,2"], "train.lr"), (["steps=5"], "nothing is swept"),
+    (["seed=1,2"], "the command itself sets seed"), (["train.lr=1e-5,1e-4", "run.dir=x"], "sets seed and run.dir of"),
+    (["data.seed=1,2"], "different held-out"), (["train.lrr=1,2"], "train.lr"), (["steps=5"], "nothing is swept"),
     (["steps=5,6", "eval.samples=0"], "do not evaluate the split")])
 def test_sweeps_that_make_no_sense(tmp_path, instant, words, said):
     with pytest.raises(ConfigError, match=said):
@@ -275,12 +275,12 @@ def test_no_difference_is_said_after_the_last_block(tmp_path, instant, capsys):
     assert "no difference shown between a and b after 2 blocks" in capsys.readouterr().out
     assert len(instant.started) == 20
     assert main(["compare", "--sequential", a, b, "--blocks", "3", "-o", str(tmp_path / "s")]) == 1
-    assert "was begun with blocks=2, not 3" in capsys.readouterr().err
+    assert "was started with blocks=2, not 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words, said", [
-    ([], "two or more different configs"), (["seed=3"], "seed=3: seed and run.dir are set for each run"),
-    (["run.dir=x"], "set for each run"), (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")])
+    ([], "two or more different configs"), (["seed=3"], "seed=3: the command itself sets seed and run.dir"),
+    (["run.dir=x"], "itself sets seed and"), (["data.seed=3"], ""), (["eval.samples=0"], "do not evaluate the split")])
 def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, said):
     a, b = two_configs(tmp_path)
     if said:
@@ -288,7 +288,7 @@ def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, sai
             sequential_runs.run_sequential([a, b] if words else [a, a], words, tmp_path / "s")
     else:
         (tmp_path / "b.yaml").write_text(f"extends: {os.path.abspath(CONFIG)}\ndata: {{seed: 9}}\n")
-        with pytest.raises(ConfigError, match="other held-out samples"):
+        with pytest.raises(ConfigError, match="different held-out samples"):
             sequential_runs.run_sequential([a, b], [], tmp_path / "s")
     assert not instant.started
 
@@ -296,7 +296,7 @@ def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, sai
 @pytest.mark.parametrize("words, name", [
     (["a", "b", "--seeds", "3"], "--seeds"), (["a", "b", "--blocks", "3"], "--blocks"),
     (["a", "b", "--alpha", "0.1"], "--alpha"), (["a", "b", "--jobs", "2"], "--jobs"), (["a", "b", "-o", "x"], "-o"),
-    (["--sequential", "a.yaml", "vs", "b.yaml"], "vs stands between runs"),
+    (["--sequential", "a.yaml", "vs", "b.yaml"], "vs separates the runs"),
     (["--sequential", "a.yaml", "b.yaml", "--show", "3"], "--show")])
 def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
     assert main(["compare", *words]) == 2

@@ -74,7 +74,7 @@ def test_without_gold_only_own_answers(tmp_path):
 
 
 def test_what_does_not_go_together(tmp_path):
-    with pytest.raises(ConfigError, match=r"rounds\.temperature=0 draws one answer"):
+    with pytest.raises(ConfigError, match=r"rounds\.temperature=0 is greedy"):
         rounds.check(config_of(tmp_path, "rounds: {answers: 2, temperature: 0.0}"))
     with pytest.raises(ConfigError, match=r"rounds.gold=true .* rounds.learn=dpo"):
         rounds.check(config_of(tmp_path, "rounds: {gold: true, learn: dpo}"))
@@ -107,7 +107,7 @@ def test_a_dpo_round_without_a_pair_leaves_the_weights_and_the_run_goes_on(tmp_p
         [answer(n, "abcd", True) for n in range(4)]))  # all right, all of one length
     heard = []
     assert rounds.train_rounds(config, heard.append) is True
-    assert sum("no pair is learned from" in words for words in heard) == 2
+    assert sum("there is no pair to learn from" in words for words in heard) == 2
     known = read_stages(tmp_path / "run")
     assert [(left["steps"], left["kept"]) for left in known.done.values()] == [(0, 0), (0, 0)]
     assert rounds.left(config) == known.done["round-01"]["model"]

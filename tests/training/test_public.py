@@ -135,7 +135,7 @@ def test_keys_that_lines_lack_are_null(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(RunError, match=f"{tmp_path} holds no run"):
+    with pytest.raises(RunError, match=f"{tmp_path} is not a run folder"):
         vlrl.load_run(tmp_path)
     with pytest.raises(RunError, match=f"'{tmp_path}/none' is not a folder"):
         vlrl.load_run(tmp_path / "none")

@@ -97,7 +97,7 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
         raise ConfigError("name a config, e.g. quickstart.yaml")
     found = config.find_config(path)
     if found.name == path and not os.path.exists(path) and os.environ.get("RANK", "0") == "0":
-        typer.echo(f"{path} is not in this folder: it is vlrl's own, {found}", err=True)
+        typer.echo(f"{path} is not in this folder; using the config that comes with vlrl: {found}", err=True)
     return config.load(path, words or ())
 
 

@@ -174,8 +174,8 @@ def _weights(words: Sequence[str], as_json: bool) -> None:
         for name, c in (*changes.kinds.items(), ("all", changes.total))), min_width=50)
     if changes.unmatched:
         names = ", ".join(changes.unmatched[:5]) + (", ..." if len(changes.unmatched) > 5 else "")
-        show(f"in one of the two alone, and not counted: {names}", most=400)
-    show("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type can hold",
+        show(f"not counted, because only one of the two models has them: {names}", most=400)
+    show("changed: by more than 1e-5 in the dtype of a; lost to rounding: by less than that dtype can represent",
          "dim")
 
 
@@ -184,7 +184,7 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
     from vlrl.tools.experiments.forms import forms_over_steps, most_frequent
 
     if "vs" in words:
-        raise typer.BadParameter("vs stands between two sides; with --forms name runs, each is shown by itself",
+        raise typer.BadParameter("vs separates two sides, but --forms shows each run by itself; name runs only",
                                  param_hint="A [vs] B")
     forms_by_run = {word: forms_over_steps(RunFolder(word), split) for word in words}
     if as_json:
@@ -208,7 +208,8 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
     from vlrl.tools.experiments.sequential_runs import run_sequential
 
     if "vs" in words:
-        raise typer.BadParameter("vs stands between runs of two sides; with --sequential name configs, a.yaml b.yaml",
+        raise typer.BadParameter("vs separates the runs of two sides, but --sequential compares configs; name configs "
+                                 "only, e.g. a.yaml b.yaml",
                                  param_hint="A [vs] B")
     configs = [word for word in words if not _SETTING.fullmatch(word)]
     settings = [word for word in words if _SETTING.fullmatch(word)]
@@ -292,13 +293,13 @@ def _print_swept(swept: SweepResult) -> None:
     for s in swept.sensitivities:
         means = ", ".join(f"{value} {mean:.3f} ({n})" for value, (n, mean) in s.means.items())
         show(f"{s.name}: spread {s.spread:.3f}, {s.share:.0%} of the variance; mean by value {means}")
-    show(f"best on the tuning seeds: {_settings(swept.best.settings)}: {swept.tuning}, too high, as it was chosen by "
-         "them")
+    show(f"best on the tuning seeds: {_settings(swept.best.settings)}: {swept.tuning} (biased upwards, because these "
+         "seeds selected it)")
     for name, own in swept.statistics.items():
         show(f"{name} on {len(swept.tests[name])} test seeds: mean {own['mean']}, IQM {own['iqm']}, optimality gap "
              f"{own['optimality_gap']}")
     if swept.improvement:
-        show(f"probability that a run with these settings is above one without: {swept.improvement}")
+        show(f"probability that a run with these settings scores higher than a run without them: {swept.improvement}")
     for line in (*swept.notes, f"{swept.runs} runs in {swept.folder}; sweep.json and profile.png are there",
                  swept.verdict):
         show(line)

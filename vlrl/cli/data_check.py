@@ -72,7 +72,7 @@ def check(
     settings = [word for word in settings or () if Path(word) not in files]
     settled = load(config, settings) if config else None
     if settings and not config:
-        raise typer.BadParameter("settings change a config: name one with --config")
+        raise typer.BadParameter("settings override those of a config: name one with --config")
     task = scale = refusal = None
     if settled:
         from vlrl.task.mixture import require_one_task

@@ -92,7 +92,8 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
     check_suffix(out)
     data = [Path(name) for name in (config.data.train, config.data.heldout, config.data.difficulty) if name]
     if any(os.path.realpath(out) == os.path.realpath(path) for path in data):
-        raise ConfigError(f"--out {out} is a file that the config reads, and it stays as it is: name another file")
+        raise ConfigError(f"--out {out} is a data file that the config reads, and it is never overwritten: name "
+                          "another file")
     from vlrl.tools.datasets.prompt_table import MeasurementFiles
 
     places = MeasurementFiles(out=out)

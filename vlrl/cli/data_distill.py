@@ -68,7 +68,7 @@ def _show(summary: Mapping[str, Any], places: DistillFiles, follow: str) -> None
     if summary["left_out"]:
         typer.echo(f"{summary['left_out']:,} rows could not be asked; the first reasons are in {places.about}")
     if summary["unanswered"]:
-        typer.echo(f"{summary['unanswered']:,} answers were not given: the same command asks for them again")
+        typer.echo(f"{summary['unanswered']:,} answers are missing: the same command requests them again")
     if not summary["kept"]:
         typer.echo("nothing was right, so there is nothing to learn from: raise --answers, lower --least, or name "
                    "another teacher")

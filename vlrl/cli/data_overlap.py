@@ -54,7 +54,7 @@ def overlap(
         if 0 < most < len(report.shared):
             typer.echo(f"... and {len(report.shared) - most:,} more (--max 0 lists all)")
         kinds = Counter(_WORDS[one.kind] for one in report.shared)
-        typer.echo(f"{report.share:.1%} of {report.heldout:,} held-out rows share something with {report.train:,} of "
-                   "train" + "".join(f"; {words} {n:,}" for words, n in kinds.most_common()))
+        typer.echo(f"{report.share:.1%} of {report.heldout:,} held-out rows overlap with the {report.train:,} "
+                   "training rows" + "".join(f"; {words} {n:,}" for words, n in kinds.most_common()))
     if report.shared:
         raise typer.Exit(1)

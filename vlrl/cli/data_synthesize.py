@@ -69,7 +69,8 @@ def _writer(request: SynthesisRequest) -> WriterSettings | None:
 
     if request.endpoint is None:
         if request.teacher is not None:
-            raise ConfigError(f"--teacher {request.teacher} answers what a generator writes: name one with --endpoint")
+            raise ConfigError(f"--teacher {request.teacher}: a teacher answers the prompts that a generator writes: "
+                              "name the generator with --endpoint")
         return None
     teacher = request.teacher and Server.of(request, request.teacher, request.teacher_model, request.teacher_key_env,
                                             "--teacher")
@@ -141,5 +142,5 @@ def _show(outcome: Synthesis, search: Search, places: SynthesisFiles, follow: st
         typer.echo(f"{row['pass_at_k']:>5.0%}  {printable(question, 160)}")
     typer.echo(f"{places.out}: {len(outcome.rows):,} rows; rejected ones in {places.refused}")
     if outcome.unanswered:
-        typer.echo(f"{outcome.unanswered:,} replies were not given: the same command asks for them again")
+        typer.echo(f"{outcome.unanswered:,} replies are missing: the same command requests them again")
     typer.echo(f"next: {printable(follow)}")

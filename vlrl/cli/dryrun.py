@@ -140,7 +140,7 @@ def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
                             f"{each}")
     if report.memory:
         yield "memory", "\n".join(memory.table(report.memory))
-        yield "", "on a GPU CUDA's own comes on top, and vLLM's share: `vlrl plan` counts both"
+        yield "", "on a GPU the memory of CUDA itself and of vLLM comes on top: `vlrl plan` counts both"
     if report.engine:
         yield "engine", report.engine
 
@@ -153,7 +153,8 @@ def _sample(sample: SamplePreview) -> Iterator[tuple[str, str]]:
         apart = f" = {visual} visual + {sample.text_tokens} text" if visual else "" if sample.media else ", all text"
         yield "  tokens", f"{sample.tokens}{apart}"
     elif sample.coordinates:
-        yield "  tokens", "not known without the model, which is not here or cannot be read; sizes are the files'"
+        yield "  tokens", ("not known without the model, which is not on this machine or cannot be read; sizes are "
+                           "those of the files")
     for media in sample.media:
         frames = f", {media.frames} frames" if media.kind == "video" else ""
         resized = f" -> {media.processed[0]} x {media.processed[1]} for the model" if media.processed else ""
@@ -164,7 +165,7 @@ def _sample(sample: SamplePreview) -> Iterator[tuple[str, str]]:
     if sample.oracle:
         yield from _oracle(sample.oracle)
     elif not sample.coordinates:
-        yield "", "in the row's own words; --config shows those of the task, and the model's sizes and tokens"
+        yield "", "the plain fields of the row; --config shows the task's prompt, and the model's sizes and tokens"
     else:
         yield "  oracle", "none: the task names no perfect answer for this sample"
 

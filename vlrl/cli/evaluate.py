@@ -74,12 +74,13 @@ def _check(request: EvalRequest) -> None:
     out, rollouts = request.out, request.rollouts
     if request.is_grid and (request.lines or rollouts):
         name, value = ("--out", out) if request.lines else ("--rollouts", rollouts)
-        raise ConfigError(f"{name} {value} is for a plain evaluation, of one answer at one setting: name a folder with "
-                          "--out, whose answers.jsonl has every answer")
+        raise ConfigError(f"{name} {value} is only for an evaluation with one answer at one setting: name a folder "
+                          "with --out instead; its answers.jsonl has every answer")
     if out is not None and os.path.lexists(out) and (request.lines or not out.is_dir()):
-        raise ConfigError(f"{out} exists already, and nothing is overwritten: name another for --out")
+        raise ConfigError(f"{out} exists already, and nothing is overwritten: name another path with --out")
     if rollouts is not None and not is_free(rollouts):
-        raise ConfigError(f"{rollouts} is not an empty folder, and nothing is overwritten: name another for --rollouts")
+        raise ConfigError(f"{rollouts} is not an empty folder, and nothing is overwritten: name another folder with "
+                          "--rollouts")
 
 
 # --- several answers, seeds and settings ------------------------------------------------------------------------------

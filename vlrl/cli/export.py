@@ -81,7 +81,8 @@ def _check(out: Path | None, push: str | None, needs_push: dict[str, bool], stra
         if given and push is None:
             raise typer.BadParameter("goes with --push", param_hint=name)
     if stray_media:
-        raise typer.BadParameter("goes with --rollouts: it says what they are sent with", param_hint="--with-media")
+        raise typer.BadParameter("goes with --rollouts: it uploads the images of the "
+                                 "rollouts", param_hint="--with-media")
 
 
 def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> ExportedModel:
@@ -92,8 +93,8 @@ def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Expo
     with Console(stderr=True).status(f"exporting {source}"):
         done = write(source, out, dtype, adapter)
     if done.carried:
-        print(f"{len(done.carried)} tensors that training does not read ({done.carried[0]} ...) are those of the base "
-              "model", file=sys.stderr)
+        print(f"{len(done.carried)} tensors that training does not load ({done.carried[0]} ...) were copied from the "
+              "base model", file=sys.stderr)
     for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return done

@@ -63,7 +63,7 @@ def inspect(
 
     def started(url: str, taken: int) -> None:
         if port is None and taken != server.PORT:
-            typer.echo(f"port {server.PORT} is taken, so {taken} is used; --port settles on one")
+            typer.echo(f"port {server.PORT} is taken, so port {taken} is used; set a fixed port with --port")
         typer.echo(f"{url}  shows {runs}; Ctrl-C ends it")
         if opened:
             webbrowser.open(url)

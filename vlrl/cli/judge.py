@@ -59,8 +59,8 @@ def _print(report: Audit) -> None:
                        f"{missed:>16}")
     if report.judge is None:
         return
-    typer.echo(f"\nverdicts changed by another wording  {_percent(report.reworded)}\n"
-               f"wrong answers accepted that talk to it  {_percent(report.injected_accepted)}")
+    typer.echo(f"verdicts changed by another wording  {_percent(report.reworded)}\nwrong answers accepted with text "
+               f"addressed to the judge  {_percent(report.injected_accepted)}")
     if report.pairs:
         p = report.pairs
         typer.echo(f"pairs  {p['pairs']}, {p['unanswered']} without a verdict; agreement {_percent(p['agreement'])}, "

@@ -40,8 +40,8 @@ def extrapolate(
     if as_json:
         emit({name: str(v) if isinstance(v, Path) else v for name, v in asdict(done).items()})
     else:
-        typer.echo(f"{done.later} + {done.k:g} * (it - {done.earlier}) -> {done.folder}: {done.moved} of "
-                   f"{done.tensors} weights differ, the two are {done.distance:.3g} apart")
+        typer.echo(f"{done.later} + {done.k:g} * ({done.later} - {done.earlier}) -> {done.folder}: {done.moved} of "
+                   f"{done.tensors} tensors differ between the two, at a distance of {done.distance:.3g}")
 
 
 @examples(
@@ -72,12 +72,13 @@ def tiny(
         raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
                           f"Known: {', '.join(FAMILIES)}.")
     if not is_free(out):
-        raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
+        raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or remove "
+                          "this one first")
     if episodes and (random or family != DEFAULT):
         raise typer.BadParameter("continues from the embedded model; leave --random and --family out",
                                  param_hint="--episodes")
     if max_pixels is not None and not random:
-        raise typer.BadParameter("goes with --random; a taught model has its family's own limit",
+        raise typer.BadParameter("goes with --random; a pretrained model has the limit of its family",
                                  param_hint="--max-pixels")
     from vlrl.tools.tiny import models
 

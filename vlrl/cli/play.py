@@ -53,9 +53,9 @@ def play(
     environment or tools, you act turn by turn and see the observation after each action; in --answer and in piped text,
     actions are separated by an empty line."""
     if (index is not None) + (sample_id is not None) + shuffled > 1:
-        raise typer.BadParameter("give one of --index, --id and --random")
+        raise typer.BadParameter("give only one of --index, --id and --random")
     if oracle and answer is not None:
-        raise typer.BadParameter("give one of --answer and --oracle")
+        raise typer.BadParameter("give only one of --answer and --oracle")
     if answer is None and not oracle and not standard_input().isatty():
         answer = standard_input().buffer.read().decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
     if as_json and answer is None and not oracle:

@@ -217,7 +217,7 @@ def _summary(result: RewardComparison) -> Iterator[str]:
     if result.errors:
         yield f"scoring errors    {result.errors:,}; first: {printable(result.first_error, 300)}"
     if result.skipped:
-        yield f"left out          {', '.join(sorted(result.skipped))}: parts that need a service of training"
+        yield f"left out          {', '.join(sorted(result.skipped))}: reward parts that need a training-time service"
     if result.unknown_templates:
         yield (f"other prompt      {result.unknown_templates:,} prompts contain none of the task's templates and "
                "are scored with the first")

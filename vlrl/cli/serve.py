@@ -143,8 +143,8 @@ def _episodes(config: Config) -> bool:
     try:
         return has_environment(make_task(config))
     except VlrlError as error:
-        typer.echo(f"The task cannot be loaded here ({error}), so the context holds limits.prompt_tokens and "
-                   "rollout.max_new_tokens, as a task of single answers needs. Where it has episodes, set "
+        typer.echo(f"The task cannot be loaded here ({error}), so the context length is limits.prompt_tokens + "
+                   "rollout.max_new_tokens, which is enough for single answers. If the task has episodes, set "
                    "engine.max_model_len to limits.prompt_tokens + episode.max_tokens, here and in the run.")
         return False
 

@@ -188,8 +188,8 @@ def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | 
     from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     if groups is not None or media is not None:
-        raise ConfigError("--groups and --no-media are of a bundle: name its folder with --bundle FOLDER, or leave "
-                          "them out")
+        raise ConfigError("--groups and --no-media only apply to a bundle: name its folder with --bundle FOLDER, or "
+                          "leave them out")
     written = write(run, output)
     typer.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
     return written

@@ -70,7 +70,8 @@ def new(
     from vlrl.tools.tasks.scaffold import create
 
     if rows and environment:
-        raise ConfigError("--rows and --environment: choose one. An environment finds the row in its sample")
+        raise ConfigError("--rows and --environment cannot be combined: choose one. An environment can read the data "
+                          "row of its sample")
     written = create(name, dir, "rows" if rows else "environment" if environment else "task")
     typer.echo("wrote " + ", ".join(map(str, written)) + (f" and {dir / f'{name}_rows' / 'images'}" if rows else ""))
     target = f"{name}.py --config {name}.yaml" if rows else f"{name}.py"
@@ -163,7 +164,7 @@ def _print_report(report: Report) -> None:
         count = len(report.findings)
         typer.echo(f"task '{report.task}' breaks the contract: {count} finding{'s' * (count > 1)}")
     else:
-        typer.echo(f"task '{report.task}' keeps the contract ({report.samples} samples looked at)")
+        typer.echo(f"task '{report.task}' keeps the contract ({report.samples} samples checked)")
 
 
 def _print_verdict(verdict: Verdict, accepted: int) -> None:

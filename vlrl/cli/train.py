@@ -68,7 +68,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
         (dryrun.run_stages if loaded.stages else dryrun.run)(loaded, as_json)
         return
     if profile and loaded.stages:
-        raise ConfigError("--profile measures one run, and this config has stages: take them away (stages=[])")
+        raise ConfigError("--profile measures one run, and this config has stages: remove them with stages=[]")
     if profile:
         _profile(loaded, profile_steps, as_json)
         return
@@ -117,8 +117,8 @@ def sft(
     Takes the config of an RL run; its sampling settings are ignored."""
     loaded = load(config, settings)
     if loaded.stages:
-        raise ConfigError("this config has stages, which vlrl train runs; for supervised fine-tuning alone take them "
-                          "away (stages=[])")
+        raise ConfigError("this config has stages, which vlrl train runs; for supervised fine-tuning alone remove "
+                          "them with stages=[]")
     if dry_run:
         from vlrl.cli import dryrun
         from vlrl.training.sft import supervised_config

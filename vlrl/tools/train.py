@@ -28,7 +28,8 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
 
     resolved = config_of(config, **settings)
     if not resolved.run.dir:
-        raise ConfigError("run.dir='' and no config file gives it a name: set it, e.g. run={'dir': 'runs/mine'}")
+        raise ConfigError("run.dir is empty, and there is no config file to name the run after: set it, e.g. "
+                          "run={'dir': 'runs/mine'}")
     return load_run(run_to_end(resolved, resolved.algo.loss.name in SUPERVISED))
 
 

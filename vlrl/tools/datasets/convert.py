@@ -64,8 +64,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
         pictures[file] = item
         name = os.path.relpath(file, target)
         if name.startswith(".."):
-            raise DataError(f"its image would be written to {file.parent}, outside {target}: write to a folder "
-                            "inside it, or omit --root")
+            raise DataError(f"its image would be written to {file.parent}, outside {target}: write to a folder inside "
+                            f"{target}, or omit --root")
         return name
 
     seen: list[CheckedRow] = []
@@ -205,5 +205,5 @@ def _suffix(data: bytes, field: str) -> str:
             return f".{str(image.format).lower()}"
     except Exception as error:  # decoders raise anything on broken bytes
         why = str(error).partition(" <")[0]  # Pillow names the buffer by its address
-        raise DataError(f"the image of {len(data)} bytes in the row cannot be read: {why}. Replace it, or remove "
-                        "the row") from None
+        raise DataError(f"the image embedded in the row ({len(data)} bytes) cannot be read: {why}. Replace the image, "
+                        "or remove the row") from None

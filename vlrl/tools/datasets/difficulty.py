@@ -171,7 +171,8 @@ def write(places: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measureme
     (False). Raises DataError if no prompt could be measured."""
     numbers = summary(measurements, known["answers"])
     if not numbers.measured:
-        raise DataError(f"no prompt could be measured; the first, {measurements[0].id!r}: {measurements[0].reason}")
+        raise DataError(f"no prompt could be measured; reason for the first, {measurements[0].id!r}: "
+                        f"{measurements[0].reason}")
     lines, whole = joined(rows, measurements)
     name = known["model"]["checkpoint"] or known["model"]["name"]
     plot(numbers, places.picture, f"{os.path.basename(name)}: {numbers.measured:,} prompts, {known['answers']} answers "

@@ -110,8 +110,9 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
     chosen = _draw(groups, rows, wanted, seed)
     sides = [tuple(r for i, r in enumerate(rows) if (i in chosen) == in_heldout) for in_heldout in (False, True)]
     if not all(sides):
-        raise DataError(f"no split of {len(groups)} groups has about {wanted} of {len(rows)} rows held out: the "
-                        f"largest has {len(largest)}, the smallest {min(map(len, groups))}. Ask for another --heldout.")
+        raise DataError(f"no split of {len(groups)} groups holds out about {wanted} of {len(rows)} rows: the largest "
+                        f"group has {len(largest)} rows, the smallest {min(map(len, groups))}. Choose another "
+                        "--heldout.")
     unread = sum(not signature.sha256 for signature in signatures)
     return Split(sides[0], sides[1], wanted, len(groups), len(largest), near, unread)
 
@@ -121,7 +122,7 @@ def _wanted(heldout: float, rows: int) -> int:
         raise ConfigError(f"--heldout {heldout:g} must be a share such as 0.1 or a number of rows such as 200")
     wanted = max(1, round(heldout * rows)) if heldout < 1 else int(heldout)
     if wanted >= rows:
-        raise ConfigError(f"--heldout {heldout:g} of {rows} rows leaves none to train on")
+        raise ConfigError(f"--heldout {heldout:g} of {rows} rows leaves no rows to train on")
     return wanted
 
 

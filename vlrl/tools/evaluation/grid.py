@@ -138,7 +138,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
         raise ConfigError(f"--endpoint with task '{task.name}': episodes need the tokens of each completion, "
                           "which a server does not return. Evaluate the model with engine=hf or engine=vllm")
     if acts and grid.probes:
-        raise ConfigError(f"--probe {grid.probes[0]} with task '{task.name}': a probe does not change what its "
+        raise ConfigError(f"--probe {grid.probes[0]} with task '{task.name}': a probe cannot change what the task's "
                           "environment shows. Leave --probe out")
     wordings = max(len(t.templates) for t in task.members)
     if each_wording and wordings < 2:

@@ -60,12 +60,13 @@ def other_media(samples: Sequence[Sample], number: int) -> Sample:
                 a.source is not b.source and not (isinstance(a.source, type(b.source)) and a.source == b.source)
                 for a, b in zip(sample.media, other.media, strict=True)):
             return replace(sample, media=other.media)
-    raise NotApplicable(f"sample '{sample.id}': no other sample has other media of the same kinds")
+    raise NotApplicable(f"sample '{sample.id}': no other sample has different media of the same kinds, which the "
+                        "probe other_media needs")
 
 
 def _with_media(sample: Sample) -> Sample:
     if not sample.media:
-        raise NotApplicable(f"sample '{sample.id}' has no picture or video")
+        raise NotApplicable(f"sample '{sample.id}' has no image or video to replace")
     return sample
 
 
@@ -85,7 +86,7 @@ def no_premise(samples: Sequence[Sample], number: int) -> Sample:
         gone = next((i for i, s in enumerate(sentences[:-1]) if _NUMBER.search(s)), 0)
         return _asking(sample, field, " ".join(s for i, s in enumerate(sentences) if i != gone))
     if not _NUMBER.search(text):
-        raise NotApplicable(f"sample '{sample.id}': its {field} states no fact that could be left out")
+        raise NotApplicable(f"sample '{sample.id}': its field {field} states no fact that could be left out")
     return _asking(sample, field, _NUMBER.sub("some", text, count=1))
 
 
@@ -109,7 +110,8 @@ def _question(sample: Sample) -> tuple[str, str]:
         text = sample.get(field)
         if isinstance(text, str) and text.strip():
             return field, text
-    raise NotApplicable(f"sample '{sample.id}' has none of the fields {', '.join(_QUESTIONS)}")
+    raise NotApplicable(f"sample '{sample.id}' has no question to change: it has none of the fields "
+                        f"{', '.join(_QUESTIONS)}")
 
 
 def _asking(sample: Sample, field: str, text: str) -> Sample:

@@ -124,7 +124,7 @@ def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) ->
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)
     if before is None and lines:
-        raise ConfigError(f"{path} is not the file of {what}: remove it, or name another {place} with --out")
+        raise ConfigError(f"{path} is not a file of {what}: remove the file, or name another {place} with --out")
     if before is None:
         append_line(path, json.dumps({"facts": known}))
     elif changed := sorted(differing_leaves(before, known)):

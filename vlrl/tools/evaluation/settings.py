@@ -87,7 +87,7 @@ class Grid:
         for option, given in useless.items():
             if given and not any(temperatures):
                 raise ConfigError(f"{option} with --temperature 0: greedy answers would all be the same. Add "
-                                  "--temperature 1, or leave one of the two out")
+                                  "--temperature 1, or leave one of the two options out")
         wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
         out: dict[str, EvalSetting] = {}
         for temperature, top_p, most, wording in itertools.product(temperatures, self.top_ps or (None,),
@@ -108,7 +108,7 @@ class Grid:
                              ("--max-new-tokens", self.max_new_tokens), ("--probe", self.probes)):
             twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
             if twice is not None:
-                raise ConfigError(f"{name}: {twice} is given twice; give each once")
+                raise ConfigError(f"{name}: {twice} is given twice; give each value once")
         for name in self.probes:
             if name not in PROBES:
                 raise ConfigError(f"--probe {name!r} is not known.{did_you_mean(name, PROBES)} Known: "
@@ -135,5 +135,6 @@ def seeds_of(text: str | None, first: int) -> tuple[int, ...]:
         named = ()
     if not named or min(named) < 0 or max(named) >= 2**32 or (len(named) == 1 and "," not in text
                                                                and not 1 <= named[0] <= 1000):
-        raise ConfigError(f"--seeds {text!r}: give how many, e.g. 3, or which, e.g. 5,7,11 (a single one as 5,)")
+        raise ConfigError(f"--seeds {text!r}: give a number of seeds, e.g. 3, or a list of seeds, e.g. 5,7,11 (a "
+                          "single seed as 5,)")
     return tuple(range(first, first + named[0])) if "," not in text else named

@@ -144,7 +144,7 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
     won = outcomes(np.array([s.a for s in samples]), np.array([s.b for s in samples]))
     first = {metric: tables.pop(metric)}
     if min(len(a), len(b)) == 1 < max(len(a), len(b)):
-        notes = [*notes, "one side is a single run: how much it would vary over seeds is not in the intervals"]
+        notes = [*notes, "one side has a single run, so the intervals do not include the variation between seeds"]
     return Comparison(tuple(settled[:len(a)]), tuple(settled[len(a):]), split, metric, first | tables, *won, samples,
                       unpaired, tuple(notes))
 
@@ -156,7 +156,7 @@ def _common_split(sides: Sequence[Side]) -> str:
     splits = [{name for _, _, name in RunFolder(one.folder).rollout_files("eval-rollouts") if name} for one in sides]
     common = set.intersection(*splits)
     if not common:
-        raise RunError("no split was evaluated in all of them: " + "; ".join(
+        raise RunError("no split was evaluated in every run: " + "; ".join(
             f"{one.folder} has {', '.join(sorted(names)) or 'none'}" for one, names in zip(sides, splits, strict=True)))
     return "heldout" if "heldout" in common else min(common)
 

@@ -99,7 +99,8 @@ def outcomes(first: np.ndarray, second: np.ndarray) -> tuple[int, int, int]:
 def _both(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first, second = (np.atleast_2d(np.asarray(side, np.float64)) for side in (first, second))
     if first.shape[1] != second.shape[1]:
-        raise ValueError(f"paired scores must match one to one: {first.shape[1]} samples and {second.shape[1]}")
+        raise ValueError(f"paired scores must be of the same samples, but one side has {first.shape[1]} samples and "
+                         f"the other {second.shape[1]}")
     return first, second
 
 

@@ -111,7 +111,7 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
     `words` (settings key=value) sets the seed or the run folder, which the command sets itself from `options`."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
-        raise ConfigError(f"{own}: seed and run.dir are set for each run: leave them out ({options})")
+        raise ConfigError(f"{own}: the command itself sets seed and run.dir of each run: leave them out ({options})")
     first = next(iter(configs.values()))
     split = split or (first.eval.splits[0] if first.eval.splits else "")
     for name, one in configs.items():
@@ -122,8 +122,8 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
             section, field = setting.split(".")
             values = [getattr(getattr(c, section), field) for c in (first, one)]
             if values[0] != values[1]:
-                raise ConfigError(f"{name}: {setting}={values[1]} where another config has {values[0]}: scores of "
-                                  "other held-out samples say nothing about which is better. Give all the same")
+                raise ConfigError(f"{name}: {setting}={values[1]}, but another config has {values[0]}: scores on "
+                                  "different held-out samples cannot be compared. Use the same value in all configs")
     return split
 
 
@@ -139,8 +139,8 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         return
     for name in dict.fromkeys((*before, *plan)):
         if before.get(name) != plan.get(name):
-            raise ConfigError(f"{path.parent} was begun with {name}={json.dumps(before.get(name))}, not "
-                              f"{json.dumps(plan.get(name))}: give the same again to resume, or another folder with -o")
+            raise ConfigError(f"{path.parent} was started with {name}={json.dumps(before.get(name))}, not "
+                              f"{json.dumps(plan.get(name))}: use the same value to resume, or another folder with -o")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -171,7 +171,8 @@ def _check(job: Job, code: int) -> None:
         text = job.log.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip()
         raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step. Its output is in "
                             f"{job.log}; fix what it says, then start the same command again. The end of it:\n{text}")
-    raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step, and left no {job.log}")
+    raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step, and wrote no log file "
+                        f"{job.log}")
 
 
 @contextmanager

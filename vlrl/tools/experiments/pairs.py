@@ -26,9 +26,9 @@ media and prompt."""
 
 Reason = Literal["missing", "changed", "duplicate"]
 WORDS: Mapping[Reason, str] = {
-    "missing": "not on the other side",
-    "changed": "with the id of a sample on the other side, but other content",
-    "duplicate": "a copy of a sample that was counted",
+    "missing": "without a counterpart on the other side",
+    "changed": "with the id of a sample on the other side, but different content",
+    "duplicate": "a duplicate of a sample that was counted",
 }
 """Reason for leaving a sample out -> the words printed for it."""
 
@@ -91,8 +91,8 @@ class Pairing:
                 differs = f" ({', '.join(f'{word} {k:,}' for word, k in what.most_common())})" if what else ""
                 lines.append(f"{n:,} of {name} left out: {WORDS[reason]}{differs}")
         if any(one.reason == "changed" for one in (*self.first, *self.second)):
-            lines.append("Equal ids with other content: another data.seed, or another file of rows. Evaluate both "
-                         "sides with the same data.heldout and data.seed.")
+            lines.append("Some samples have equal ids but different content, because data.seed or the data file "
+                         "differs. Evaluate both sides with the same data.heldout and data.seed.")
         if self.reworded:
             lines.append(f"{self.reworded:,} pairs were worded differently (another task.prompt, or a model with "
                          "another chat template)")

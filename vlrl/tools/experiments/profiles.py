@@ -39,7 +39,7 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> float:
     """
     scores, others = _scores(scores), _scores(others)
     if scores.shape[1] != others.shape[1]:
-        raise ValueError(f"scores of {scores.shape[1]} tasks and of {others.shape[1]} cannot be compared")
+        raise ValueError(f"scores of {scores.shape[1]} tasks cannot be compared with scores of {others.shape[1]} tasks")
     apart = scores[:, None, :] - others[None, :, :]
     return float(((apart > 0) + 0.5 * (apart == 0)).mean())
 
@@ -107,5 +107,5 @@ def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:
 def _scores(scores: np.ndarray) -> np.ndarray:
     table = np.asarray(scores, np.float64)
     if table.ndim != 2 or not table.size or not np.isfinite(table).all():
-        raise ValueError(f"scores of shape {table.shape}: a finite table [runs, tasks] is needed")
+        raise ValueError(f"scores of shape {table.shape}: must be a finite array [runs, tasks]")
     return table

@@ -106,13 +106,13 @@ class SweepResult:
     def verdict(self) -> str:
         """One sentence: whether the test seeds show a difference between the best settings and the unchanged config."""
         if self.gain is None:
-            return "whether that is better than the config as it is was not measured (base runs were left out)"
+            return "the best settings were not compared with the unchanged config (base runs were left out)"
         seeds = len(self.tests["best"])
-        words = f"best less base {self.gain}, 95 % over {seeds} test seeds"
+        words = f"best minus base {self.gain}, 95 % interval over {seeds} test seeds"
         if self.gain.low > 0 or self.gain.high < 0:
             return f"difference shown: the best settings are {'better' if self.gain.low > 0 else 'worse'} ({words})"
         return f"no difference shown ({words})" if seeds > 1 else (
-            f"no difference can be shown by one test seed (best less base {self.gain}): give more with --test-seeds")
+            f"one test seed cannot show a difference (best minus base {self.gain}): use more with --test-seeds")
 
     def profile(self) -> dict[str, list[float]]:
         """The share of test scores above each hundredth of [0, 1], for "best" and "base"."""
@@ -148,14 +148,14 @@ def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]
         elif "," in text and not text.startswith(("[", "{", "'", '"')):
             values = tuple(map(_value, text.split(",")))
             if len({str(v) for v in values}) < len(values) or "" in values:
-                raise ConfigError(f"{word}: name different values, e.g. {name}=1,2 (a list as one value: "
+                raise ConfigError(f"{word}: list different values, e.g. {name}=1,2 (for a list as one value: "
                                   f"{name}=[{text}])")
             swept.append(SweptSetting(name, values))
         else:
             fixed.append(word)
     names = [space.name for space in swept]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)}: each setting is swept once")
+        raise ConfigError(f"{', '.join(names)}: a setting is named twice; sweep each setting once")
     return swept, fixed
 
 
@@ -212,7 +212,7 @@ def run_sweep(path: str, words: Sequence[str], folder: Path, request: SweepReque
                               f"{' or '.join(methods)}")
     n, eta, seeds, test_seeds = request.n or 16, request.eta or 2, request.seeds, request.test_seeds
     if seeds < 1 or test_seeds < 1 or eta < 2:
-        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: at least 1, 1 and 2")
+        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: must be at least 1, 1 and 2")
     few = listed and math.prod(len(space.values) for space in swept) <= n
     chosen = trials(swept, "grid" if method == "grid" or (method == "halving" and few) else "random", n,
                     request.seed or 0)
@@ -296,7 +296,8 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
     gain = gain_of_runs(*(list(tests[name].values()) for name in (_BASE, "best"))) if _BASE in tests else None
     everything = [v for t in tried for v in t.scores.values()] + [v for own in tests.values() for v in own.values()]
     notes = [] if all(0 <= v <= 1 for v in everything) else [
-        f"{metric} is not within [0, 1]: the optimality gap and the profile, which look there, say little"]
+        f"{metric} is not within [0, 1], the range that the optimality gap and the performance profile assume, so "
+        "these two mean little"]
     runs = len(everything)
     return SweepResult(metric, split, tuple(tried), stratified(measures["mean"], _column(tried[0].scores)), tests,
                        statistics, improvement, gain,

@@ -135,9 +135,9 @@ def _base(name: str, folder: Path) -> Path:
                 settings = yaml.safe_load(with_settings.read_text(encoding="utf-8"))
                 return _folder(str(settings["model"]["name"]))
             except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-                raise RunError(f"{with_settings} does not say which model the run began with ({error}): name it, "
-                               f"--weights BASE {name}") from None
-    raise RunError(f"{name} is neither a run folder nor an adapter, so its base model is not known: name both, "
+                raise RunError(f"{with_settings} does not say which model the run started from ({error}): name that "
+                               f"model too, --weights BASE {name}") from None
+    raise RunError(f"{name} is neither a run folder nor an adapter, so its base model is not known: name both models, "
                    f"--weights BASE {name}")
 
 
@@ -161,8 +161,8 @@ class _Weights:
         file, own = self.files[name]
         values = file.get_slice(own)[start:end] if self.shape(name) else file.get_tensor(own)[None]
         if not values.is_floating_point():
-            raise ConfigError(f"{self.folder}: the weight {own!r} is stored as {values.dtype}: quantized models cannot "
-                              "be compared. Name the model that it was made of")
+            raise ConfigError(f"{self.folder}: the weight {own!r} is stored as {values.dtype}: quantized models "
+                              "cannot be compared. Name the model from before the quantization")
         if self.adapter and name in self.adapter.factors:
             return values.float() + self.adapter.rows(name, start, end)
         return values

@@ -50,15 +50,16 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
     `earlier` and `later` are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError if
     they are different models, if one is damaged, or if `out` is not empty."""
     if not math.isfinite(k):
-        raise ConfigError(f"k={k} is no finite number")
+        raise ConfigError(f"k={k} is not a finite number")
     a, b = (folder for path in (earlier, later) if (folder := checkpoint.find(path).path))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
+        raise RunError(f"{out} is not an empty folder, and nothing is overwritten: name another folder, or remove "
+                       "this one first")
     _same_kind(a, b)
     theirs = _places(a)
     lacking = theirs.keys() ^ _places(b).keys()
     if lacking:
-        raise RunError(f"{a} and {b} are not of one model: only one of them has the weight {min(lacking)!r}")
+        raise RunError(f"{a} and {b} are different models: only one of them has the weight {min(lacking)!r}")
     temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -80,14 +81,14 @@ def _same_kind(a: Path, b: Path) -> None:
     kinds = [(path / ADAPTER).is_file() for path in (a, b)]
     if kinds[0] != kinds[1]:
         raise RunError(f"{a} holds {'an adapter' if kinds[0] else 'a whole model'} and {b} "
-                       f"{'an adapter' if kinds[1] else 'a whole model'}: both must be of one kind; vlrl export makes "
-                       "a whole model of an adapter")
+                       f"{'an adapter' if kinds[1] else 'a whole model'}: both must be of the same kind; `vlrl "
+                       "export` merges an adapter into a whole model")
     if not kinds[0]:
         return
     settings = [json.loads((path / ADAPTER).read_text(encoding="utf-8")) for path in (a, b)]
     for key in ("base_model_name_or_path", "r", "lora_alpha"):
         if settings[0].get(key) != settings[1].get(key):
-            raise RunError(f"the adapters have another {key}: {settings[0].get(key)!r} in {a}, "
+            raise RunError(f"the adapters have different values of {key}: {settings[0].get(key)!r} in {a}, "
                            f"{settings[1].get(key)!r} in {b}")
 
 

@@ -58,16 +58,17 @@ def check(config: Config) -> None:
     bind("rounds.choose", config.rounds.choose, CHOICES)
     bind("rounds.learn", config.rounds.learn, LEARNS)
     if config.data.solutions:
-        raise ConfigError(f"data.solutions={config.data.solutions!r} is what the rounds of a stage set: leave it out")
+        raise ConfigError(f"data.solutions={config.data.solutions!r}: a stage of kind rounds sets data.solutions "
+                          "itself: leave it out")
     if config.rounds.gold and config.rounds.learn.name == "dpo":
-        raise ConfigError("rounds.gold=true gives answers to which nothing was rejected, and rounds.learn=dpo learns "
-                          "from pairs: leave one of them out")
+        raise ConfigError("rounds.gold=true adds answers that have no rejected counterpart, and rounds.learn=dpo "
+                          "learns from pairs of a kept and a rejected answer: leave one of the two settings out")
     if config.rounds.temperature == 0 and config.rounds.answers > 1:
-        raise ConfigError(f"rounds.temperature=0 draws one answer, and rounds.answers={config.rounds.answers} would "
-                          "all be the same: raise the one, or set the other to 1")
+        raise ConfigError(f"rounds.temperature=0 is greedy, so rounds.answers={config.rounds.answers} answers to a "
+                          "prompt would all be the same: raise rounds.temperature, or set rounds.answers=1")
     if any(map(has_environment, make_task(config).members)):
-        raise ConfigError(f"kind=rounds keeps answers as a row's `solution`, and the episodes of task "
-                          f"{config.task_name!r} are no single answers: use kind=rl, or a task without an environment")
+        raise ConfigError(f"kind=rounds stores an answer as a row's `solution`, but task {config.task_name!r} has "
+                          "episodes instead of single answers: use kind=rl, or a task without an environment")
 
 
 def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
@@ -133,8 +134,9 @@ def _draw_and_select(config: Config, model: str, folder: Path, number: int, say:
                             "so there is nothing to learn from: raise rounds.answers or rounds.prompts, lower "
                             "rounds.least, or begin with a stage of kind sft")
     if not said["kept"] and comm.is_main():
-        say(f"{place.name}: no answer is longer than a right one to the same prompt (rounds.longer="
-            f"{config.rounds.longer:g}), so no pair is learned from and the weights stay as they are")
+        say(f"{place.name}: no answer is longer than a correct answer to the same prompt "
+            f"(rounds.longer={config.rounds.longer:g}), so there is no pair to learn from and the weights do not "
+            "change")
     return said
 
 

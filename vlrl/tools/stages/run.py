@@ -82,7 +82,7 @@ def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> Stag
         files.move_aside(folder.path)
     known = read_stages(folder.path)
     if config.resume == "must" and known is None:
-        raise RunError(f"resume=must, but {folder.path} holds no run of stages. Start with resume=auto.")
+        raise RunError(f"resume=must, but {folder.path} holds no run with stages. Start with resume=auto.")
     if known is None and (folder.path / "checkpoints").is_dir():
         raise RunError(f"{folder.path} holds a run without stages: choose another run.dir, or resume=never (the old "
                        "run is kept beside)")
@@ -179,8 +179,8 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
         _begun(own)
         out = Path(own.run.dir) / "model"
         if not folder.is_dir():
-            raise ConfigError(f"merge.other={other}: {str(folder)!r} is no folder on this machine; name one that holds "
-                              "the model")
+            raise ConfigError(f"merge.other={other}: {str(folder)!r} is not a folder on this machine: name the folder "
+                              "of a model")
         if not out.is_dir():
             extrapolate(folder, Path(loading.resolve(own.model.name)), out, -own.merge.share)
 

@@ -41,7 +41,7 @@ def create(name: str, folder: Path, kind: Kind = "task") -> list[Path]:
              f"test_{name}.py": f"test_{kind}.py.txt"}
     there = [p for p in (*texts, *([f"{name}_rows"] if rows else [])) if os.path.lexists(folder / p)]
     if there:
-        raise ConfigError(f"{folder / there[0]} is there already; nothing was written. Choose another name, or another "
+        raise ConfigError(f"{folder / there[0]} exists already; nothing was written. Choose another name, or another "
                           "folder with --dir")
     written = []
     try:
@@ -74,17 +74,17 @@ def check_name(name: str) -> None:
 
 def _name_problem(name: str) -> str | None:
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or not class_name(name).isidentifier():
-        return "cannot be the name of a Python file: use letters, digits and _, and a letter first"
+        return "cannot be the name of a Python file: use letters, digits and _, and begin with a letter"
     if len(name) > 60:
         return "is longer than 60 characters"
     if name in builtin_names():
-        return "is a task that comes with vlrl, which `task.name` would mean"
+        return "is the name of a built-in task, which `task.name` would select instead"
     if name.startswith("test_") or name == "conftest":
         return "would be read by pytest as a test"
     if name in sys.stdlib_module_names:
-        return "is a module of Python itself, which the file would hide"
+        return "is a module of Python's standard library, which the file would shadow"
     if _installed(name):
-        return "is an installed package, which the file would hide"
+        return "is an installed package, which the file would shadow"
     return None
 
 

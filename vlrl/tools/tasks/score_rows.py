@@ -74,7 +74,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
               for name, given in variants.items()}
     sample_row = row.get("sample")
     if not isinstance(sample_row, dict):
-        raise DataError(f"sample={_short(sample_row)} must be an object, the data row")
+        raise DataError(f"sample={_short(sample_row)} must be a JSON object: the data row")
     task, label = _task(task, row)
     sample = replace(sample_from(task, sample_row, root), task=label)
     given = provided.alone("score", step) if provided else None
@@ -97,8 +97,9 @@ def _task(task: Task, row: Mapping[str, Any]) -> tuple[Task, str]:
     if not task.labels:
         return task, ""
     if not isinstance(label, str):
-        raise DataError(f"the row has no 'task', and this config has several: write \"task\": {task.labels[0]!r} or "
-                        f"another of {', '.join(task.labels)}, or take one alone with task={task.labels[0]}")
+        raise DataError("the row has no 'task', and this config has several tasks: write \"task\": "
+                        f"{task.labels[0]!r} or another of {', '.join(task.labels)}, or select a single task with "
+                        f"task={task.labels[0]}")
     return task.of(Sample(id=str(row["sample"].get("id", ""))[:100], task=label)), label
 
 
@@ -189,7 +190,7 @@ def _answer(given: Any, name: str, step: int, opened: str) -> Answer:
     if isinstance(given, str):
         return parse_answer(given, step=step, opened=opened)
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
-        raise DataError(f"{name}={_short(given)} must be a string, or an object with a 'text'")
+        raise DataError(f"{name}={_short(given)} must be a string, or an object with the key 'text'")
     _refuse_misspelt(given, _COMPLETION_KEYS)
     truncated = given.get("truncated") or False
     if not isinstance(truncated, bool):
