@@ -141,7 +141,7 @@ def test_an_embedder_finds_what_is_said_in_other_words(embedder, tmp_path, capsy
     assert (near["heldout0"].train, near["heldout0"].kind) == ("train0", "meaning") and "heldout2" not in near
     files = [str(tmp_path / f"{name}.jsonl") for name in rows]
     assert main(["data", "overlap", *files, "--embedder", str(embedder), "--alike", "0.5"]) == 1
-    assert "heldout0: a text that is near in the embedder as train0 of train" in capsys.readouterr().out
+    assert "heldout0: a text with a similar embedding as train0 of train" in capsys.readouterr().out
     assert main(["data", "overlap", *files, "--embedder", str(tmp_path)]) == 1
     assert "must be a model folder" in capsys.readouterr().err
 

@@ -28,11 +28,11 @@ _ANSWER = 60  # characters of an answer in a list
 @examples(
     "vlrl compare runs/a runs/b                              the last evaluation of each",
     "vlrl compare runs/a@0 runs/a@best --metric iou          before and after, in one run",
-    "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds a side",
+    "vlrl compare runs/a-0 runs/a-1 runs/a-2 vs runs/b-0 runs/b-1 runs/b-2       three seeds per model",
     "vlrl compare runs/a runs/b --json | jq '.samples[] | select(.b < .a) | .id'  what got worse",
-    "vlrl compare --weights runs/a                           how many weights the run changed of its base model",
-    "vlrl compare --forms runs/a                             which forms its answers took at each evaluation",
-    "vlrl compare --sequential a.yaml b.yaml --jobs 2        runs seeds of both until a test decides",
+    "vlrl compare --weights runs/a                           share of weights that differ from the base model",
+    "vlrl compare --forms runs/a                             the forms of the answers at each evaluation",
+    "vlrl compare --sequential a.yaml b.yaml --jobs 2        trains both with further seeds until a test decides",
     "vlrl compare --sequential a.yaml b.yaml c.yaml steps=100 --seeds 3 --blocks 6 -o runs/three")
 def compare(
     sides: Annotated[list[str], typer.Argument(

@@ -81,9 +81,9 @@ def convert(
 
 
 @examples(
-    "vlrl data split rows.jsonl -o split/ --root .                     a tenth held out, nothing alike on both sides",
+    "vlrl data split rows.jsonl -o split/ --root .                     holds out a tenth of the rows",
     "vlrl data split rows.jsonl -o split/ --heldout 200 --by patient --seed 1",
-    "vlrl data split rows.jsonl -o split/ --no-near-duplicates         groups and equal files only")
+    "vlrl data split rows.jsonl -o split/ --no-near-duplicates         compares media by their bytes only")
 def split(
     file: File,
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,

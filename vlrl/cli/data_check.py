@@ -31,8 +31,8 @@ _VALUES = 12  # values of a field that are printed
     "vlrl data check rows.jsonl --config my.yaml",
     "vlrl data check rows.jsonl --config my.yaml --root photos/ --no-media      quick: files are not opened",
     "vlrl data check annotations.json --allow-missing                           annotations without their pictures",
-    "vlrl data check data/                                                      all files of rows in a folder",
-    "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 and what both hold",
+    "vlrl data check data/                                                      all data files in a folder",
+    "vlrl data check train.jsonl heldout.jsonl --config my.yaml                 also finds content that is in both",
     "vlrl data check org/name@train                                             a data set of the Hugging Face Hub",
     "vlrl data check rows.jsonl --json | jq .problems                           canonical fields alone, for a script")
 def check(

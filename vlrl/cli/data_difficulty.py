@@ -24,7 +24,7 @@ _SHOWN = 20  # categories, and prompts left out, that are printed
 @examples(
     "vlrl data difficulty my.yaml                                   8 answers to each row of data.train",
     "vlrl data difficulty my.yaml --answers 16 --limit 500 --out measured.jsonl",
-    "vlrl data difficulty my.yaml --checkpoint runs/a               by a run's newest weights",
+    "vlrl data difficulty my.yaml --checkpoint runs/a               with the newest checkpoint of a run",
     "torchrun --nproc-per-node 2 -m vlrl data difficulty my.yaml    each process answers its share",
     "vlrl train my.yaml data.train=rows.difficulty.jsonl curriculum.name=rlcs")
 def difficulty(

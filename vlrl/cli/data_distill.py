@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @examples(
     "vlrl data distill my.yaml --endpoint http://127.0.0.1:8000/v1 -o answers.jsonl      one answer to each row",
-    "vlrl sft my.yaml data.solutions=answers.jsonl                                       learns what was kept",
+    "vlrl sft my.yaml data.solutions=answers.jsonl                                       trains on the kept answers",
     "vlrl data distill my.yaml --endpoint https://api.example.org/v1 --model big --key-env MY_KEY --rows 500 --answers "
     "4 --price-in 0.15 --price-out 0.6 -o answers.jsonl")
 @takes_requests

@@ -45,7 +45,7 @@ def gui(
 
 @examples(
     "vlrl data make driving -o driving/ --seed 0 --samples 1000",
-    "vlrl data make driving -o driving/ --history 2 --width 256               with the pictures of the second before")
+    "vlrl data make driving -o driving/ --history 2 --width 256               with images of the previous second")
 def driving(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and images/, e.g. driving/.")],
@@ -73,7 +73,8 @@ def driving(
 
 @examples(
     "vlrl data make video -o video/ --seed 0 --samples 1000",
-    "vlrl data make video -o video/ --real 0 --kinds direction,moves            drawn clips of two kinds alone")
+    "vlrl data make video -o video/ --real 0 --kinds direction,moves            only drawn clips, two kinds of "
+    "questions")
 def video(
     out: Annotated[Path, typer.Option("--output", "-o", show_default=False,
                                       help="New folder for train.jsonl, heldout.jsonl and clips/, e.g. video/.")],

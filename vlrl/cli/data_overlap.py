@@ -11,8 +11,8 @@ import typer
 from vlrl.cli.common import AsJson, emit, examples
 from vlrl.cli.terminal import printable, progress_bars
 
-_WORDS = {"same": "the same file", "look": "a picture that looks the same", "crop": "a part of a picture",
-          "text": "the same text", "words": "nearly the same words", "meaning": "a text that is near in the embedder"}
+_WORDS = {"same": "the same file", "look": "an image that looks the same", "crop": "a crop of the same image",
+          "text": "the same text", "words": "nearly the same words", "meaning": "a text with a similar embedding"}
 
 
 @examples(

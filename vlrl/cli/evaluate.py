@@ -31,10 +31,10 @@ _WITHOUT = {"rejected": "left out", "unscorable": "unscorable"}
     "vlrl eval configs/quickstart.yaml --model embedded/tiny-qwen3-vl",
     "vlrl eval configs/quickstart.yaml --checkpoint runs/other --samples 1000",
     "vlrl eval runs/quickstart/config.yaml --temperature 1 --rollouts /tmp/answers",
-    "Several answers, seeds and settings: pass@k, votes, sd over seeds, in a folder that is named at the end",
+    "Several answers, seeds and settings: pass@k, votes, sd over seeds; prints the folder of the results",
     "vlrl eval configs/quickstart.yaml --answers 8 --seeds 3",
     "vlrl eval configs/quickstart.yaml --temperature 0 --temperature 1 -o runs/both",
-    "Does it look at the pictures? The same questions without them, and with those of other samples",
+    "Does the model use the images? The same questions with blank images, and with images of other samples",
     "vlrl eval configs/quickstart.yaml --probe blank_media --probe other_media",
     "An OpenAI-compatible server:",
     "vlrl eval my.yaml --endpoint http://127.0.0.1:8000/v1 --key-env MY_KEY")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "vlrl export runs/quickstart -o models/quickstart",
     "vlrl export runs/lora/checkpoints/step-000050 -o models/lora --dtype bfloat16",
     "vlrl export runs/lora -o models/lora-adapter --adapter",
-    "To the Hub, with a card made of the run; look first at what would be sent:",
+    "To the Hub, with a model card generated from the run; first list what would be uploaded:",
     "vlrl export runs/quickstart --push org/name --rollouts --dry-run",
     "HF_TOKEN=... vlrl export runs/quickstart -o models/quickstart --push org/name --rollouts")
 def export(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _HELP = "Type an action; an empty line ends it. :oracle  :again (from the reset)  :next  :quit"
 _AFTER = "Enter: next sample. Or :again, :oracle, :quit"
-_ENDS = {"stop": "its environment ended it", "turns": "episode.max_turns", "media": "episode.max_media",
-         "error": "its environment failed", "": "no more actions; it could go on"}
+_ENDS = {"stop": "the environment ended the episode", "turns": "episode.max_turns", "media": "episode.max_media",
+         "error": "the environment failed", "": "no more actions were given; the episode could go on"}
 
 
 def split(text: str) -> list[str]:

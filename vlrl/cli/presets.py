@@ -14,8 +14,8 @@ FOLDERS = {"algorithm": "algorithms", "curriculum": "curricula", "stages": "stag
 
 
 @examples(
-    "vlrl presets                              all of them",
-    "vlrl presets grpo                         those with the word in name, needs or paper",
+    "vlrl presets                              all presets",
+    "vlrl presets grpo                         presets with this text in name, needs or paper",
     "vlrl presets --for recall                 those whose method acts on configs/recall.yaml",
     "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'")
 def presets(

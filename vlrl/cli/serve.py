@@ -25,7 +25,7 @@ _PORT = 8000
     "vlrl serve configs/quickstart.yaml",
     "Two servers, on ports 8000 and 8001:",
     "vlrl serve configs/quickstart.yaml --replicas 2 engine.max_seqs=64",
-    "For trainers on other hosts; weights come through a folder that all of them see:",
+    "For trainers on other hosts; weights are transferred through a folder that all of them share:",
     "vlrl serve configs/quickstart.yaml --host 0.0.0.0 engine.scratch=/shared/weights engine.key_file=/shared/key",
     "One server over the GPUs of several hosts:",
     "vlrl serve configs/quickstart.yaml --vllm distributed-executor-backend=ray engine.tensor_parallel=16",
@@ -35,7 +35,7 @@ _PORT = 8000
     "vlrl serve configs/quickstart.yaml --chat",
     "The model of services.judge, for rewards that ask it:",
     "vlrl serve my.yaml --judge services.judge.model=Qwen/Qwen3-8B --vllm max-model-len=8192",
-    "When it says ready, train with the same settings and what it printed:",
+    "When it prints \"ready\", train with the same settings and the printed servers and key:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
 def serve(

@@ -56,7 +56,7 @@ def _described(entry: TaskInfo) -> str:
 @examples(
     "vlrl tasks new count                      count.py, count.yaml, test_count.py; pictures drawn by code",
     "vlrl tasks new signs --rows --dir signs   the same, and signs_rows/ with 8 rows and their pictures",
-    "vlrl tasks new walk --environment         a model that acts over several turns, and its world")
+    "vlrl tasks new walk --environment         a task with an environment and several turns")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the task and of its file, e.g. count.", show_default=False)],
     dir: Annotated[Path, typer.Option(help="Folder to write into, e.g. mine; it is created if needed.")] = Path("."),

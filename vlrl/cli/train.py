@@ -48,10 +48,10 @@ ProfileSteps = Annotated[int, typer.Option("--profile-steps", metavar="N", min=1
     "vlrl train configs/quickstart.yaml --profile",
     "vlrl train configs/quickstart.yaml steps=200 train.lr=1e-4 run.dir=runs/more",
     "torchrun --nproc_per_node 2 train.py configs/quickstart.yaml",
-    "The first takes five minutes on a laptop CPU. A run goes on from its newest checkpoint: start the same "
-    "command again after Ctrl-C or a crash. resume=never starts over (the old run is moved aside), resume=must "
-    "fails without a checkpoint.",
-    "Touch first: train.lr, rollout.group_size, steps.")
+    "The first takes five minutes on a laptop CPU. A run resumes from its newest checkpoint: start the same command "
+    "again after Ctrl-C or a crash. resume=never starts over (the old run folder is renamed), resume=must fails "
+    "without a checkpoint.",
+    "Settings to change first: train.lr, rollout.group_size, steps.")
 def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False, profile: IsProfile = False,
           profile_steps: ProfileSteps = 3, as_json: AsJson = False, show: ShowSettings = False) -> None:
     """Train by reinforcement learning with verifiable rewards.

@@ -142,7 +142,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
                           "environment shows. Leave --probe out")
     wordings = max(len(t.templates) for t in task.members)
     if each_wording and wordings < 2:
-        raise ConfigError(f"--each-wording: task '{task.name}' has one wording. Give it several, e.g. "
+        raise ConfigError(f"--each-wording: task '{task.name}' has only one prompt template. Set several, e.g. "
                           "'task.prompts=[\"Where is the {expression}?\", \"Find the {expression}.\"]'")
     return replace(grid, wordings=wordings if each_wording else 1, repeats_differ=bool(acts or server))
 

@@ -126,8 +126,8 @@ def read(task: Task, file: Path) -> tuple[list[LabelledAnswer], list[Pair]]:
     """Reads the labelled answers and the pairs in a file. Raises DataError naming file and row for a malformed row."""
     rows = read_rows(file)
     if not rows:
-        raise ConfigError(f'{file} has no rows; each is {{"id" or "sample", "answer": text, "correct": true}}, or has '
-                          '"responses": [text, text] and "better": 1 or 2')
+        raise ConfigError(f'{file} has no rows; each row is {{"id" or "sample", "answer": text, "correct": true}}, or '
+                          'has "responses": [text, text] and "better": 1 or 2')
     samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
     answers: list[LabelledAnswer] = []
     pairs: list[Pair] = []

@@ -181,7 +181,7 @@ def _parsed(line: bytes, first: bool) -> dict[str, Any]:
 
 def _answers(given: Any, name: str, step: int, opened: str) -> list[Answer]:
     if not isinstance(given, list):
-        raise DataError(f"{name}={_short(given)} must be a list of strings or of {{\"text\", \"n_tokens\", "
+        raise DataError(f"{name}={_short(given)} must be a list of strings or of objects {{\"text\", \"n_tokens\", "
                         "\"truncated\"}")
     return [_answer(item, f"{name}[{i}]", step, opened) for i, item in enumerate(given)]
 
