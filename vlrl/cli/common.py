@@ -27,9 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorator for a command function with parameters whose type is a request dataclass (tools/request.py).
+    """Decorator for a command function whose parameters include a request dataclass (tools/request.py).
 
-    Each such parameter is replaced by one command-line option per field that has a help text. A flag that is off by
+    Each request parameter is replaced by one command-line option per field that has a help text. A flag that is off by
     default gets no --no- form. Empty defaults are not shown in the help."""
     shown: list[inspect.Parameter] = []
     requests: dict[str, tuple[type, list[str]]] = {}

@@ -70,7 +70,7 @@ def difficulty(
     scope, places = tool.MeasurementScope(answers=answers, split=split, limit=limit), MeasurementFiles(out=out)
     known = tool.facts(loaded, chosen, scope)
     if places.part.exists():
-        tool.open_part(places.part, known)  # of another measurement: said before the model is loaded
+        tool.open_part(places.part, known)  # reports a part file of another measurement before the model is loaded
     with (prints_aside(), open_runtime(chosen.config, chosen) as prepared,
           progress_bars(lines=True, show=comm.is_main()) as progress):
         measurements = tool.measure(prepared, scope, places.part, known, progress)
@@ -97,7 +97,7 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
     from vlrl.tools.datasets.prompt_table import MeasurementFiles
 
     places = MeasurementFiles(out=out)
-    beside = [] if places.part.exists() else [places.about, places.picture]  # with a part they are of a killed command
+    beside = [] if places.part.exists() else [places.about, places.picture]  # a part file means that they belong to a killed command
     for path in (out, *beside):
         refuse_existing(path, force)
 

@@ -143,8 +143,8 @@ def _cells(mean: float | None, low: float | None, high: float | None) -> tuple[s
 
 
 def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
-    """Evaluates the model once on each split and returns one eval.jsonl record per split; if `rollouts` is a folder,
-    the answers are written to it."""
+    """Evaluates the model on each split and returns one eval.jsonl record per split; if `rollouts` is a folder, the
+    answers are written to it."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside

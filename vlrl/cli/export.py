@@ -60,7 +60,7 @@ def export(
     from vlrl.store.checkpoint import find
 
     _check(out, push, {"--public": public, "--rollouts": rollouts, "--dry-run": dry_run}, with_media and not rollouts)
-    find(source)  # before what takes time to import
+    find(source)  # before the slow imports
     if push is None:
         assert out
         done = _exported(source, out, dtype, adapter)

@@ -101,7 +101,7 @@ class _Printable(logging.Formatter):
 
 def _run(command: Any, argv: Sequence[str], name: str) -> int:
     _prepare_terminal()
-    if logging.lastResort:  # what prints warnings where nobody has set up logging
+    if logging.lastResort:  # prints warnings if logging is not set up
         logging.lastResort.setFormatter(_Printable())
     try:
         code = _called(command, argv, name)
@@ -129,7 +129,7 @@ def _noted(message: str, error: BaseException) -> str:
 def _called(command: Any, argv: Sequence[str], name: str) -> int:
     try:
         os.getcwd()
-    except FileNotFoundError:  # some libraries end the process there
+    except FileNotFoundError:  # some libraries exit the process in that case
         raise RunError("the working directory does not exist any more: change to another one") from None
     try:
         command.main(args=list(argv), prog_name=name)
@@ -158,7 +158,7 @@ def _of_the_system(error: OSError) -> str:
     try:
         sys.stdout.write("\n" if error.filename is None else "")  # what was too large for the buffer is not kept in it
         sys.stdout.flush()
-    except OSError:  # Python would try again at its end, and complain
+    except OSError:  # at exit Python would try again and print an error
         refused = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):

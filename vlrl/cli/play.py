@@ -68,7 +68,7 @@ def play(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing
     task = make_task(loaded)
-    folder = Path(tempfile.mkdtemp(prefix="vlrl-play-"))  # it stays, so that an image can be opened afterwards
+    folder = Path(tempfile.mkdtemp(prefix="vlrl-play-"))  # not removed, so that images can be opened afterwards
     given = _Given(split, answer, oracle, as_json)
     try:
         with episodes.environments(loaded, task) as host:

@@ -139,7 +139,7 @@ def _episodes(config: Config) -> bool:
     from vlrl.training.build_task import make_task
 
     if config.engine.max_model_len is not None:
-        return False  # the room is given
+        return False  # the context length is set
     try:
         return has_environment(make_task(config))
     except VlrlError as error:
@@ -151,7 +151,7 @@ def _episodes(config: Config) -> bool:
 
 def _on_signals(stop: Callable[[int], object]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, lambda number, _: stop(number))
 
 

@@ -54,7 +54,7 @@ def status(
 
     one = is_run(path)
     console = Console()
-    if not console.is_terminal:  # a file or a pipe has no width to keep to
+    if not console.is_terminal:  # files and pipes have no width
         console.width = max(console.width, 200)
     live = Live(console=console, auto_refresh=False) if watch and not json and console.is_terminal else None
     if live:

@@ -141,7 +141,7 @@ def _task(name: str, config: str | None, settings: list[str] | None) -> Task:
     from vlrl.config import shipped
     from vlrl.training.build_task import make_task
 
-    words = [f"task.name={encoder.dumps(name)}", *(settings or ())]  # of several tasks it takes the one called so
+    words = [f"task.name={encoder.dumps(name)}", *(settings or ())]  # of several tasks selects the one with this name
     return make_task(load(config or str(shipped("tiny.yaml")), words))
 
 

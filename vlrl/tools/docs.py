@@ -84,7 +84,7 @@ def _text_of(node: ast.stmt | None) -> str:
 
 def _purpose(model: Any) -> str:
     own = getattr(model, "__dict__", {}).get("__doc__")
-    return " ".join((own or "How long, from which random numbers, and whether to go on.").split())
+    return " ".join((own or "Number of steps, random seed, and whether to resume.").split())
 
 
 def _wrap(text: str) -> str:

@@ -29,7 +29,7 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
     RunError for a damaged checkpoint."""
     if isinstance(config_or_run, (str, Path)) and os.path.isdir(config_or_run):
         config_or_run = load_run(Path(config_or_run))
-    if isinstance(config_or_run, Run):  # its own settings, in the folder where it is now
+    if isinstance(config_or_run, Run):  # the run's own settings, in its present folder
         config = config_of(config_or_run.config, **{"run.dir": config_or_run.path, **settings})
     else:
         config = config_of(config_or_run, **settings)

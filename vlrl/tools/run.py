@@ -186,7 +186,7 @@ def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
     try:
         picture = load(Media(source=path), LimitsSettings()).frames[0]
         return with_marks(picture, [(row["index"] or 0, json.loads(row["marks"] or "null")) for row in rows])
-    except ValueError:  # a DataError, or marks that are no JSON
+    except ValueError:  # a DataError, or marks that are not JSON
         return None
 
 

@@ -114,7 +114,7 @@ def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tu
                 alike: float = ALIKE) -> list[NearDuplicate]:
     """Finds held-out texts with at least 8 words and no image whose embedding has a cosine of at least `alike` with
     that of such a training text; reports the nearest one, with the kind `meaning`."""
-    from vlrl.tools.datasets.embedder import embed  # torch, for this alone
+    from vlrl.tools.datasets.embedder import embed  # imports torch, which only this needs
 
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
     if not known or not own:

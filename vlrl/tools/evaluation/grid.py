@@ -50,7 +50,7 @@ _LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """An OpenAI-compatible server whose model is evaluated, or asked, in place of a local model."""
+    """An OpenAI-compatible server: the model to evaluate, a judge or a teacher."""
 
     url: str
     model: str | None = None
@@ -106,8 +106,8 @@ class Report:
 
 def facts(config: Config, chosen: ModelChoice | None, server: Server | None, settings: Sequence[EvalSetting]
           ) -> dict[str, Any]:
-    """Everything that the answers depend on, as JSON. An evaluation resumes only if its facts are equal to those in the
-    folder."""
+    """Describes everything that the answers depend on (model, task, settings), as JSON. An evaluation resumes only if
+    its facts are equal to those stored in the folder."""
     dumped = config.model_dump(mode="json")
     model = model_facts(config, chosen) if chosen else {}
     if server:

@@ -1,4 +1,4 @@
-"""Probes of an evaluation: ask the same questions with information removed that the answer needs, or with other words.
+"""Probes of an evaluation: the questions are asked again without some information that the answer needs, or reworded.
 Does not import torch.
 
     probe("blank_media", samples, 3)         # sample 3 with images and frames in their mean colour
@@ -101,7 +101,7 @@ def reworded(samples: Sequence[Sample], number: int) -> Sample:
     if isinstance(given, (list, tuple)) and given:
         return _asking(sample, field, str(given[0]))
     first, rest = text.strip()[:1], text.strip()[1:].rstrip(".?! ")
-    initial = first if rest[:1].isupper() or rest[:1].isdigit() else first.lower()  # an abbreviation
+    initial = first if rest[:1].isupper() or rest[:1].isdigit() else first.lower()  # keeps the case of abbreviations
     return _asking(sample, field, f"I would like to know this, please: {initial}{rest}")
 
 

@@ -81,11 +81,13 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 class RowFile:
-    """An answers.jsonl to which rows are appended as answers arrive. An existing file is continued."""
+    """An answers.jsonl to which rows are appended as answers arrive; an existing file is continued."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]):
-        """Opens or creates the file. Raises ConfigError if the file was started with other facts, or is not an answers
-        file."""
+        """Opens or creates the file. `facts` is JSON that describes everything the answers depend on (model, settings,
+        data).
+
+        Raises ConfigError if the file was started with different facts, or is not an answers file."""
         self.path, self.facts = path, json.loads(json.dumps(plain(facts)))
         self._rows = _latest(resume_lines(path, facts, "an evaluation", "folder"))
 
@@ -116,10 +118,11 @@ class RowFile:
 
 
 def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
-    """The lines of a file to which `what` (an evaluation, verdicts) is appended. A new file is started with the facts.
+    """Reads the lines of a file to which rows of `what` (an evaluation, verdicts) are appended. A new file is started
+    with the facts.
 
-    Raises ConfigError if the file was started with other facts, naming each difference, or if it is another kind of
-    file. `place` says what the user should remove."""
+    Raises ConfigError if the file was started with different facts, naming each difference, or if it is another kind of
+    file. `place` is the word for what the user should remove (file or folder)."""
     known = json.loads(json.dumps(plain(facts)))
     lines = list(_objects(path)) if os.path.lexists(path) else []
     before = next((line["facts"] for line in lines if isinstance(line.get("facts"), dict)), None)

@@ -139,7 +139,7 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
 
 
 def _means(seeds: Sequence[Sequence[_Sample]], values_of: Callable[[_Sample], dict[str, float]]) -> dict[str, Metric]:
-    """Computes every metric that `values_of` returns for some sample, as a mean over samples and seeds."""
+    """Computes every metric that `values_of` returns for a sample, as a mean over samples and then over seeds."""
     columns: dict[str, list[dict[int, float]]] = {}
     clusters = {s.number: s.cluster for seed in seeds for s in seed}
     for place, seed in enumerate(seeds):

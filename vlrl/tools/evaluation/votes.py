@@ -69,9 +69,9 @@ def majority(ballots: Sequence[str | None], right: Sequence[float], k: int,
     2203.11171).
 
     `right` [n] is 1 for a correct answer. The winner is the ballot with the most votes, weighted by `weights` [n] if
-    given; ties are broken uniformly. If the winner's answers are partly correct, their share counts. Answers without a
-    ballot do not vote; a subset without any vote counts as wrong. The result is the mean over all subsets of k answers,
-    or over MOST_SUBSETS sampled subsets."""
+    given; ties are broken uniformly. If only some of the winner's answers are correct, the value is their share.
+    Answers without a ballot do not vote; a subset without any vote counts as wrong. The result is the mean over all
+    subsets of k answers, or over MOST_SUBSETS sampled subsets."""
     names = sorted({b for b in ballots if b is not None})
     if not names:
         return 0.0
@@ -99,7 +99,7 @@ def _subsets(n: int, k: int) -> np.ndarray:
 
 
 def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
-    """The most frequent ballot (of equally frequent ones the first), and its share of all answers, in [0, 1]."""
+    """The most frequent ballot and its share of all answers, in [0, 1]; in a tie, the ballot that occurs first."""
     names = [b for b in ballots if b is not None]
     if not names:
         return None, 0.0

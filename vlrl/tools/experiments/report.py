@@ -54,7 +54,7 @@ def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
             before, after = _interval(first, metric), _interval(last, metric)
             gain = _paired(values, metric, after.mean - before.mean)
             label, slash, _ = metric.partition("/")
-            n = int(last.get(f"{label}/n" if slash else "n") or last.get("n") or 0)  # of a mixture's task its own
+            n = int(last.get(f"{label}/n" if slash else "n") or last.get("n") or 0)  # in a mixture each task's own
             steps = first["step"], last["step"]
             changes.append(Gain(split, metric, n, steps, before, after, gain))
     return changes

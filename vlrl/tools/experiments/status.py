@@ -23,7 +23,7 @@ ACTIVE = ("starting", "running", "stale")
 """States in which a process is working on the run."""
 RECENT = 20
 """Number of steps over which speed and trend are computed."""
-_DEPTH = 3  # folders below the given one in which runs are looked for
+_DEPTH = 3  # levels of subfolders that are searched for runs
 _LINES = 200  # of each file, from its end
 _BYTES = 1 << 20
 _PATIENCE = 3.0  # a heartbeat older than this many of the longest recent steps is stale,
@@ -126,7 +126,7 @@ def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
     if finished:
         state = "finished"
     elif lives and state not in ACTIVE:
-        state = "running"  # between two stages, or where one draws its answers
+        state = "running"  # between two stages, or while a stage samples answers
     elif lives is False and state in (*ACTIVE, "finished"):
         state = "dead" if owner or state in ACTIVE else "interrupted"
     steps = [s.steps for s in stages if s.steps is not None]

@@ -32,7 +32,7 @@ from vlrl.tools.experiments.profiles import (
 from vlrl.tools.experiments.request import SweepRequest
 
 _BASE = "base"
-_MOST = 10_000  # settings of a grid
+_MOST = 10_000  # maximum number of combinations in a grid
 _TAUS = np.linspace(0, 1, 101)
 
 

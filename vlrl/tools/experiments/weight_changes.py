@@ -118,7 +118,7 @@ def _folder(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, local_files_only=True))
-    except (OSError, ValueError):  # not there, or no name of the Hub
+    except (OSError, ValueError):  # not in the cache, or not a Hub name
         raise RunError(f"{name!r} is neither a folder nor a model in the local cache of the Hub: name a folder, or "
                        "load the model once, e.g. vlrl eval CONFIG --model NAME") from None
 

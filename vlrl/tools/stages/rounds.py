@@ -1,5 +1,5 @@
-"""The training stage `rounds`: in each round answers are sampled and scored, and the model is trained on the correct
-ones.
+"""The training stage `rounds`: in each round answers are sampled and scored, and the model is trained on correct ones
+(the kept answers).
 
     round-01/answers.jsonl    every answer with its reward; an interrupted round resumes from it (evaluation/rows.py)
     round-01/rows.jsonl       the kept answers, with their origin (data/sources/solutions.py)
@@ -91,7 +91,7 @@ def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
         if name not in known.done:
             said = _draw_and_select(config, model, folder, number, say)
             start = {"before": model, "stage": config.model.name, "start": first}[config.rounds.start]
-            if not said["kept"]:  # without a pair there is nothing to prefer, and the weights stay
+            if not said["kept"]:  # without pairs the weights do not change
                 known = comm.on_main(partial(known.finished, name, steps=0, model=loading.resolve(start), **said))
                 model = str(known.done[name]["model"])
                 continue
@@ -116,7 +116,7 @@ def left(config: Config) -> str:
 
 
 def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
-    """Samples the answers of a round, writes the kept ones to rows.jsonl, and returns counts of answers.
+    """Samples the answers of a round, writes the answers chosen for training to rows.jsonl, and returns counts.
 
     Answers and rows that exist on disk are reused."""
     place = folder / f"round-{number + 1:02d}"
@@ -169,8 +169,8 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 
 
 def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
-    """Writes the kept answers of a round as rows; with rounds.keep_rows also a file that includes those of earlier
-    rounds."""
+    """Writes the answers of a round that were chosen for training as rows; with rounds.keep_rows also a file that
+    includes the rows of earlier rounds."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
     task = make_task(config)
@@ -196,8 +196,8 @@ def _write(config: Config, one: ModelChoice, number: int, place: Path, file: Row
 
 
 def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
-    """For DPO: one dictionary of columns per rejected answer that is paired with the kept answer. For SFT: a single
-    empty dictionary."""
+    """For DPO: one dictionary of columns for each rejected answer to pair with the answer `preferred`. For SFT: a
+    single empty dictionary."""
     if config.rounds.learn.name == "sft":
         return [{}]
     return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
@@ -210,11 +210,11 @@ def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text it splits at U+2028 too
+    return [json.loads(line) for line in path.read_bytes().splitlines()]  # splitlines of a str would split at U+2028 too
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:
-    """Counts the correct and the kept answers of a round."""
+    """Counts the answers of a round, the correct ones, and those chosen for training."""
     answers = _by_prompt(read_rows(place / ANSWERS))
     right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
     retained = _lines(place / ROWS)

@@ -52,7 +52,7 @@ def train_stages(config: Config, say: Say = print) -> StagesResult:
 
     Raises ConfigError before the first stage starts if the settings of any stage are wrong, and RunError if a finished
     stage was run with other settings."""
-    make_accelerator(config)  # from here on there are several processes, or one
+    make_accelerator(config)  # initialises the distributed processes
     stages = stages_of(config)
     with contextlib.ExitStack() as stack:
         comm.on_main(lambda: stack.enter_context(RunFolder(Path(config.run.dir)).lock(config.run.steal_lock)) and None,
@@ -127,7 +127,7 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 
 def _settings(stage: StageEntry, own: Config) -> Config:
-    """The config that a stage runs with: for kind `sft` that of supervised training."""
+    """The config that a stage runs with; for kind `sft` it is converted to supervised training."""
     return sft.supervised_config(own) if stage.kind == "sft" else own
 
 
@@ -168,7 +168,8 @@ def _rounds(own: Config, known: StageList, say: Say) -> bool:
 
 
 def _merge(own: Config, known: StageList, say: Say) -> bool:
-    """Writes share * other + (1 - share) * before, computed by extrapolating from the other model."""
+    """Merges two models: writes share * other + (1 - share) * before, where `other` is the model merge.other and
+    `before` the model of the previous stage."""
     other = own.merge.other
     if other in known.done:
         folder = Path(str(known.done[other]["model"]))

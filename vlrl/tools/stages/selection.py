@@ -25,14 +25,15 @@ class Candidate:
 
 
 def best(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Indices of the `count` candidates with the highest reward; of equal rewards the earlier sample.
+    """Indices of the `count` candidates with the highest reward; among equal rewards the earlier samples.
 
     RAFT: Reward rAnked FineTuning for Generative Foundation Model Alignment (arXiv 2304.06767)."""
     return sorted(range(len(candidates)), key=lambda i: -candidates[i].reward)[:count]
 
 
 def shortest(candidates: Sequence[Candidate], count: Positive = 1) -> list[int]:
-    """Indices of the `count` candidates with the fewest tokens; of equal lengths the one with the higher reward.
+    """Indices of the `count` candidates with the fewest tokens; among equally short candidates those with the higher
+    reward.
 
     Shortest rejection sampling of Kimi k1.5 (arXiv 2501.12599)."""
     return sorted(range(len(candidates)), key=lambda i: (candidates[i].tokens, -candidates[i].reward))[:count]
@@ -68,11 +69,11 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
 
 
 def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """Selects, among the rows of all answers to one prompt (tools/evaluation/rows.py), those that are trained on.
+    """Selects the answers to train on, given the rows of all answers to one prompt (tools/evaluation/rows.py).
 
     An answer is correct if the task says so or, with `least`, if its reward is at least `least`. Truncated and empty
-    answers are dropped, and of equal texts the first is kept. Raises ValueError if `choose` returns an index out of
-    range."""
+    answers are dropped, and of several answers with the same text only the first is considered. Raises ValueError if
+    `choose` returns an index out of range."""
     right: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("answer") and not row.get("truncated") and is_right(row, least):
@@ -88,11 +89,11 @@ def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) 
 
 def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
            factor: float) -> list[dict[str, Any]]:
-    """The rejected answers to pair with a kept answer in DPO for shorter answers: wrong answers that are longer, and
-    correct answers with more than `factor` times its tokens.
+    """Selects the rejected answers to pair with the answer `preferred` in DPO for shorter answers: wrong answers that
+    are longer, and correct answers with more than `factor` times its tokens.
 
-    Unscorable answers are excluded, and of equal texts the first is kept. DPO of long2short, Kimi k1.5 (arXiv
-    2501.12599)."""
+    Unscorable answers are excluded, and of several answers with the same text only the first is used. DPO of
+    long2short, Kimi k1.5 (arXiv 2501.12599)."""
     rejected: dict[str, dict[str, Any]] = {}
     for row in rows:
         most = preferred["tokens"] * (factor if is_right(row, least) else 1.0)

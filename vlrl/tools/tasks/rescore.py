@@ -188,7 +188,8 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 @prints_aside()
 def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> RescoredGroup:
-    """Scores one stored group again, including the answers that were sampled with its variants."""
+    """Scores one stored group again. Stored answers to variants of the prompt (e.g. with other media) are passed to the
+    scorer as well."""
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
     first = rows[0]

@@ -157,7 +157,7 @@ def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
         if given.used(sample) == "processed":
             task.oracle(sample)
             task.cheats(sample)
-    except (Exception, SystemExit):  # what the row lacks is kept by the coordinates
+    except (Exception, SystemExit):  # the coordinates have stored the conversion error
         return
 
 
