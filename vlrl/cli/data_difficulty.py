@@ -97,7 +97,7 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
     from vlrl.tools.datasets.prompt_table import MeasurementFiles
 
     places = MeasurementFiles(out=out)
-    beside = [] if places.part.exists() else [places.about, places.picture]  # a part file means that they belong to a killed command
+    beside = [] if places.part.exists() else [places.about, places.picture]  # else of a killed command
     for path in (out, *beside):
         refuse_existing(path, force)
 

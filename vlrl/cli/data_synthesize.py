@@ -122,7 +122,7 @@ def _check_out(places: SynthesisFiles, force: bool) -> None:
     check_suffix(places.out)
     if goes_on(places):
         return
-    going = places.candidates.exists() or (places.replies.written.exists() and not places.out.exists())  # resumes a stopped command
+    going = places.candidates.exists() or (places.replies.written.exists() and not places.out.exists())  # resumes
     for path in (places.out, *([] if going else [places.refused, places.about])):
         common.refuse_existing(path, force)
 

@@ -91,7 +91,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     from vlrl.training.build_task import make_task
 
     task = make_task(config)
-    root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # for standard input: the working directory
+    root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # stdin: the working directory
     failed, first, done = 0, "", 0
     with (_services(config, task) as provided, _reader(source) as lines, _writer(output) as out,
           delayed_bar("rows scored") as update):

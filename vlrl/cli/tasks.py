@@ -119,7 +119,7 @@ def check(
     from vlrl.testing.labelled import judge
 
     task_object = _task(task, config, settings)
-    acts = has_environment(task_object)  # starts processes, which a thread that draws may leave with a taken lock
+    acts = has_environment(task_object)  # starts processes, which may inherit a lock that the status thread holds
     with nullcontext() if acts else Console(stderr=True).status(f"checking {escape(task)}"):
         verdict = judge(task_object, answers) if answers else None
         report = examine(task_object, samples, processes, delayed_lines(f"checking {task}"))

@@ -24,7 +24,7 @@ ACTIVE = ("starting", "running", "stale")
 RECENT = 20
 """Number of steps over which speed and trend are computed."""
 _DEPTH = 3  # levels of subfolders that are searched for runs
-_LINES = 200  # of each file, from its end
+_LINES = 200  # lines that are read from the end of each file
 _BYTES = 1 << 20
 _PATIENCE = 3.0  # a heartbeat older than this many of the longest recent steps is stale,
 _LEAST_S = 60.0  # never before this

@@ -210,7 +210,7 @@ def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]  # splitlines of a str would split at U+2028 too
+    return [json.loads(line) for line in path.read_bytes().splitlines()]  # of a str it splits at U+2028 too
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Setting:
 
     name: str
     kind: str
-    """Its type, in words."""
+    """The type of the setting, described in words."""
     default: Any
 
 

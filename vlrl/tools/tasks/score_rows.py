@@ -110,7 +110,7 @@ def to_json(value: Any) -> str:
 
 class _Watched(Coordinates):
     """Wraps a task's coordinates and stores in `error` the first conversion error, which scoring alone would turn into
-    a part of 0."""
+    a reward part of 0."""
 
     def __init__(self, given: Coordinates):
         self.given = given
