@@ -66,7 +66,7 @@ class Comparison:
 
     a: tuple[Side, ...]
     b: tuple[Side, ...]
-    """The runs of side b; like those in `a`, with the step numbers resolved."""
+    """The evaluations of side b; in both `a` and `b` the steps are resolved to numbers."""
     split: str
     metric: str
     """The metric that decides wins and losses."""

@@ -107,8 +107,9 @@ def final_score(folder: Path, split: str, metric: str) -> float:
 def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iterable[str], options: str) -> str:
     """The split on which configs are compared: `split`, or by default the first of the first config's eval.splits.
 
-    Raises ConfigError if a config does not evaluate this split, if the configs' held-out samples differ, or if one of
-    `words` (settings key=value) sets the seed or the run folder, which the command sets itself from `options`."""
+    Raises ConfigError if a config does not evaluate this split, or if the held-out samples of the configs differ. Also
+    raises it if one of `words` (settings key=value) sets the seed or the run folder, because the command sets these
+    from its `options` (named in the message)."""
     own = next((word for word in words if word.partition("=")[0] in _OWN), None)
     if own is not None:
         raise ConfigError(f"{own}: the command itself sets seed and run.dir of each run: leave them out ({options})")

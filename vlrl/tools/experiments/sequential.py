@@ -48,7 +48,7 @@ class InterimAnalysis(NamedTuple):
 
 @dataclass
 class _Test:
-    """The state of one hypothesis."""
+    """The state of the test of one hypothesis."""
 
     thresholds: list[float] = field(default_factory=list)
     """The threshold b_k of each block."""
