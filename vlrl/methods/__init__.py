@@ -1,2 +1,2 @@
-"""Methods of papers, a folder each. Those with a section of the config: config/sections.py; functions of the objective:
-algo/tables.py; samplers: curriculum.SAMPLERS."""
+"""Methods of papers, one folder per method. Methods with a section of the config are listed in config/sections.py,
+functions of the objective in algo/tables.py, curriculum samplers in curriculum.SAMPLERS."""

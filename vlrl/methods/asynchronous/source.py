@@ -1,15 +1,18 @@
-"""Generation beside the update: while a step is trained, a thread generates the next ones (async.max_staleness).
+"""Generation in parallel with the update: while one step is trained, a thread generates the next steps
+(async.max_staleness).
 
     step t   take the groups of t   ->  weights to the engine  ->  begin t + 1  ->  update
                                                                    [ thread: generate and score t + 1 ]
 
-With max_staleness = s the engine takes new weights when the queue is used up, every s steps, and then generates the
-next s steps one after another: no completion is more than s steps old, and its weights do not depend on the speed of
-either side. Draws, encoding, filters and all collectives stay in the main thread, in one order; the thread generates
-and scores. docs/asynchronous.md has the full picture.
+With max_staleness = s, the engine receives new weights whenever the queue of generated steps is empty, that is, every s
+steps. It then generates the next s steps one after another. So no completion is more than s steps old, and the weights
+that sample it do not depend on how fast generation or training is. The main thread draws prompts, encodes them, filters
+groups and runs all collectives, always in the same order. The thread only generates and scores. docs/asynchronous.md
+has the full picture.
 
 A checkpoint holds the completions in the queue, by the keys of their random streams. A resumed run scores them again
-and continues as if undisturbed. Of episodes it holds the actions, which are replayed in the environments."""
+and continues as if it had not been interrupted. For episodes the checkpoint holds the actions, which are replayed in
+the environments."""
 
 from __future__ import annotations
 
@@ -36,48 +39,50 @@ from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, 
 from vlrl.types import Completion, Group
 
 CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
-"""Completions by the key of their request."""
+"""The completions of each request, by the request's key."""
 
 
 @dataclass(eq=False, kw_only=True)
 class AheadBatch(DrawBatch):
-    """The draws of a later step; in a resumed run they are encoded when they are used."""
+    """The prompts drawn for a later step, and their completions as far as they exist. In a resumed run the prompts are
+    encoded only when training reaches that step."""
 
     step: int
     policy_step: int
-    """Steps completed by the weights that sample it."""
+    """Number of completed training steps of the weights that sample this batch."""
     completions: CompletionsByKey = field(default_factory=dict)
-    """This process's completions so far; in a resumed run those of all processes."""
+    """The completions that this process has generated so far; in a resumed run, those of all processes."""
     work: Future[list[Group] | None] | None = None
-    """Generation, and scoring unless the main thread does it."""
+    """The running generation in the thread, which also scores unless the main thread has to. None before it begins, and
+    for a batch restored from a checkpoint."""
     keys: set[tuple[int, ...]] = field(default_factory=set)
-    """Keys of all completions that this process requests; known once generation has begun."""
+    """Keys of all requests that this process generates; set when generation begins."""
     span: tuple[float, float] | None = None
-    """Start and end of that work."""
+    """Start and end time of the thread's work on this batch."""
 
     @property
     def whole(self) -> bool:
-        """Whether all completions exist; waits for generation."""
+        """Whether all completions of the batch exist. Waits until generation ends."""
         return bool(self.completions) if self.work is None else self.work.exception() is None
 
     def state(self, completions: CompletionsByKey) -> dict[str, Any]:
-        """State for a checkpoint, with these completions."""
+        """The batch as state for a checkpoint, with the completions that are passed in."""
         return {"step": self.step, "policy_step": self.policy_step,
                 "made": {key: [*map(completion_state, answers)] for key, answers in completions.items()},
                 "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
 
 
 class AsyncGroupSource(GroupSource):
-    """A group source that generates the groups of later steps in a thread."""
+    """A group source that generates the groups of later steps in a thread while the current step is trained."""
 
     apart = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.queue: deque[AheadBatch] = deque()
-        """Batches of later steps, in order; at most async.max_staleness."""
+        """Batches of later steps, in the order of the steps; at most async.max_staleness of them."""
         self.synced = -1
-        """Steps completed by the engine's weights."""
+        """Number of completed training steps of the weights that the engine holds."""
         self._policy: Any = None
         self._ages: list[int] = []
         self._ahead_s = 0.0
@@ -88,15 +93,16 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_written, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the weights to the engine, once nothing is being generated, where the queue ends with this step or
-        `now` is set. Batches in the queue do not change."""
+        """Waits for running generation and hands the policy's weights to the engine, if `now` is set or the queue holds
+        no step after this one. Otherwise it only remembers the policy. Batches in the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()
 
     def next_groups(self, count: int, step: int) -> list[Group]:
-        """As in GroupSource; begins the following steps when the queue is empty. An error in a step's generation is
-        raised when its turn has come."""
+        """Returns the groups of a step, as GroupSource does. If the queue is then empty, it also draws the prompts of
+        the following steps and starts to generate their completions. An error in the generation of a step is raised
+        when the groups of that step are requested."""
         groups = super().next_groups(count, step)
         self._ages = [step - r.policy_step for g in groups for r in g.rollouts]
         if not self.queue:
@@ -109,13 +115,13 @@ class AsyncGroupSource(GroupSource):
         return groups
 
     def close(self) -> None:
-        """Abandons running generation."""
+        """Stops running generation and drops its results."""
         if any(batch.work and not batch.work.done() for batch in self.queue):
             getattr(self.engine, "abandon", lambda: None)()
         self._thread.shutdown(cancel_futures=True)
 
     def _ready(self) -> None:
-        """Waits for the thread, and hands this step's weights to the engine."""
+        """Waits for the thread, then hands this step's weights to the engine unless it has them."""
         with self.clock("rollout"):
             concurrent.futures.wait([batch.work for batch in self.queue if batch.work])
         if self.synced != self.step:
@@ -123,7 +129,7 @@ class AsyncGroupSource(GroupSource):
             self.synced = self.step
 
     def _ahead(self, count: int, step: int) -> AheadBatch:
-        """The draws of a later step."""
+        """Draws and encodes the prompts of a later step."""
         self.step = step
         drawn = self._numbered(comm.on_main(partial(self._next, self.filters.oversampled(count))))
         batch = AheadBatch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
@@ -131,13 +137,14 @@ class AsyncGroupSource(GroupSource):
         return batch
 
     def _begin(self, batch: AheadBatch) -> None:
-        """Starts a batch in the thread."""
+        """Starts the generation of a batch in the thread."""
         writer = self.generator.apart(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: AheadBatch, writer: Any) -> list[Group] | None:
-        """Runs in the thread: this process's groups; None where the main thread scores them."""
+        """Generates a batch; runs in the thread. Returns this process's scored groups, or None if the main thread has
+        to score them."""
         start, accepted = time.perf_counter(), batch.accepted
         try:
             if accepted and self.config.rollout.score_ahead and not writer.collective:
@@ -147,8 +154,8 @@ class AsyncGroupSource(GroupSource):
             batch.span = start, time.perf_counter()
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """The first draws of a step come from the queue; refills are generated immediately, with the current weights.
-        """
+        """Takes the first draws of a step from the queue. Prompts that are drawn to replace filtered groups are
+        generated immediately, with the current weights."""
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
         self._ready()
@@ -175,14 +182,16 @@ class AsyncGroupSource(GroupSource):
         return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
 
     def metrics(self) -> dict[str, float]:
-        """Adds the age of the trained completions' weights in steps, and the thread's time."""
+        """Adds the age in steps of the weights that sampled the trained completions (mean and maximum), and the seconds
+        that the thread worked."""
         ages = [age for part in comm.gather(self._ages) for age in part]
         seconds, self._ahead_s = self._ahead_s, 0.0
         return {**super().metrics(), "async/staleness_mean": sum(ages) / max(len(ages), 1),
                 "async/staleness_max": float(max(ages, default=0)), "time/ahead_s": seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """Adds the queue of all processes, once it is generated. Failed batches are generated again."""
+        """Adds the queue of all processes, after waiting for its generation. A batch whose generation failed is saved
+        without completions, and a resumed run generates it again."""
         with self.clock("rollout"):
             whole = [all(comm.gather(batch.whole)) for batch in self.queue]
         completions = [{key: answers for part in comm.gather(batch.completions) for key, answers in part.items()}
@@ -200,20 +209,21 @@ class AsyncGroupSource(GroupSource):
 
 
 def _written(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
-    """The queue's state for an emergency checkpoint, as soon as its generation ends; scoring may have failed."""
+    """Waits for generation, at most `seconds`, and returns the queue's state for an emergency checkpoint, even if
+    scoring has failed. Returns None if completions are missing or there are several processes."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
     whole = all(batch.keys <= batch.completions.keys() if batch.work else batch.completions for batch in queue)
     return {"queue": [batch.state(batch.completions) for batch in queue]} if whole and comm.world() == 1 else None
 
 
 class RecordingEngine:
-    """An engine that records completions by the key of their request."""
+    """Passes requests to another engine and records the completions by the key of their request."""
 
     def __init__(self, engine: Engine, completions: CompletionsByKey):
         self.engine, self.completions = engine, completions
 
     def sync(self, policy: Any, step: int) -> None:
-        """The weights stay those that the batch was begun with."""
+        """Does nothing: a batch is sampled entirely with the weights that it began with."""
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         completions = self.engine.generate(requests, done)
@@ -221,28 +231,30 @@ class RecordingEngine:
         return completions
 
     def close(self) -> None:
-        """The engine is closed by its owner."""
+        """Does nothing: the wrapped engine is closed by its owner."""
 
 
 class ReplayEngine:
-    """An engine that returns recorded completions; episodes of a checkpoint are replayed by `engine`."""
+    """An engine that returns recorded completions. Recorded episodes are replayed by `engine`, which runs their actions
+    in new environments."""
 
     def __init__(self, completions: CompletionsByKey, engine: Engine | None = None):
         self.completions, self.engine = completions, engine
 
     def sync(self, policy: Any, step: int) -> None:
-        """There are no weights."""
+        """Does nothing: recorded completions need no weights."""
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         completions = [[*self.completions[request.key]] for request in requests]
         return self.engine.replayed(requests, completions) if isinstance(self.engine, EpisodePlayer) else completions
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: there is nothing to release."""
 
 
 def check(config: Config, sampler: Any) -> None:
-    """Raises ConfigError where a sampler cannot draw before the previous step has ended."""
+    """Raises ConfigError if async.max_staleness is set and the sampler has to probe prompts before it can draw a step.
+    """
     if config.asynchronous.max_staleness and isinstance(sampler, ProbingSampler):
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
                           f"{config.curriculum.name} needs answers to some prompts before it draws those of a step, "
@@ -250,7 +262,7 @@ def check(config: Config, sampler: Any) -> None:
 
 
 def _settle(threads: int, card: int | None) -> None:
-    """Thread initializer: leaves half of the CPU threads to the update, and selects this process's GPU."""
+    """Initializes the thread: leaves half of the CPU threads to the update, and selects this process's GPU."""
     torch.set_num_threads(threads)
     if card is not None:  # a new thread begins with the first one
         torch.cuda.set_device(card)

@@ -1,10 +1,11 @@
-"""Advantages with a critic (algo.critic): `Scores` with its values -> `Estimates`; and the critic's loss.
+"""Advantage estimators with a critic (algo.critic), each a function from `Scores` with the critic's values to
+`Estimates`, and the critic's loss.
 
-The value of a token is that of the state before it: prompt, images and all earlier tokens. Untrained tokens
-(observations, a forced end of thinking) are no decisions: discounting and sums go from a trained token, or turn, to the
-next. A turn's weighted reward parts are paid with its last trained token, the rest of the reward with the last turn.
-The value after the last token is 0, also for truncated completions, because the task has scored them as they are. The
-papers' implementations (verl, VAGEN) do the same: a token limit is part of the task."""
+The value of a token is the value of the state before that token: prompt, images and all earlier tokens. Untrained
+tokens (observations, a forced end of thinking) are not decisions, so discounting and sums run from one trained token,
+or turn, to the next. The weighted reward parts of a turn are paid at its last trained token, and the rest of the reward
+at the end of the last turn. The value after the last token is 0, also for truncated completions, because the task has
+scored the truncated text. The papers' implementations (verl, VAGEN) do the same: a token limit is part of the task."""
 
 from __future__ import annotations
 
@@ -24,39 +25,40 @@ from vlrl.models.heads import Head, HeadSettings
 
 @dataclass(frozen=True, eq=False)
 class _Decisions:
-    """The trained tokens of one rollout; L of them, in D turns."""
+    """The trained tokens of one rollout: L tokens in D turns."""
 
     paid: np.ndarray
-    """[L] the reward; each turn's is at its last trained token."""
+    """[L] reward of each token; the reward of a turn is at its last trained token."""
     penalty: np.ndarray
-    """[L] the KL penalty in the reward."""
+    """[L] the KL penalty of each token, which is subtracted from its reward."""
     values: np.ndarray
-    """[L]"""
+    """[L] the critic's value of each token."""
     first: np.ndarray
-    """[D] index of each turn's first token among them."""
+    """[D] index of the first of the L trained tokens that belongs to each turn."""
 
     @property
     def last(self) -> np.ndarray:
-        """[D] index of the last token of each turn."""
+        """[D] index of the last trained token of each turn."""
         return np.append(self.first[1:], len(self.values)) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """[D] tokens of each turn."""
+        """[D] number of trained tokens of each turn."""
         return np.diff(np.append(self.first, len(self.values)))
 
 
 Estimate = tuple[np.ndarray, np.ndarray]
-"""Advantages and targets [L] of the trained tokens of one rollout."""
+"""Advantages [L] and value targets [L] of the trained tokens of one rollout."""
 
 
 @requires("turns", "values", "token_kl")
 def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k} over the trained tokens, delta_t = r_t + gamma V_{t+1} - V_t, and
-    the targets A_t + V_t.
+    """Generalized advantage estimation over the trained tokens: A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k} with
+    delta_t = r_t + gamma V_{t+1} - V_t. The critic's targets are A_t + V_t.
 
-    normalize: then (A - mean) / sqrt(var + eps) over all trained tokens of the step, Bessel's correction, as in verl;
-    targets are computed before. GAE (arXiv 1506.02438) eq. 16, PPO (1707.06347) eq. 11."""
+    normalize: the advantages are then (A - mean) / sqrt(var + eps) over all trained tokens of the step, with Bessel's
+    correction, as in verl. The targets use the advantages before normalization. GAE (arXiv 1506.02438) eq. 16, PPO
+    (1707.06347) eq. 11."""
     def one(d: _Decisions) -> Estimate:
         advantages = discounted(d.paid - d.penalty, d.values, s.gamma, s.lam)
         return advantages, advantages + d.values
@@ -66,12 +68,13 @@ def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates
 
 @requires("turns", "values", "token_kl")
 def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """On all tokens of turn t the advantage A_t = sum_{k >= 0} (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma
-    V(s_{t+1}) - V(s_t), s_t = the state before the turn's first token. Only there the critic has a target, A_t +
-    V(s_t).
+    """GAE over turns instead of tokens. All tokens of turn t have the advantage A_t = sum_{k >= 0} (gamma lam)^k
+    delta_{t+k} with delta_t = r_t + gamma V(s_{t+1}) - V(s_t), where s_t is the state before the turn's first token.
+    The critic has a target at that token only: A_t + V(s_t).
 
-    The utterances of ArCHer (arXiv 2402.19446) with a state-value critic, learned on policy by TD(lam) in place of its
-    off-policy Q: at lam=0 its advantage r + gamma V(s') - V(s). normalize: as in gae, over the tokens of all turns."""
+    This treats turns as the utterances of ArCHer (arXiv 2402.19446), but with a state-value critic learned on policy by
+    TD(lam) instead of its off-policy Q. At lam=0 it is ArCHer's advantage r + gamma V(s') - V(s). normalize: as in gae,
+    over the tokens of all turns."""
     def one(d: _Decisions) -> Estimate:
         values, targets = d.values[d.first], np.full(len(d.values), np.nan)
         advantages = discounted(np.add.reduceat(d.paid - d.penalty, d.first), values, s.gamma, s.lam)
@@ -84,12 +87,13 @@ def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Esti
 @requires("turns", "values", "token_kl")
 def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-8) -> Estimates:
-    """The advantages of turns, by gae over the values at their last tokens, and within each turn, from its last token
-    to its first, A_i = delta_i + token_gamma token_lam A_{i+1}, delta_i = r_i + token_gamma V_{i+1} - V_i, where the
-    last token has the turn's advantage. r_i is the KL in the reward alone. Targets A + V on all tokens.
+    """GAE on two levels. First, turns get advantages by GAE over the values at their last tokens. Then, within each
+    turn, from its last token to its first, A_i = delta_i + token_gamma token_lam A_{i+1} with delta_i = r_i +
+    token_gamma V_{i+1} - V_i; the last token has the turn's advantage. Here r_i is minus the token's KL penalty,
+    without any other reward. All tokens have the target A + V.
 
-    algo.critic.gamma and lam count turns. Bi-Level GAE of VAGEN (arXiv 2510.16907), as in its code. normalize: as in
-    gae."""
+    algo.critic.gamma and algo.critic.lam apply per turn. Bi-Level GAE of VAGEN (arXiv 2510.16907), as in its code.
+    normalize: as in gae."""
     def one(d: _Decisions) -> Estimate:
         values = d.values[d.last]
         turns = discounted(np.add.reduceat(d.paid, d.first), values, s.gamma, s.lam)
@@ -104,12 +108,12 @@ def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.
 
 @requires("turns", "values", "token_kl")
 def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
-    """On all tokens of a macro action its advantage by gae over macro actions, and the target advantage + value.
+    """GAE over macro actions: all tokens of a macro action have its advantage, and the target advantage + value.
 
-    A macro action is `tokens` consecutive trained tokens, fewer at the end of a turn. Its reward is the sum of their
-    rewards, its value the mean of their values; gamma and lam count macro actions. With tokens=1 it is gae. MA-RLHF
-    (arXiv 2410.02743) with fixed n-grams and values of equal weights; its code takes the mean of the tokens' KL, not
-    their sum. normalize: as in gae, over the tokens of all macro actions."""
+    A macro action is `tokens` consecutive trained tokens, or fewer at the end of a turn. Its reward is the sum of its
+    tokens' rewards, and its value is the mean of their values. gamma and lam apply per macro action. With tokens=1 this
+    is gae. MA-RLHF (arXiv 2410.02743) with fixed n-grams and equally weighted values; its code takes the mean of the
+    tokens' KL instead of their sum. normalize: as in gae, over the tokens of all macro actions."""
     def one(d: _Decisions) -> Estimate:
         first = np.concatenate([np.arange(a, b, tokens) for a, b in zip(d.first, d.last + 1, strict=True)])
         sizes = np.diff(np.append(first, len(d.values)))
@@ -121,7 +125,8 @@ def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonN
 
 
 def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float) -> np.ndarray:
-    """[L] advantages of L consecutive decisions; nothing is paid after the last one."""
+    """The GAE advantages [L] of L consecutive decisions, from their rewards [L] and values [L]. The value after the
+    last decision is 0."""
     deltas = rewards + gamma * np.append(values[1:], 0.0) - values
     out, later = np.empty(len(deltas)), 0.0
     for t in range(len(deltas) - 1, -1, -1):
@@ -130,11 +135,12 @@ def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float
 
 
 def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """This process's share of 1/2 mean (V - target)^2 over the tokens of the optimizer step that have a target,
-    weighted by row; values [N] with gradient. With a clip of c the larger one of (V - target)^2 and (V_old + clip(V -
-    V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl.
+    """The critic's loss and its metrics, for this process's tokens: 1/2 mean (V - target)^2 over all tokens of the
+    optimizer step that have a target, weighted by row. `values` [N] are the critic's current values, with gradient.
+    With clip=c the squared error is the larger of (V - target)^2 and (V_old + clip(V - V_old, -c, c) - target)^2, as
+    in OpenAI's PPO2 and verl.
 
-    Metrics are scaled like those of the objective, which are divided by the trained tokens."""
+    Metrics are scaled like those of the objective, which are divided by the number of trained tokens."""
     before, targets = x.per_token["values"], x.per_token["targets"]
     known = (x.mask > 0) & ~targets.isnan()
     targets = torch.where(known, targets, 0.0)
@@ -149,7 +155,8 @@ def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -
 
 
 def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool, eps: float) -> Estimates:
-    """Applies `one` to each rollout; unscorable rollouts and those without trained tokens have no estimates."""
+    """Applies `one` to the trained tokens of each rollout and collects the results. A rollout that is unscorable or has
+    no trained tokens gets advantage 0 and no targets."""
     trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
                for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
     estimates = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))
@@ -176,8 +183,8 @@ def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
 
 
 class Critic(Head):
-    """Learns from the value loss at algo.critic.lr; the policy's weights get algo.critic.coef of its gradient, and none
-    during algo.critic.warmup."""
+    """A value head trained by the value loss at learning rate algo.critic.lr. The policy's weights receive
+    algo.critic.coef times the gradient of that loss, and none of it during algo.critic.warmup."""
 
     key = "critic"
     reads = ("values", "targets")

@@ -1,4 +1,4 @@
-"""Advantages with a critic: its values before the update, and metrics of their accuracy."""
+"""The method behind algo.critic: computes the critic's values before the update, and metrics of their accuracy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vlrl.types import Group
 
 
 class CriticValues(Method):
-    """Computes the critic's values for the advantage; the head itself is critic.head.Critic."""
+    """Computes the critic's values for the advantage. The value head itself is critic.gae.Critic."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)
@@ -51,7 +51,8 @@ class CriticValues(Method):
 
 
 def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
-    """The groups with the critic's values of all rollouts, at the current weights; called on every process."""
+    """Returns the groups with the critic's values of all their rollouts, at the current weights. Called on every
+    process."""
     critic, config = policy.head, algorithm.config
     assert critic is not None
     several = not config.rollout.one_update
@@ -74,8 +75,9 @@ def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list
 
 
 def critic_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Over all processes, for the values before the update on the tokens that have a target: their mean, that of the
-    targets, and the explained variance 1 - Var(target - value) / Var(target), NaN where all targets are equal."""
+    """Metrics of the critic over all processes, for the values before the update on tokens that have a target: the mean
+    value, the mean target, and the explained variance 1 - Var(target - value) / Var(target), which is NaN if all
+    targets are equal."""
     pairs = [(r.per_token["values"], r.per_token["targets"]) for g in groups for r in g.rollouts
              if {"values", "targets"} <= r.per_token.keys() and r.trained]
     values, targets = (np.concatenate([np.zeros(0), *arrays]) for arrays in (zip(*pairs, strict=True) if pairs

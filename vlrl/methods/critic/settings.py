@@ -11,7 +11,7 @@ from vlrl.config.base import Count, Fraction, MethodSettings, NonNegative, Rate
 
 
 class CriticSettings(MethodSettings):
-    """A value head beside the output layer, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
+    """A value head on the policy's last hidden state, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
 
     lr: Rate = Field(default=1e-5, description="Learning rate of the value head; train.schedule and train.warmup "
         "apply to it too.")
@@ -39,7 +39,7 @@ class CriticSettings(MethodSettings):
 
 
 def without_values(config: Any, advantage: str) -> str:
-    """Why an advantage with a critic has no values; "" where there is a critic."""
+    """The error text for an advantage that needs a critic's values while algo.critic=null; "" if there is a critic."""
     if config.algo.critic is not None:
         return ""
     return (f"algo.advantage={advantage!r} needs the values of a critic, and algo.critic=null: set algo.critic={{}} "

@@ -1,7 +1,8 @@
-"""Samplers over categories: each category has a share of the draws, learned from the results of its prompts.
+"""Samplers over categories of prompts: each category has a share of the draws, which is learned from the results of its
+prompts.
 
-A category is a value of a field of the rows (`by`; "task" in a mixture), or one of `bins` ranges of a number. All
-answered groups count, also those that are not trained on."""
+A category is one value of a field of the rows (`by`; "task" in a mixture), or one of `bins` ranges of a numeric field.
+The results of all answered groups count, also of groups that are filtered out before training."""
 
 from __future__ import annotations
 
@@ -25,21 +26,21 @@ Window = Annotated[int, Field(ge=1, le=10_000)]
 
 MOST_CATEGORIES = 1000
 _SHOWN = 50
-"""Categories in the metrics."""
+"""Maximum number of categories in the metrics."""
 _RISE = 1e-3
-"""A slope up to this counts as no rise: rounding."""
+"""A slope of pass rates up to this value counts as no rise, to allow for rounding."""
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
 class CategorySampler(Adaptive):
-    """Base: `shares` of the categories. The number of draws of each is multinomial, its prompts come in shuffled
-    passes.
+    """Base class of samplers with a probability per category (`shares`). The number of draws per category is
+    multinomial, and the prompts within a category come in shuffled passes.
 
-    No prompt comes twice in one call while others are left: draws that exceed a category's prompts go to the others,
-    and a category with only rejected prompts is drawn last. Raises ConfigError where the field has one value only, or
-    too many."""
+    No prompt is drawn twice in one call while others are left: draws that exceed the number of a category's prompts go
+    to the other categories, and a category whose prompts are all rejected is drawn last. Raises ConfigError if all rows
+    have the same value of the field, or if there are too many categories."""
 
 
     def __init__(self, prompts: Prompts, by: str, bins: int):
@@ -53,7 +54,8 @@ class CategorySampler(Adaptive):
         raise NotImplementedError
 
     def of_draws(self) -> np.ndarray:
-        """[C] each category's share of the draws."""
+        """[C] the share of the draws that each category gets. Differs from `shares` only in a sampler that weights the
+        loss instead of the draws."""
         return self.shares()
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -64,7 +66,7 @@ class CategorySampler(Adaptive):
         return np.concatenate([*parts, draw.permutation(np.concatenate(drawn))] if drawn else parts)
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """[C] how many of `count` draws each category gets, at most as many as it has prompts."""
+        """[C] the number of draws, out of `count`, that each category gets; at most the number of its prompts."""
         counts, shares = np.zeros(len(self.names), dtype=np.int64), self.of_draws()
         room = self.sizes - np.bincount(self.categories.of[self.history.rejected], minlength=len(self.names))
         while missing := count - int(counts.sum()):
@@ -76,7 +78,8 @@ class CategorySampler(Adaptive):
         return counts
 
     def means(self, outcomes: Sequence[Outcome], values: Sequence[float]) -> dict[int, float]:
-        """By category of the outcomes: the mean of the groups' values [n], weighted by their number of completions."""
+        """Averages values of groups by category. `values` holds one number per outcome, weighted by the number of its
+        completions. Returns the mean of each category that has outcomes."""
         of = self.categories.of[np.array([o.draw.index for o in outcomes], dtype=np.int64)]
         answers = np.array([len(o.scored) for o in outcomes])
         total, count = np.bincount(of, answers * np.array(values)), np.bincount(of, answers)
@@ -95,7 +98,8 @@ class CategorySampler(Adaptive):
 
 
 def categories(prompts: Prompts, by: str, bins: int) -> Categories:
-    """The non-empty categories. Raises ConfigError when they are fewer than 2 or more than MOST_CATEGORIES."""
+    """Sorts the prompts into categories and drops the empty ones. Raises ConfigError for fewer than 2 categories or
+    more than MOST_CATEGORIES."""
     groups = prompts.categories(by, bins)
     sizes = np.bincount(groups.of, minlength=len(groups.names))
     filled = np.flatnonzero(sizes)
@@ -114,8 +118,8 @@ def categories(prompts: Prompts, by: str, bins: int) -> Categories:
 
 
 def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray) -> dict[str, float]:
-    """curriculum/weight/<category> for the largest categories; characters of names other than letters and digits become
-    "_"."""
+    """The shares of the largest categories, as metrics curriculum/weight/<category>. In the names, characters other
+    than letters, digits and ".+-" become "_"."""
     shown = np.sort(np.argsort(-sizes, kind="stable")[:_SHOWN])
     out: dict[str, float] = {}
     for c in shown.tolist():
@@ -128,19 +132,19 @@ def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray
 
 
 class Sec(CategorySampler):
-    """Self-evolving curriculum: categories are the arms of a non-stationary bandit, rewarded by |advantage|.
+    """Self-evolving curriculum: categories are the arms of a non-stationary bandit whose reward is |advantage|.
 
         Q(d) <- alpha r(d) + (1 - alpha) Q(d)        share(d) proportional to exp(Q(d) / tau)
 
-    r(d) is the mean |A| of the completions of category d; a category that was not drawn keeps its Q, which starts at 0.
-    Q is updated after each round of generation. "Self-Evolving Curriculum for LLM Reasoning" (2505.14970), TD(0); the
+    r(d) is the mean |A| of the completions of category d in the last round of generation. A category without draws in
+    the round keeps its Q, which starts at 0. "Self-Evolving Curriculum for LLM Reasoning" (2505.14970), TD(0); the
     defaults of alpha and tau are ours.
 
     alpha   in [0, 1], weight of the last round
-    tau     > 0, higher = more even; with 1 a share is at most e times as large as another
+    tau     > 0, higher = more even shares; with tau = 1 the largest share is at most e times the smallest
     scale   whether A is divided by the standard deviation of its group. False suits graded rewards (IoU, a format
-            part): divided, a difference of 0.01 pays as much as one of 1
-    """
+            part): after the division, a difference of 0.01 counts as much as one of 1
+"""
 
     saved = ("values",)
 
@@ -159,17 +163,18 @@ class Sec(CategorySampler):
 
 
 class Dump(CategorySampler):
-    """Upper confidence bound on the learnability of each distribution.
+    """Upper confidence bound on the learnability of each category.
 
         UCB(d) = L(d) + sqrt(2 ln(n + 1) / (n_d + 1))        share(d) proportional to exp(UCB(d) / tau)
 
-    L(d) is the mean |A| of the last `window` completions of category d (0 before the first; each counts with the mean
-    of its group), n_d the number of its answered groups, n their sum. "DUMP: Automated Distribution-Level Curriculum
-    Learning for RL-based LLM Post-training" (2504.09710); the defaults of window and tau are ours.
+    L(d) is the mean |A| over the last `window` completions of category d, each of which has the mean |A| of its group;
+    it is 0 before the first completion. n_d is the number of answered groups of the category, and n the sum of all n_d.
+    "DUMP: Automated Distribution-Level Curriculum Learning for RL-based LLM Post-training" (2504.09710); the defaults
+    of window and tau are ours.
 
     window  1..10,000 completions
-    tau     > 0; at 0.1 a difference of 0.1 in UCB makes a share e times as large
-    scale   see sec"""
+    tau     > 0; at tau = 0.1 a difference of 0.1 in UCB is a factor of e between shares
+    scale   as in sec"""
 
     saved = ("window", "answers", "groups")
 
@@ -204,12 +209,13 @@ class DomainWeighted(CategorySampler):
 
         v(d) <- alpha r(d) + (1 - alpha) v(d)        share(d) proportional to exp((target - v(d)) / tau) + epsilon
 
-    r(d) is the mean reward of the completions of domain d; the first one initialises v(d), which is 0 before.
-    "RuleReasoner: Reinforced Rule-based Reasoning via Domain-aware Dynamic Sampling" (2506.08672); the constants are
-    those of its released configuration. A domain that cannot be learned keeps the largest share.
+    r(d) is the mean reward of the completions of domain d in the last round. v(d) is 0 before the first round with
+    completions of d, and equal to r(d) after it. "RuleReasoner: Reinforced Rule-based Reasoning via Domain-aware
+    Dynamic Sampling" (2506.08672); the constants are those of its released configuration. A domain that cannot be
+    learned keeps the largest share.
 
     alpha    in [0, 1], weight of the last round
-    tau      > 0, higher = more even
+    tau      > 0, higher = more even shares
     target   the reward of a correct answer
     epsilon  >= 0, makes shares more even; the paper has 0.1 for up to 10 domains, 1 / number of domains for more"""
 
@@ -233,21 +239,23 @@ class DomainWeighted(CategorySampler):
 
 
 class Recap(CategorySampler):
-    """Objectives weighted by convergence and instability; solved ones lose their weight.
+    """Weights objectives (categories) by how slowly they converge and how unstable they are; a solved objective loses
+    its weight.
 
-        gap(d)   = max(0, target - fast(d)) / target, fast and slow being averages of the objective's reward
+        gap(d)   = max(0, target - fast(d)) / target
         score(d) = gap(d) (convergence(d) + instability(d))        share(d) proportional to exp(score(d) / tau)
 
-    convergence = (target - fast) / (target - slow), in [0, 2]: below 1 while the reward rises, 1 where it stalls, above
-    1 while the objective is being forgotten. instability = standard deviation of a round's reward about its slow
-    average, over target. An objective that was not drawn yet has score 1. The signals are those of "Beyond Reasoning
-    Gains: Mitigating General Capabilities Forgetting in Large Reasoning Models" (RECAP, 2510.21978), which weights loss
-    terms with them; their form, the constants and the use for draws are ours.
+    fast and slow are two exponential averages of the objective's reward. convergence = (target - fast) / (target -
+    slow), in [0, 2]: it is below 1 while the reward rises, 1 if it stalls, and above 1 while the objective is being
+    forgotten. instability is the standard deviation of the reward per round around its slow average, divided by target.
+    An objective that was not drawn yet has score 1. The signals are those of "Beyond Reasoning Gains: Mitigating
+    General Capabilities Forgetting in Large Reasoning Models" (RECAP, 2510.21978), which weights loss terms with them.
+    The formula, the constants and the use for draws are ours.
 
-    weigh       draws: shares apply to the draws. loss: prompts are drawn evenly, and the loss of a group is multiplied
-                by share / (the objective's share of the prompts), 1 on average
+    weigh       draws: objectives are drawn by their shares. loss: prompts are drawn evenly, and the loss of a group is
+                multiplied by share / (the objective's share of the prompts), which is 1 on average
     fast, slow  in [0, 1), decay of the averages per round; fast < slow
-    tau         > 0, higher = more even
+    tau         > 0, higher = more even shares
     target      > 0, the reward of a perfect answer"""
 
     saved = ("fast", "slow", "variance", "seen")
@@ -262,7 +270,8 @@ class Recap(CategorySampler):
         self.seen = np.zeros(len(self.names), dtype=bool)
 
     def scores(self) -> np.ndarray:
-        """[C], about 0 (solved) to 2 and more (far from solved, being forgotten, unstable)."""
+        """[C] score of each objective: about 0 if it is solved, 2 and more if it is far from solved, being forgotten or
+        unstable."""
         gap, before = (np.maximum(self.target - v, 0.0) for v in (self.fast, self.slow))
         ratio = np.divide(gap, before, out=np.full_like(gap, 2.0), where=before > 0)
         score = gap / self.target * (np.minimum(ratio, 2.0) + np.sqrt(self.variance) / self.target)
@@ -296,21 +305,22 @@ class Recap(CategorySampler):
 
 @as_uniform(floor=1)
 class Sws(CategorySampler):
-    """Weakness-driven shares: a category is drawn in proportion to the number of its items that fail consistently.
+    """Weakness-driven sampling: a category is drawn in proportion to the share of its items (prompts) that fail
+    consistently.
 
-    An item is judged after `visits` answered groups. It is a weakness while its pass rate never reached one half and
-    does not rise (slope of the least-squares line through its pass rates at most 0).
+    An item is judged once `visits` of its groups are answered. It is a weakness while its pass rate has never reached
+    one half and does not rise, that is, the slope of the least-squares line through its pass rates is at most 0.
 
         F(d) = (weaknesses + 1) / (judged items + 2)
         share(d) = (1 - floor) F(d) / sum F + floor * (size of d) / (all prompts)
 
     "SwS: Self-aware Weakness-driven Problem Synthesis in Reinforcement Learning for LLM Reasoning" (2506.08989)
-    synthesises problems by category in proportion to F; here the category's share of the draws grows. It judges after
-    several epochs; `visits`, the two added items (a category without judged items has F = 1/2) and the floor are ours.
-    A category that cannot be learned keeps a large share.
+    synthesises new problems per category in proportion to F; here the category's share of the draws grows instead. The
+    paper judges items after several epochs. `visits`, the +1 and +2 in F (so that a category without judged items has F
+    = 1/2) and the floor are ours. A category that cannot be learned keeps a large share.
 
-    visits  >= 1; with 1 an item is a weakness until a group reaches one half or a later one is better
-    floor   in [0, 1]"""
+    visits  >= 1; with 1 an item is a weakness until a group reaches one half or a later group is better
+    floor   in [0, 1], share of the draws that is spread evenly over all prompts"""
 
     saved = ("times", "best", "total", "tilted", "weak", "judged")
 
@@ -343,7 +353,7 @@ class Sws(CategorySampler):
         self._count(touched, 1)
 
     def _count(self, items: np.ndarray, sign: int) -> None:
-        """Adds items to, or removes them from, the weak and judged counts of their categories."""
+        """Adds items to the weak and judged counts of their categories (sign=1), or removes them (sign=-1)."""
         items = items[self.times[items] >= self.visits]
         n = self.times[items]
         slope = n * self.tilted[items] - n * (n - 1) / 2 * self.total[items]

@@ -1,4 +1,4 @@
-"""GVM: larger groups where they reduce the variance of the gradient most."""
+"""The GVM sampler: prompts get larger groups if that reduces the variance of the gradient most."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from vlrl.curriculum.types import Draw, Outcome
 
 _HALVINGS = 200
 _NEVER = 1e-6
-"""Replaces a pass rate of 0, whose weight is 0 anyway."""
+"""Stands for a pass rate of 0 in the formula, to avoid a division by 0; the weight of such a prompt is 0 anyway."""
 _LEAST_SHARE = 1e-9
-"""Of the largest weight: prompts without weight get completions only when all others have their maximum."""
+"""Smallest weight, relative to the largest. A prompt of weight 0 gets more than the minimum of completions only when
+all others have their maximum."""
 
 
 def _of_one_size(use: FunctionUse) -> str:
@@ -29,19 +30,21 @@ def _of_one_size(use: FunctionUse) -> str:
 
 @idle_when(_of_one_size)
 class GVM(Uniform):
-    """Every prompt once per epoch, shuffled, with an individual group size (GVM-RAFT, 2505.02391, section 3):
+    """Draws every prompt once per epoch, shuffled, and chooses the group size of each prompt (GVM-RAFT, 2505.02391,
+    section 3):
 
         n_i proportional to g_i / sqrt(p_i + alpha / p_i^(beta - 1)),   0 where p_i = 0
         sum of n_i = prompts * rollout.group_size,   least <= n_i <= most
 
-    rounded by largest remainder. p_i is the pass rate of the prompt's last group and g_i stands for its gradient norm:
-    Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), within a constant of the norm with respect to the
-    logits; the paper uses the full gradient. For unseen prompts p_i is `prior` and g_i the mean of the known ones.
-    Before a group is drawn, `probe` completions of its prompt measure both; as in the paper's first stage they are not
-    trained on. With probe=0 the values of the last visit are used.
+    rounded by largest remainder. p_i is the pass rate of the prompt's last group. g_i stands for the prompt's gradient
+    norm: it is Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which equals the gradient norm with respect
+    to the logits up to a constant factor; the paper uses the full gradient. A prompt without results has p_i = `prior`,
+    and as g_i the mean of the known values. Before a step is drawn, `probe` completions of each of its prompts measure
+    p_i and g_i; as in the paper's first stage, these completions are not trained on. With probe=0 the values of the
+    prompt's last visit are used.
 
-    alpha and beta are those of the released code; probe, least, most (null = 4 * rollout.group_size) and prior are
-    ours."""
+    alpha and beta have the values of the released code; probe, least, most (null = 4 * rollout.group_size) and prior
+    are ours."""
 
     saved = ("drawn", "surprise", "sizes")
 
@@ -54,9 +57,9 @@ class GVM(Uniform):
             raise ValueError(f"least={least} <= rollout.group_size={prompts.group_size} <= most={self.most} must hold: "
                              "it is the mean size of the groups")
         self.surprise = np.full(prompts.size, np.nan, dtype=np.float32)
-        """[N] of each prompt's last group; nan = never answered."""
+        """[N] Outcome.surprise of the last group of each prompt; NaN = never answered."""
         self.sizes: tuple[int, int] | None = None
-        """The smallest and the largest group of the last draws."""
+        """The smallest and the largest group size in the last draws."""
 
     def next(self, count: int, step: int) -> list[Draw]:
         draws = self._sized(super().upcoming(count, step))
@@ -67,11 +70,12 @@ class GVM(Uniform):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws; none with probes, on which their sizes depend."""
+        """The next draws, without drawing them. Empty if prompts are probed, because the group sizes depend on the
+        probes."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:
-        """The next prompts with `probe` completions each; they do not count as visits."""
+        """The next prompts, with `probe` completions each. These draws do not count as visits."""
         count = self.prompts.per_step if self.probe else 0
         return [replace(draw, group_size=self.probe) for draw in super().upcoming(count, step)]
 
@@ -81,7 +85,7 @@ class GVM(Uniform):
                 self.surprise[outcome.draw.index] = outcome.surprise
 
     def weights(self, indices: np.ndarray) -> np.ndarray:
-        """[n] weights that the group sizes of prompts [n] are proportional to."""
+        """[n] weights of the prompts `indices` [n]; group sizes are proportional to them."""
         rate = self.prompts.history.pass_rate[indices].astype(np.float64)
         rate = np.where(np.isnan(rate), self.prior, rate)
         right = np.maximum(rate, _NEVER)
@@ -103,9 +107,10 @@ class GVM(Uniform):
 
 
 def apportion(weights: np.ndarray, total: int, least: int, most: int) -> np.ndarray:
-    """[n] whole numbers from `least` to `most` that add up to `total`, approximately proportional to the weights: c *
-    weight is clipped to both bounds, c such that the sum is right, and the largest remainders are rounded up, among
-    equals the first. n * least <= total <= n * most; all weights 0 count as equal."""
+    """Divides `total` into n whole numbers from `least` to `most`, approximately proportional to the weights [n].
+    Weights are multiplied by a constant and clipped to [least, most], with the constant chosen so that the sum is
+    `total`. Fractions are rounded by largest remainder; of equal remainders the first are rounded up. Requires n *
+    least <= total <= n * most. If all weights are 0 they count as equal."""
     count = len(weights)
     if not count:
         return np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Rules of `episode.horizon`: the turn limit of a step."""
+"""Schedules for `episode.horizon`: each gives the turn limit of episodes in a training step."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from vlrl.curriculum.types import Outcome
 
 
 def add(step: int, start: Positive, every: Positive, by: Positive = 1) -> int:
-    """start + by * floor(step / every): the additive schedule of TTI, one iteration being `every` steps."""
+    """The turn limit start + by * floor(step / every). The additive schedule of TTI, where one iteration is `every`
+    steps."""
     return start + by * (step // every)
 
 
 def multiply(step: int, start: Positive, every: Positive) -> int:
-    """start * (1 + floor(step / every)): the multiplicative schedule of TTI (start times the iteration)."""
+    """The turn limit start * (1 + floor(step / every)). The multiplicative schedule of TTI: start times the iteration.
+    """
     return start * (1 + step // every)
 
 
 class Success(Saved):
-    """`start` turns, plus `by` each time the mean pass rate of the last `window` groups of episodes with the current
-    limit is at least `at`; then the window is emptied. The rule is ours.
+    """Raises the turn limit with success: it starts at `start`, and rises by `by` whenever the mean pass rate of the
+    last `window` groups of episodes with the current limit reaches `at`. After each rise a new window begins. The
+    rule is ours.
 
-    An episode that needs more turns than its limit is not correct, so a task whose shortest solution is longer than
-    `start` never advances."""
+    An episode that needs more turns than its limit is not correct, so the limit never rises for a task whose shortest
+    solution is longer than `start`."""
 
     saved = ("turns", "recent")
 
@@ -41,7 +44,7 @@ class Success(Saved):
         return self.turns
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Adds the groups of episodes of one step."""
+        """Records the pass rates of a step's groups of episodes, and raises the limit if it is due."""
         mine = [o.pass_rate for o in outcomes if o.draw.max_turns == self.turns]
         self.recent.extend(rate for rate in mine if rate == rate)
         if len(self.recent) == self.recent.maxlen and float(np.mean(self.recent)) >= self.at:

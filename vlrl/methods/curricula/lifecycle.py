@@ -1,4 +1,4 @@
-"""Samplers that drop prompts: for a while, or for good."""
+"""Samplers that stop drawing some prompts, either for a while (Lifecycle) or for good (Limr)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ _BEST = 0.1
 
 
 class Lifecycle(Adaptive):
-    """Prompts are new, then active, and rest after several visits of little use.
+    """Prompts go through a life cycle: they are new, then active, and rest for a while after several visits of little
+    use.
 
-        use of a visit = p (1 - p) + max(0, reward - reward of the visit before)
+        use of a visit = p (1 - p) + max(0, reward - reward of the previous visit)
         utility_i <- decay utility_i + (1 - decay) use        (the first use initialises it)
 
-    A share `fresh` of the draws are prompts never drawn, in shuffled order, while there are any; the others are active
-    ones, each with weight utility_i + floor. After `patience` visits in a row that leave the utility below `low`, a
-    prompt rests for `rest` steps and is then active again with the utility `low`; another such visit sends it to rest
-    for twice as long. Where active and new prompts are too few, those whose rest ends first are drawn. "FaVChat:
-    Hierarchical Prompt-Query Guided Facial Video Understanding with Data-Efficient GRPO" (2503.09158) has utility per
-    instance and a life cycle; the formulas and constants are ours.
+    p is the pass rate of the visit. A share `fresh` of the draws are prompts that were never drawn, in shuffled order,
+    while there are any. The other draws are active prompts, each with weight utility_i + floor. After `patience` visits
+    in a row that leave the utility below `low`, a prompt rests for `rest` steps. It is then active again with utility
+    `low`, and another visit that leaves it below `low` sends it to rest for twice as long. If active and new prompts
+    are too few, the resting prompts whose rest ends first are drawn. "FaVChat: Hierarchical Prompt-Query Guided Facial
+    Video Understanding with Data-Efficient GRPO" (2503.09158) has a utility per instance and a life cycle; the formulas
+    and constants are ours.
 
-    fresh     in [0, 1], share of new ones while there are any
-    decay     in [0, 1), of the utility
-    low       in [0, 1]; p (1 - p) is at most 0.25; with one of 8 completions correct it is 0.11
+    fresh     in [0, 1], share of new prompts among the draws while there are any
+    decay     in [0, 1), decay of the utility
+    low       in [0, 1]; p (1 - p) is at most 0.25, and 0.11 for one correct completion of 8
     patience  1..100 visits
     rest      1..1,000,000 steps; it doubles at most 10 times
     floor     in [0, 1], added to the utility of an active prompt"""
@@ -55,9 +57,9 @@ class Lifecycle(Adaptive):
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 6)
         self.utility = np.zeros(prompts.size, dtype=np.float32)
         self.before = np.full(prompts.size, np.nan, dtype=np.float32)
-        """Reward of the last visit."""
+        """[N] reward of the last visit of each prompt; NaN = never answered."""
         self.due = np.full(prompts.size, _NEVER, dtype=np.int32)
-        """The step from which a prompt can be drawn again; _NEVER for those that were never answered."""
+        """[N] the step from which each prompt can be drawn again; _NEVER for prompts that were never answered."""
         self.lows, self.rests = (np.zeros(prompts.size, dtype=np.int8) for _ in range(2))
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -72,7 +74,7 @@ class Lifecycle(Adaptive):
         return draw.permutation([*picked, *next_distinct(self.passes, count - len(picked), {*picked})])
 
     def _resting(self, step: int, weights: np.ndarray, most: int) -> np.ndarray:
-        """At most `most` prompts that have been answered and have no weight, those whose rest ends first."""
+        """The prompts that are resting, at most `most` of them, those whose rest ends first."""
         if not most:
             return np.zeros(0, dtype=np.int64)
         resting = np.flatnonzero((self.due < _NEVER) & (weights == 0))
@@ -105,21 +107,23 @@ class Lifecycle(Adaptive):
         super().restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Shares of all prompts: new (never drawn), active, resting."""
+        """Shares of all prompts: new (never drawn), active, and resting."""
         visited, active = np.count_nonzero(self.due < _NEVER), np.count_nonzero(self.due <= self._step)
         counts = {"new": max(0, self.prompts.size - self.passes.drawn), "active": active, "resting": visited - active}
         return {f"curriculum/{name}": count / self.prompts.size for name, count in counts.items()}
 
 
 class Limr(Adaptive):
-    """Keeps the prompts whose pass rates follow the mean learning curve, after some epochs over all.
+    """Keeps the prompts whose pass rates follow the mean learning curve, after it has recorded some epochs over all
+    prompts.
 
         s_i = 1 - sum_k (r_i^k - mean^k)^2 / sum_k (1 - mean^k)^2        kept where s_i > threshold
 
-    r_i^k is the pass rate of the prompt's k-th visit, mean^k that of all prompts; sums are over the answered visits.
-    During the first `epochs` epochs prompts are drawn in shuffled passes over all, from then on over those that are
-    kept. Where none is, the best tenth is, with a warning. "LIMR: Less is More for RL Scaling" (2502.11886), section 2;
-    its threshold is 0.6, the number of epochs is ours. Pays off in long runs: the recording epochs cost as much as any.
+    r_i^k is the pass rate at the prompt's k-th visit, and mean^k the mean of all prompts' k-th visits. The sums are
+    over the visits with an answer. During the first `epochs` epochs all prompts are drawn, in shuffled passes; after
+    that only the kept prompts are. If no prompt is above the threshold, the best tenth is kept, with a warning. "LIMR:
+    Less is More for RL Scaling" (2502.11886), section 2; its threshold is 0.6, the number of epochs is ours. It pays
+    off in long runs, because the recording epochs cost as much as any other.
 
     epochs     1..20; 4 bytes per prompt and epoch
     threshold  below 1"""
@@ -142,7 +146,7 @@ class Limr(Adaptive):
                 self.rates[o.draw.visit, o.draw.index] = o.pass_rate
 
     def scores(self) -> np.ndarray:
-        """[N] s_i, at most 1; nan of a prompt that was never answered."""
+        """[N] s_i of each prompt, at most 1; NaN for a prompt that was never answered."""
         known = ~np.isnan(self.rates)
         mean = np.where(known, self.rates, 0).sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1), 1)[:, None]
         away, most = (np.where(known, v ** 2, 0).sum(axis=0, dtype=np.float64) for v in (self.rates - mean, 1 - mean))
@@ -174,6 +178,7 @@ class Limr(Adaptive):
         self.passes.drawn = int(state["drawn"])
 
     def metrics(self) -> dict[str, float]:
-        """The share of the prompts that are kept (1 while recording), and passes over those."""
+        """The share of the prompts that are kept (1 while recording), and the number of passes over the kept prompts.
+        """
         count = self.prompts.size if self.chosen is None else len(self.chosen)
         return {"curriculum/kept": count / self.prompts.size, "curriculum/epoch": self.passes.drawn / count}

@@ -1,8 +1,8 @@
 """Samplers that weight every prompt by its results so far.
 
-With many prompts and a small budget most are seen at most once, so the results of a single prompt say little.
-`PassRates` therefore shrinks a prompt's pass rate towards the results of its kind (a category, an offline tier). All
-answered groups count, also those that are not trained on."""
+With many prompts and a small budget most prompts are seen at most once, so the results of a single prompt say little.
+`PassRates` therefore shrinks a prompt's pass rate towards the results of its kind (a category or an offline tier). The
+results of all answered groups count, also of groups that are filtered out before training."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ Power = Annotated[float, Field(ge=0, le=100)]
 Strength = Annotated[float, Field(ge=0, le=1e6)]
 Tiers = Annotated[int, Field(ge=1, le=100)]
 _LEVEL_DECAY = 0.9
-"""Decay of a kind's drift per group."""
+"""Decay per group of the drift of a kind (see PassRates)."""
 
 
 # --- pass rates -------------------------------------------------------------------------------------------------------
 
 
 class PassRates(Saved):
-    """Estimated pass rate of every prompt.
+    """The estimated pass rate of every prompt.
 
         rate_i = (count_i mean_i + strength * (start_i + drift(kind of i))) / (count_i + strength)
 
-    mean_i is the mean pass rate of the prompt's groups, count_i their number, at most `most`: from then on it is an
-    average with decay 1 - 1 / most. The drift of a kind is an average of its groups' distance from start_i, with decay
-    0.9 per group; without `kinds` there is none. 24 bytes per prompt."""
+    start_i is the initial estimate. mean_i is the mean pass rate of the prompt's groups, and count_i their number, at
+    most `most`; beyond `most` groups mean_i is an exponential average with decay 1 - 1 / most. The drift of a kind of
+    prompts is an exponential average of (pass rate - start_i) over its groups, with decay 0.9 per group. Without
+    `kinds` the drift is 0. Takes 24 bytes per prompt."""
 
     saved = ("mean", "count", "drift")
 
@@ -54,13 +55,14 @@ class PassRates(Saved):
         self._weigh(slice(None))
 
     def _weigh(self, places: Any) -> None:
-        """Splits rate_i into the part from the prompt's own groups, and the weight of the expected rate."""
+        """Updates the two terms of rate_i for the prompts `places`: the term from the prompt's own groups, and the
+        weight of the expected rate."""
         known = self.count[places] + np.float32(self.strength)
         self._own[places] = self.count[places] * self.mean[places] / np.maximum(known, 1e-30)
         self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
 
     def expected(self) -> np.ndarray:
-        """[N] in [0, 1]: the rate without the prompts' own groups."""
+        """[N] in [0, 1]: the pass rate that is expected of each prompt without regard to its own groups."""
         if self.kinds is None:
             return self.start.copy()
         rates = self.drift.astype(np.float32)[self.kinds.of]
@@ -68,14 +70,14 @@ class PassRates(Saved):
         return np.clip(rates, 0, 1, out=rates)
 
     def values(self) -> np.ndarray:
-        """[N] float32 in [0, 1]."""
+        """[N] float32 in [0, 1]: the estimated pass rate of each prompt."""
         rates = self.expected()
         rates *= self._open
         rates += self._own
         return rates
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the estimates with the pass rates of some groups."""
+        """Updates the estimates with the pass rates of new groups."""
         known = [(o.draw.index, o.pass_rate) for o in outcomes if o.pass_rate == o.pass_rate]
         for index, rate in known:
             self.count[index] = min(self.count[index] + 1, self.most)
@@ -96,15 +98,15 @@ class PassRates(Saved):
 
 
 class RateWeighted(Adaptive):
-    """Base: prompts drawn by a weight that is a function of their estimated pass rate; rejected ones when no other is
-    left."""
+    """Base class of samplers that draw each prompt with a weight that depends on its estimated pass rate. Rejected
+    prompts are drawn only when no other prompt is left."""
 
     def __init__(self, prompts: Prompts, rates: PassRates):
         super().__init__(prompts)
         self.rates = rates
 
     def weights(self, rates: np.ndarray) -> np.ndarray:
-        """[N] non-negative weights from pass rates [N]."""
+        """[N] non-negative sampling weights, from estimated pass rates [N]."""
         raise NotImplementedError
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
@@ -125,7 +127,7 @@ class RateWeighted(Adaptive):
         self.rates.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The mean estimated pass rate of all prompts, and the shares of the kinds in the next draws."""
+        """The mean estimated pass rate of all prompts, and the probability of each kind in the next draws."""
         rates, kinds = self.rates.values(), self.rates.kinds
         out = {"curriculum/expected_pass_rate": float(rates.mean())}
         if kinds and len(kinds.names) > 1:
@@ -136,19 +138,19 @@ class RateWeighted(Adaptive):
 
 @as_uniform(floor=1)
 class Prioritised(RateWeighted):
-    """Prompts drawn in proportion to how often they fail.
+    """Draws prompts in proportion to how often they fail.
 
         weight_i = max(1 - s_i, floor)        s_i = (sum of pass rates + strength * prior) / (groups + strength)
 
-    "Kimi k1.5: Scaling Reinforcement Learning with LLMs" (2501.12599), section 2.3.4: weights 1 - s_i; the prior, its
-    strength and the floor are ours. Prompts that cannot be learned are drawn most.
+    "Kimi k1.5: Scaling Reinforcement Learning with LLMs" (2501.12599), section 2.3.4, has the weights 1 - s_i; the
+    prior, its strength and the floor are ours. Prompts that cannot be learned are drawn most.
 
-    prior     in [0, 1], the success rate of unseen prompts
+    prior     in [0, 1], the pass rate of unseen prompts
     strength  0..1e6, number of groups that the prior counts for
-    floor     in [0, 1], minimum weight, so that solved prompts can come back
-    by        a field of the rows (ours; not in the paper): the prior of a prompt moves with the success rate of its
-              category, so that unseen prompts are weighted too; numbers are cut into `bins`
-    """
+    floor     in [0, 1], minimum weight, so that solved prompts are still drawn at times
+    by        a field of the rows: the prior of a prompt then follows the pass rate of its category, so that unseen
+              prompts are weighted too; a numeric field is cut into `bins` (ours; not in the paper)
+"""
 
     def __init__(self, prompts: Prompts, prior: Fraction = 0.5, strength: Strength = 1.0, floor: Fraction = 0.0,
                  by: FieldName | None = None, bins: Bins = 5):
@@ -162,23 +164,25 @@ class Prioritised(RateWeighted):
 
 @as_uniform(floor=1)
 class Rlcs(RateWeighted):
-    """Reinforcement learning with curriculum sampling: prompts of medium difficulty for the current policy.
+    """Reinforcement learning with curriculum sampling: prefers prompts of medium difficulty for the current policy.
 
         weight_i = max(4 p_i (1 - p_i), floor)
 
-    p_i merges the prompt's offline pass rate with the observed one: its own average pass rate, shrunk to the offline
-    rate (by `strength` groups), which in turn moves with the drift of its tier. So an outgrown tier loses its weight
-    for unseen prompts too. Weights are updated at every draw. Rows without the offline field start at the mean of the
-    others, or one half, and move with the rest of them or with their category. "GLM-4.1V-Thinking" (2507.01006),
-    section on RLCS, names the signals; the form of the weight and the constants are ours. Its expansion ratio and its
-    choice of groups are curriculum.oversample=ema and curriculum.select=nearest_half.
+    p_i combines the prompt's offline pass rate with its observed one: the average of its observed pass rates, shrunk
+    towards the offline rate (which counts for `strength` groups). The offline rate is itself corrected by the drift of
+    its tier, so a tier that has become easy loses its weight for unseen prompts too. Weights are updated at every draw.
+    A row without the offline field starts at the mean of the other rows, or at one half if no row has the field, and
+    follows the drift of all such rows, or of its category. "GLM-4.1V-Thinking" (2507.01006), section on RLCS, names the
+    signals; the formula of the weight and the constants are ours. The paper's expansion ratio and its choice of groups
+    are curriculum.oversample=ema and curriculum.select=nearest_half.
 
     tier_by   pass_at_k: a field in [0, 1]; difficulty: a number, higher = harder, scaled to [0, 1] if necessary
     tiers     1..100 tiers of equal width
-    decay     in [0, 1), of a prompt's average pass rate
+    decay     in [0, 1), decay of a prompt's average pass rate
     strength  0..1e6, number of groups that the offline rate counts for
     floor     in [0, 1], minimum weight, so that no prompt is lost
-    by        a field of the rows: kinds of the rows without the offline field; numbers are cut into `bins`"""
+    by        a field of the rows whose values are the categories of rows without the offline field; a numeric field is
+              cut into `bins`"""
 
     def __init__(self, prompts: Prompts, tier_by: Literal["pass_at_k", "difficulty"] = "pass_at_k", tiers: Tiers = 5,
                  decay: Beta = 0.5, strength: Strength = 1.0, floor: Fraction = 0.05, by: FieldName | None = None,
@@ -198,7 +202,8 @@ class Rlcs(RateWeighted):
 
 
 def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
-    """[N] offline pass rate of the rows, nan where one lacks it. Raises ConfigError for a pass_at_k outside [0, 1]."""
+    """[N] the offline pass rate of each row; NaN if a row does not have the field. Raises ConfigError for a pass_at_k
+    outside [0, 1]."""
     numbers = prompts.numbers(tier_by)
     numbers[~np.isfinite(numbers)] = np.nan
     outside = np.flatnonzero((numbers < 0) | (numbers > 1))
@@ -213,7 +218,8 @@ def offline_rates(prompts: Prompts, tier_by: str) -> np.ndarray:
 
 
 def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categories | None) -> Categories:
-    """The tiers of offline pass rates, followed by the categories of the prompts that lack one."""
+    """Sorts the prompts into kinds: a tier for each prompt with an offline pass rate, a category for each of the
+    others."""
     edges = np.linspace(0, 1, tiers + 1)
     names = [f"pass_{low:.3g}-{high:.3g}" for low, high in itertools.pairwise(edges)]
     tier = np.minimum((np.where(lacking, 0, offline) * tiers).astype(np.int32), tiers - 1)
@@ -228,17 +234,19 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
 
 @as_uniform(share=0)
 class SelectiveReplay(Adaptive):
-    """A share of each draw are prompts with a recent advantage, the rest comes from shuffled passes over all.
+    """Draws a share of the prompts from those with a recent advantage other than 0, and the rest from shuffled passes
+    over all prompts.
 
         P(j) proportional to A_j ^ alpha, over the buffer
 
     A_j is the mean |advantage| of the prompt's last group. A prompt enters the buffer, or moves to its end, when its
-    group has an advantage other than 0, and leaves it when it has none or `buffer` others entered later. Selective
-    sample replay of "VL-Rethinker" (2504.08837). The paper replays stored completions; here the current policy answers
-    the prompt again, so replay costs rollouts and needs no correction.
+    last group has an advantage other than 0. It leaves the buffer when its last group has none, or when `buffer` other
+    prompts entered after it. Selective sample replay of "VL-Rethinker" (2504.08837). The paper replays stored
+    completions; here the current policy answers the prompt again, so replay costs rollouts but needs no off-policy
+    correction.
 
-    share   in [0, 1], of the draws; where the buffer is too small the passes fill up
-    alpha   0..100; 0 = evenly
+    share   in [0, 1], share of draws from the buffer; if it has too few prompts, the passes fill up
+    alpha   0..100; 0 = all prompts of the buffer equally
     buffer  1..100,000 prompts
     scale   whether A is divided by the standard deviation of its group; false suits graded rewards"""
 
@@ -247,7 +255,7 @@ class SelectiveReplay(Adaptive):
         super().__init__(prompts)
         self.share, self.alpha, self.most, self.scale = share, alpha, buffer, scale
         self.pool: dict[int, float] = {}
-        """|A| of the prompts in the buffer, the oldest first."""
+        """|A| of the prompts in the buffer, by prompt index, the oldest first."""
         self.passes = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 5)
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:

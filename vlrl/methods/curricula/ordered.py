@@ -1,4 +1,4 @@
-"""Samplers by the difficulty of each prompt: from easy to hard, and around one difficulty."""
+"""Samplers by the difficulty of each prompt: from easy to hard, or around one difficulty."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 LEAST = 1e-12
-"""Minimum weight of a prompt that is not dropped, so that one far from the mean can still be drawn."""
+"""Minimum weight of a prompt that is not dropped, so that a prompt far from the mean can still be drawn."""
 
 
 def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
-    """[N] float32 values of a field, nan where a row lacks it; ConfigError when no row has it."""
+    """[N] float32 values of a numeric field; NaN for a row without it. Raises ConfigError if no row has the field."""
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
@@ -29,13 +29,13 @@ def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") ->
 
 
 class EasyToHard(Sequential):
-    """Sorted by a static field, pass after pass in the same order; equal ones in the order of the data.
+    """Draws the prompts sorted by a field of the rows, in pass after pass of the same order. Rows with equal values
+    keep the order of the data, and rows without the field come last.
 
-    The label curriculum of Kimi k1.5 (2501.12599, section 2.3.4) and SARI (2504.15900). Rows without the field come
-    last.
+    The label curriculum of Kimi k1.5 (2501.12599, section 2.3.4) and SARI (2504.15900).
 
-    by: the field, a number; difficulty is 1 for the hardest. descending: the largest first. Raises ConfigError when no
-    row has the field."""
+    by: the name of a numeric field; for difficulty 1 is the hardest. descending: the largest value first. Raises
+    ConfigError if no row has the field."""
 
     def __init__(self, prompts: Prompts, by: str = "difficulty", descending: bool = False):
         super().__init__(prompts)
@@ -47,17 +47,18 @@ class EasyToHard(Sequential):
 
 
 class Gaussian(Adaptive):
-    """Draws proportional to exp(-(d - mean)^2 / (2 std^2)) in the difficulty d; after each epoch solved prompts are
-    dropped, and when all are, all come back.
+    """Draws prompts with a weight proportional to exp(-(d - mean)^2 / (2 std^2)), where d is the prompt's difficulty.
+    After each epoch solved prompts are dropped; once all are dropped, all come back.
 
-    d is the field where a row has it; else 1 - pass rate of the last visit, and `mean` before the first. An epoch has
-    as many draws as there are remaining prompts. Solved: the pass rate of the last visit is at least `solved`. Rejected
-    prompts are dropped too; until then they are drawn only when no other is left.
+    d is the value of the field `by`. In a row without the field it is 1 - pass rate of the prompt's last visit, and
+    `mean` before the first visit. An epoch has as many draws as there are remaining prompts. A prompt is solved if the
+    pass rate of its last visit is at least `solved`. Rejected prompts are dropped too; until the epoch ends they are
+    drawn only when no other prompt is left.
 
-    Time-R1 (2503.13377, TimeRFT) with std .2: there the mean is .3 in the start model's tIoU, which is .7 in the
-    difficulty 1 - tIoU; its code drops prompts with a tIoU above .7 after each epoch (curriculum.pass_at=0.7).
+    Time-R1 (2503.13377, TimeRFT) uses std .2, and mean .3 of the initial model's tIoU, which is .7 as a difficulty 1 -
+    tIoU. Its code drops prompts with a tIoU above .7 after each epoch (curriculum.pass_at=0.7).
 
-    mean: any number, std: above 0, both in the field's unit. solved: in [0, 1]."""
+    mean: any number; std: above 0; both in the unit of the field. solved: in [0, 1]."""
 
     saved = ("left", "epoch", "drawn", "length")
 
@@ -67,13 +68,13 @@ class Gaussian(Adaptive):
         self.mean, self.std, self.solved = mean, std, solved
         self.field = prompts.numbers(by)
         self.left = np.ones(prompts.size, dtype=bool)
-        """[N] which prompts are not dropped."""
+        """[N] whether each prompt is still drawn, that is, not dropped."""
         self.epoch, self.drawn, self.length = 0, 0, prompts.size
-        """Completed epochs; draws in the current one, and its length."""
+        """Number of completed epochs; number of draws in the current epoch; length of the current epoch in draws."""
         self._weights: np.ndarray | None = None
 
     def weigh(self, indices: np.ndarray) -> np.ndarray:
-        """The current weights of some prompts."""
+        """[n] the current sampling weights of the prompts `indices` [n]."""
         known = self.field[indices].astype(np.float64)
         observed = np.where(np.isnan(known), 1.0 - self.history.pass_rate[indices].astype(np.float64), known)
         away = (np.where(np.isnan(observed), self.mean, observed) - self.mean) / self.std
@@ -81,7 +82,7 @@ class Gaussian(Adaptive):
         return np.where(self.history.rejected[indices], np.minimum(weights, LEAST), weights)
 
     def weights(self) -> np.ndarray:
-        """[N], 0 for dropped prompts."""
+        """[N] sampling weights of all prompts; 0 for dropped prompts."""
         if self._weights is None:
             self._weights = self.weigh(np.arange(self.prompts.size))
         return self._weights

@@ -1,7 +1,8 @@
-"""Samplers for tasks that generate their samples (Task.knobs, Task.generate): they choose the difficulty.
+"""Samplers that choose the difficulty of samples, for tasks that generate their samples (Task.knobs, Task.generate).
 
-Every draw is a new sample, generated with knobs that the sampler chooses; the index in the training split is a running
-number. Internally knobs are scaled to [0, 1], from lowest to highest."""
+A knob is a number, such as a size or a count, that makes a generated sample easier or harder. Every draw is a new
+sample, generated with knobs that the sampler chooses; its index in the training split is a running number. Internally
+each knob is scaled to [0, 1], from its lowest to its highest value."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
 _DIGITS = 6
-"""Decimal digits of a knob."""
+"""Number of decimal digits to which a knob is rounded."""
 _MOST_CELLS = 10_000
 
 Components = Annotated[int, Field(ge=2, le=50)]
 
 
 class ProceduralSampler(Adaptive):
-    """Base: `points` chooses knobs, `learn` gets their outcomes. Raises ConfigError for a task without knobs."""
+    """Base class of samplers that choose the knobs of generated samples. A subclass chooses knobs in `points` and
+    receives the results in `learn`. Raises ConfigError for a task without knobs."""
 
     saved = ("drawn", "means")
 
@@ -48,7 +50,7 @@ class ProceduralSampler(Adaptive):
         self.low, high = np.array(list(prompts.knobs.values()), dtype=np.float64).T
         self.width = high - self.low
         self.means: list[float] = []
-        """Mean of each knob in the last draws."""
+        """Mean value of each knob in the last draws."""
 
     def next(self, count: int, step: int) -> list[Draw]:
         self.calls += 1
@@ -62,16 +64,16 @@ class ProceduralSampler(Adaptive):
                 zip(places.tolist(), visits.tolist(), settings.tolist(), strict=True)]
 
     def settings(self, points: np.ndarray) -> np.ndarray:
-        """[n, K] knobs at points [n, K]."""
+        """Converts points [n, K] in [0, 1] to values of the K knobs [n, K]."""
         return np.clip(np.round(self.low + points * self.width, _DIGITS), self.low, self.low + self.width)
 
     def points_of(self, outcomes: Sequence[Outcome]) -> np.ndarray:
-        """[n, K] points of the draws' knobs."""
+        """[n, K] the knobs of each outcome's draw, scaled to [0, 1]."""
         values = np.array([[v for _, v in o.draw.knobs] for o in outcomes], dtype=np.float64)
         return (values.reshape(len(outcomes), len(self.names)) - self.low) / self.width
 
     def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """Chooses [count, K] points in [0, 1]."""
+        """Chooses the knobs of `count` draws: [count, K] points in [0, 1]."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -85,16 +87,17 @@ class ProceduralSampler(Adaptive):
 
 @as_uniform(explore=1)
 class ALPGMM(ProceduralSampler):
-    """Draws where rewards change most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a draw is
+    """Draws knobs where the reward changes most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a
+    draw is
 
-        ALP = |mean reward of its group - that of the nearest earlier draw|,   0 for the first
+        ALP = |mean reward of its group - mean reward of the nearest earlier draw|,   0 for the first draw
 
-    by the distance of their knobs in [0, 1]. Every `fit_every` draws, mixtures of 2 to `components` Gaussians are
-    fitted over (knobs, ALP) of the last `fit_every` draws, and the one with the best AIC is kept. A draw chooses a
-    Gaussian proportional to its mean ALP and samples knobs from it, clipped at the bounds; a share `explore` is
-    uniform, and so are all draws before the first fit, and where nothing changes. Constants are the paper's, apart from
-    `memory`: the nearest draw is sought among this many latest ones, there among all. A fit takes about .3 s of one
-    core."""
+    where distances are between knobs in [0, 1]. After every `fit_every` draws, mixtures of 2 to `components` Gaussians
+    are fitted to (knobs, ALP) of the last `fit_every` draws, and the mixture with the best AIC is kept. A draw chooses
+    a Gaussian with probability proportional to its mean ALP and samples knobs from it, clipped at the bounds. Knobs are
+    uniform instead for a share `explore` of the draws, for all draws before the first fit, and if all ALP are 0.
+    Constants are the paper's, except for `memory`: the nearest draw is sought among this many latest draws, in the
+    paper among all. A fit takes about .3 s of one core."""
 
     saved = (*ProceduralSampler.saved, "past", "fits", "since", "mixture")
 
@@ -108,10 +111,11 @@ class ALPGMM(ProceduralSampler):
         self.fit_every, self.components, self.explore, self.memory = fit_every, components, explore, memory
         self.most = max(memory, fit_every)
         self.past = np.zeros((0, len(self.names) + 2))
-        """[n, K + 2] the latest draws: knobs, reward, ALP."""
+        """[n, K + 2] the latest draws, one row per draw: its knobs, reward and ALP."""
         self.fits, self.since = 0, 0
         self.mixture: dict[str, np.ndarray] = {}
-        """Of the last fit: `means` [C, K + 1], `covariances` [C, K + 1, K + 1]."""
+        """The last fitted mixture: `means` [C, K + 1] and `covariances` [C, K + 1, K + 1]; empty before the first fit.
+        """
 
     def points(self, count: int, draw: np.random.Generator) -> np.ndarray:
         drawn = draw.random((count, len(self.names)))
@@ -139,8 +143,8 @@ class ALPGMM(ProceduralSampler):
             self.mixture = fit_mixture(recent, self.components, seed)
 
     def _progress(self, points: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-        """[n] ALP of each draw [n, K], compared with earlier draws of the same call too; among equally near ones with
-        the earliest."""
+        """[n] ALP of new draws with knobs `points` [n, K]. A draw is also compared with the earlier draws of the same
+        call; among equally near draws the earliest counts."""
         from scipy.spatial.distance import cdist
 
         size, before = len(self.names), self.past[-self.memory:]
@@ -157,8 +161,8 @@ class ALPGMM(ProceduralSampler):
 
 
 def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
-    """`means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest AIC over
-    rows [n, D]; among equals the one with the fewest."""
+    """Fits mixtures of 2 to `components` Gaussians to the rows [n, D] and chooses the one with the lowest AIC; among
+    equals the one with the fewest Gaussians. Returns its `means` [C, D] and `covariances` [C, D, D]."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits
@@ -175,14 +179,14 @@ def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.nd
 
 @as_uniform(explore=1)
 class Weakness(ProceduralSampler):
-    """More of what fails: samples are generated where the policy is weak (SwS, 2506.08989, section 3, for a task that
-    generates them itself). Each knob is cut into `cells` equal ranges, and the share of a cell of the grid is
+    """Generates more samples where the policy fails (SwS, 2506.08989, section 3, applied to a task that generates its
+    samples). Each knob is cut into `cells` equal ranges, which gives a grid. The share of cell c of the grid is
 
-        (1 - explore) F_c / sum F + explore / cells,   F_c <- F_c + rate (1 - mean pass rate of its draws - F_c)
+        (1 - explore) F_c / sum F + explore / number of cells,   F_c <- F_c + rate (1 - mean pass rate of its draws - F_c)
 
-    where F starts with the first failure rate of the cell, and is 1 for an untried cell. Knobs are uniform inside a
-    cell. The paper names weak categories once, by items failed throughout a first run, and distributes problems written
-    by another model; the moving average, `explore` and the constants are ours."""
+    where F_c starts at the first failure rate (1 - pass rate) of the cell, and counts as 1 while the cell is untried.
+    Within a cell knobs are uniform. The paper determines weak categories once, from items that fail throughout a first
+    run, and adds problems written by another model; the moving average, `explore` and the constants are ours."""
 
     saved = (*ProceduralSampler.saved, "failure")
 
@@ -193,11 +197,11 @@ class Weakness(ProceduralSampler):
         if cells ** len(self.names) > _MOST_CELLS:
             raise ValueError(f"cells={cells} of each of {len(self.names)} knobs make more than {_MOST_CELLS} cells")
         self.failure = np.full(cells ** len(self.names), np.nan)
-        """[cells ** K] F of each cell, the last knob fastest; nan = never tried."""
+        """[cells ** K] F of each cell, where the last knob varies fastest; NaN = never tried."""
 
     @property
     def shares(self) -> np.ndarray:
-        """[cells ** K] probability of each cell."""
+        """[cells ** K] probability that a draw falls into each cell."""
         failure = np.where(np.isnan(self.failure), 1.0, self.failure)
         even = np.full(len(failure), 1 / len(failure))
         return (1 - self.explore) * failure / failure.sum() + self.explore * even if failure.sum() > 0 else even
@@ -218,7 +222,7 @@ class Weakness(ProceduralSampler):
         self.failure[at] = np.where(np.isnan(before), mean, before + self.rate * (mean - before))
 
     def metrics(self) -> dict[str, float]:
-        """The share of each range of each knob."""
+        """For each knob, the share of the draws that falls into each of its ranges."""
         grid, out = self.shares.reshape((self.cells,) * len(self.names)), super().metrics()
         edges = self.low + np.linspace(0, 1, self.cells + 1)[:, None] * self.width
         for k, name in enumerate(self.names):

@@ -1,4 +1,5 @@
-"""Samplers that re-estimate difficulty during the run: batches from easy to hard, and the hardest share alone."""
+"""Samplers that measure difficulty again during the run. ADCL goes from easy to hard in batches; HardFocus ends with
+the hardest prompts alone."""
 
 from __future__ import annotations
 
@@ -19,19 +20,21 @@ from vlrl.methods.curricula.staged import uncounted_draws
 
 
 class ADCL(Adaptive):
-    """From easy to hard in `batches` batches, each probed and sorted again with the current policy before it is drawn.
+    """Goes from easy to hard in `batches` batches. Before a batch is drawn, its prompts are probed with the current
+    policy and sorted again.
 
     A pass sorts all prompts by difficulty and cuts them into consecutive batches of equal size. Before a batch is
-    drawn, each of its prompts is answered `probe_size` times (not trained on), and the batch is sorted by 1 - pass
-    rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of batches and the passes
-    after the first, sorted by the last pass rates, are ours.
+    drawn, each of its prompts is answered `probe_size` times (these completions are not trained on), and the batch is
+    sorted by 1 - pass rate. Adaptive difficulty curriculum learning (2505.08364, "difficulty shift"). The number of
+    batches is our choice, and so is that passes after the first are sorted by the last pass rates.
 
-    by: the field with the difficulty that sorts the first pass; ConfigError when no row has it, and rows without it
-    come last until they are probed. null: all prompts are probed before the first step, at once: N * probe_size
-    completions, for some thousands of prompts at most. Later each batch costs N / batches * probe_size completions, at
-    the beginning of the step that may need it. They count in rollouts/total.
+    by: the field that holds the difficulty for the first pass. Raises ConfigError if no row has the field; rows without
+    it come last until they are probed. With null, all prompts are probed together before the first step, which takes N
+    * probe_size completions and suits some thousands of prompts at most. After that each batch takes N / batches *
+    probe_size completions, at the beginning of the step that may need it. Probe completions count in rollouts/total.
 
-    Draws beyond the batch that was probed (the first step, refills) go by the difficulty known so far."""
+    If a step draws prompts beyond the probed batch (in the first step, or to replace filtered groups), these are
+    ordered by the difficulty known so far."""
 
     saved = ("order", "at", "sorted", "asked", "passes", "probed", "latest", "step", "unknown")
 
@@ -45,18 +48,21 @@ class ADCL(Adaptive):
         self.field = np.full(size, np.nan, dtype=np.float32) if by is None else required_field(
             prompts, by, "adcl", ", or set curriculum.by=null to probe all prompts first")
         self.borders = np.arange(1, batches + 1) * size // batches
-        """End of each batch."""
+        """[batches] position in `order` after the last prompt of each batch."""
         self.order = np.argsort(self.field, kind="stable").astype(np.int32)
-        """[N] the prompts of this pass in the order of their draws."""
+        """[N] the prompts of this pass, in the order in which they are drawn."""
         self.at, self.sorted, self.asked = 0, 0, 0
-        """Draws in this pass; up to where `order` is probed and sorted, and up to where it is probed."""
+        """Three positions in `order`: up to `at` prompts are drawn; up to `sorted` they are probed and sorted; up to
+        `asked` their probes are requested."""
         self.passes, self.probed, self.latest, self.step = 0, 0, prompts.per_step, -1
-        """Completed passes; probes so far; draws of the last step (at first: of a full step), and its number."""
+        """Number of completed passes; number of probed prompts; number of draws of the last step (at first: of a full
+        step); number of the last step."""
         self.unknown = by is None
-        """Whether all prompts have to be probed first."""
+        """Whether all prompts still have to be probed, because there is no difficulty to start from."""
 
     def difficulty(self, indices: np.ndarray) -> np.ndarray:
-        """1 - the last pass rate, else the field; nan = unknown."""
+        """[n] difficulty of the prompts `indices` [n]: 1 - the last pass rate, or the field if there is no pass rate;
+        NaN = unknown."""
         measured = 1 - self.history.pass_rate[indices]
         return np.where(np.isnan(measured), self.field[indices], measured)
 
@@ -83,15 +89,15 @@ class ADCL(Adaptive):
         return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, as far as they are sorted; draws nothing."""
+        """The next draws, as far as the prompts are sorted, without drawing them."""
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, place: int) -> int:
-        """The end of the batch that contains the draw before `place`."""
+        """The end of the batch that holds the prompt at position `place` - 1."""
         return int(self.borders[np.searchsorted(self.borders, place)])
 
     def _sort(self) -> None:
-        """Sorts each probed batch, or everything when nothing was known."""
+        """Sorts each batch that has been probed, or all prompts if none had a difficulty."""
         if self.unknown:
             self._by_difficulty(0, self.prompts.size)
             self.sorted = self.asked = self._border(1)
@@ -130,21 +136,22 @@ def _without_focus(use: FunctionUse) -> str:
 
 @idle_when(_without_focus)
 class HardFocus(Adaptive):
-    """Shuffled passes over all prompts for `after` steps; then over the hardest `share` of them, in large groups.
+    """Draws shuffled passes over all prompts for `after` steps (stage 1), then over the hardest `share` of them, in
+    large groups (stage 2).
 
-    Hardest: the lowest pass rate of the last visit; unseen prompts count as hardest, rejected ones as easiest; ties are
-    broken at random. The hardest are chosen again after every pass over them, at the beginning of a step. DRIVE
-    (2511.06307): stage 1 with groups of 8, stage 2 with groups of 64 under a hard-focus curriculum that keeps the most
-    difficult prompts; the share and the steps are ours.
+    The hardest prompts are those with the lowest pass rate at their last visit. Unseen prompts count as hardest and
+    rejected prompts as easiest; ties are broken at random. After every pass over the hardest prompts they are chosen
+    again, at the beginning of a step. DRIVE (2511.06307) has stage 1 with groups of 8, and stage 2 with groups of 64
+    under a hard-focus curriculum that keeps the most difficult prompts; the share and the number of steps are ours.
 
-    after: steps from 0 on; share: above 0, at most 1; group_size: group size in stage 2."""
+    after: number of steps in stage 1. share: above 0, at most 1. group_size: group size in stage 2."""
 
     def __init__(self, prompts: Prompts, after: Count = 100, share: Annotated[float, Field(gt=0, le=1)] = 0.2,
                  group_size: Annotated[int, Field(ge=2)] = 64):
         super().__init__(prompts)
         self.after, self.share, self.group_size = after, share, group_size
         self.chosen = 0
-        """How often the hardest were chosen; 0 = stage 1."""
+        """Number of times that the hardest prompts were chosen; 0 = stage 1."""
         self.step = -1
         self.cycle = Cycle(np.arange(prompts.size, dtype=np.int32), prompts.seed, 4, 0)
 
@@ -156,13 +163,14 @@ class HardFocus(Adaptive):
         return next_distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give, unless the hardest are chosen anew then; draws nothing."""
+        """What `next(count, step)` would return, without drawing it. Empty if that call would choose the hardest
+        prompts again."""
         if self._ends(step):
             return []
         return uncounted_draws(self.history, next_distinct(copy.copy(self.cycle), count, set()), **self._sizes())
 
     def _ends(self, step: int) -> bool:
-        """Whether the hardest are chosen when the draws of a step begin."""
+        """Whether the hardest prompts are chosen at the beginning of this step."""
         over = self.cycle.drawn >= len(self.cycle.members) if self.chosen else step >= self.after
         return over and step != self.step
 
@@ -170,7 +178,7 @@ class HardFocus(Adaptive):
         return {"group_size": self.group_size} if self.chosen else {}
 
     def hardest(self) -> np.ndarray:
-        """The prompts of stage 2, int32, in order."""
+        """The prompts of stage 2, as sorted int32 indices."""
         size = self.prompts.size
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)

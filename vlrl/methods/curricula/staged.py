@@ -1,4 +1,5 @@
-"""Stages, one after another; and earlier prompts that come back, those with low rewards most often."""
+"""Samplers with a training run in stages (Staged), and with seen prompts that return, most often those with low rewards
+(Retrospective)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from vlrl.errors import ConfigError, did_you_mean
 
 
 class CarryPool:
-    """Shuffled passes over `members`; a share `carry` of the draws are answered prompts of `before`, with weight 1 /
-    max(mean reward of the last visit, lowest)."""
+    """Draws from shuffled passes over the prompts `members`. A share `carry` of the draws are instead answered prompts
+    marked in `before`, with weight 1 / max(mean reward of the last visit, lowest)."""
 
     def __init__(self, history: History, members: np.ndarray, key: Sequence[int], before: np.ndarray | None = None,
                  carry: float = 0.0, lowest: float = 0.1):
@@ -32,27 +33,29 @@ class CarryPool:
         self._weights: np.ndarray | None = None
 
     def weights(self) -> np.ndarray:
-        """[N], 0 for prompts that were never answered or are not in `before`."""
+        """[N] sampling weights of returning prompts; 0 for prompts that were never answered or are not marked in
+        `before`."""
         if self._weights is None:
             self._weights = np.zeros(len(self.history.visits))
             self._note(np.flatnonzero(self.history.visited))
         return self._weights
 
     def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws `count` prompts: those of the pass, and those of `before`."""
+        """Draws `count` prompts. Returns those from the shuffled pass, and those that return from `before`."""
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """What `take` would draw, concatenated."""
+        """The prompts that `take` would draw, in one array, without drawing them."""
         return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the weights after outcomes that the history already has."""
+        """Updates the weights of the prompts of some outcomes. The history must already hold these outcomes."""
         if self.carry:
             self._note(np.array([o.draw.index for o in outcomes], dtype=np.int64))
 
     def restart(self, drawn: int) -> None:
-        """Continues after `drawn` draws of the passes; the weights are rebuilt from the history on next use."""
+        """Restores the pool of a checkpoint: the passes continue after `drawn` draws, and the weights are rebuilt from
+        the history when they are needed."""
         self.cycle.drawn, self._weights = drawn, None
 
     def _take(self, cycle: Cycle, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -72,14 +75,14 @@ class CarryPool:
 
 @as_uniform(carry=0)
 class Retrospective(Adaptive):
-    """Shuffled passes over all prompts, mixed with a share `carry` of answered ones, drawn with probability
-    proportional to 1 / max(mean reward of the last visit, lowest).
+    """Draws shuffled passes over all prompts. A share `carry` of the draws are answered prompts instead, with
+    probability proportional to 1 / max(mean reward of the last visit, lowest).
 
-    So passes bring unseen prompts, and seen ones return the sooner the less reward they gave. The weight 1 / mean
-    reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), there between phases (see
-    Staged); the share and the lowest reward, which caps the weight, are ours.
+    So the passes bring unseen prompts, and a seen prompt returns the sooner the lower its reward was. The weight 1 /
+    mean reward is that of the difficulty-aware retrospective sampling of QwenLong-L1 (2505.17667), which applies it
+    between phases (see Staged). The share and the lowest reward, which limits the weight, are ours.
 
-    carry: in [0, 1]; lowest: above 0, in the unit of the reward."""
+    carry: in [0, 1]. lowest: above 0, in the unit of the reward."""
 
     def __init__(self, prompts: Prompts, carry: Fraction = 0.25, lowest: Rate = 0.1):
         super().__init__(prompts)
@@ -90,7 +93,7 @@ class Retrospective(Adaptive):
         return np.concatenate(self.pool.take(count, draw))
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give if nothing were observed until then."""
+        """The draws that `next(count, step)` would return if no result were observed before that call."""
         return uncounted_draws(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
@@ -107,7 +110,7 @@ class Retrospective(Adaptive):
 
 
 def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
-    """Draws of prompts that do not count as visits."""
+    """Makes Draws of prompts `indices` without counting them as visits in the history."""
     before: dict[int, int] = {}
     out = []
     for index in indices.tolist():
@@ -120,25 +123,26 @@ def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[
 
 
 class Stage(Settings):
-    """One of `curriculum.stages`."""
+    """One entry of `curriculum.stages`."""
 
     where: dict[str, Any] = {}
-    """Its prompts: field -> a value, a list of values, or {min, max}, both included; "task" is the task's name in a
-    mixture. All conditions must hold; without any it has all prompts."""
+    """Selects the prompts of the stage by conditions: field -> a value, a list of values, or {min, max}, both
+    inclusive. "task" is the task's name in a mixture. All conditions must hold; without any, the stage has all
+    prompts."""
     steps: Positive | None = None
-    """Maximum number of training steps."""
+    """Maximum number of training steps of the stage."""
     reward: float | None = None
-    """It ends when the running mean of the reward is at least this."""
+    """The stage ends when the running mean of the reward is at least this."""
     pass_rate: Fraction | None = None
-    """It ends when the running mean of the pass rate is at least this."""
+    """The stage ends when the running mean of the pass rate is at least this."""
     max_new_tokens: Positive | None = None
-    """None = rollout.max_new_tokens."""
+    """Token limit of completions in this stage; None = rollout.max_new_tokens."""
     group_size: Annotated[int, Field(ge=2)] | None = None
-    """None = rollout.group_size."""
+    """Group size in this stage; None = rollout.group_size."""
     carry: Fraction = 0.0
-    """The share of its draws that are answered prompts of earlier stages."""
+    """Share of the stage's draws that are answered prompts of earlier stages."""
     fields: dict[str, bool | int | float | str] = {}
-    """Overrides of its samples' fields, among those in the task's `stage_fields`."""
+    """Values that override fields of the stage's samples; only fields in the task's `stage_fields`."""
 
     @field_validator("where")
     @classmethod
@@ -154,12 +158,12 @@ class Stage(Settings):
         return where
 
     def ends(self) -> bool:
-        """Whether it has an end condition."""
+        """Whether the stage has an end condition."""
         return any(v is not None for v in (self.steps, self.reward, self.pass_rate))
 
 
 def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
-    """The stages of `curriculum.stages`; ConfigError that names the stage, counted from 1, and the key."""
+    """Parses and checks `curriculum.stages`. Raises ConfigError that names the stage, counted from 1, and the key."""
     if not given:
         raise ConfigError("curriculum.stages=[] is empty: give at least one stage")
     stages = []
@@ -185,37 +189,40 @@ def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
 
 
 class Staged(Adaptive):
-    """Stages one after another: each has its prompts, in shuffled passes, its token limit and its group size.
+    """Trains in stages. Each stage has its own prompts, drawn in shuffled passes, its own token limit and its own group
+    size.
 
-    A stage ends, before the draws of a step, after `steps` training steps, or when the mean reward (or pass rate) of
-    its last `window` groups is at least `reward` (or `pass_rate`); the last one never ends. A share `carry` of a
-    stage's draws are answered prompts of earlier stages, with weight 1 / max(mean reward, lowest); these, and draws of
-    an earlier stage, are not in the running means.
+    A stage ends, at the beginning of a step, after `steps` training steps, or when the mean reward (or pass rate) of
+    its last `window` groups is at least `reward` (or `pass_rate`). The last stage never ends. A share `carry` of a
+    stage's draws are answered prompts of earlier stages, with weight 1 / max(mean reward, lowest). The running means
+    leave out these prompts, and groups that were drawn in an earlier stage.
 
-    Published forms, in configs/curricula/: Curr-ReFT (2503.07065), yes/no, then choice, then open answers; progressive
-    thinking suppression of Vision-R1 (2503.06749), answers of 4K, 8K, 16K tokens in groups of 16, 8, 4; QwenLong-L1
-    (2505.17667), phases of growing context with difficulty-aware retrospective sampling. The window is ours.
+    Published curricula of this form are in configs/curricula/. Curr-ReFT (2503.07065): yes/no questions, then choices,
+    then open answers. Progressive thinking suppression of Vision-R1 (2503.06749): completions of 4K, 8K, 16K tokens in
+    groups of 16, 8, 4. QwenLong-L1 (2505.17667): phases of growing context with difficulty-aware retrospective
+    sampling. The window is ours.
 
-    stages: mappings with the keys of Stage. window: groups, at least 1. lowest: above 0, in the unit of the reward.
-    Raises ConfigError for an invalid stage, or one without prompts. Functions that use rollout.max_new_tokens as the
-    longest completion (algo.shaping=[overlong]) do not know a stage's higher limit."""
+    stages: mappings with the keys of Stage. window: number of groups, at least 1. lowest: above 0, in the unit of the
+    reward. Raises ConfigError for an invalid stage, or a stage without prompts. Functions that use
+    rollout.max_new_tokens as the length of the longest completion (algo.shaping=[overlong]) do not know a stage's
+    higher limit."""
 
     def __init__(self, prompts: Prompts, stages: list[dict[str, Any]], window: Positive = 64, lowest: Rate = 0.1):
         super().__init__(prompts)
         self.stages, self.lowest = read_stages(stages), lowest
         _check_fields(self.stages, prompts.stage_fields)
         self.members = [members(prompts, stage, number) for number, stage in enumerate(self.stages, 1)]
-        """The prompts of each stage."""
+        """Indices of the prompts of each stage."""
         self.began = -1
-        """The step in which the stage began; -1 = no step yet."""
+        """The step in which the current stage began; -1 = no step yet."""
         self.last = -1
-        """The last step with draws."""
+        """The last step in which prompts were drawn."""
         self.rewards, self.passes = deque[float](maxlen=window), deque[float](maxlen=window)
-        """Rewards and pass rates of the stage's last groups."""
+        """Rewards and pass rates of the last groups of the current stage."""
         self._own: set[tuple[int, int]] = set()
-        """Prompt and visit of each draw of the stage's own prompts that has no outcome yet."""
+        """(prompt index, visit) of each draw of the stage's own prompts whose outcome is not known yet."""
         self._fresh = 0
-        """Number of draws of the last call that are its own prompts."""
+        """How many of the last draws are the stage's own prompts, as opposed to prompts of earlier stages."""
         self.at, self.pool = 0, self._pool(0)
 
     @property
@@ -231,7 +238,7 @@ class Staged(Adaptive):
                     self.lowest)
 
     def _due(self, step: int) -> bool:
-        """Whether the stage has ended when the draws of a step begin."""
+        """Whether the current stage ends at the beginning of this step."""
         if self.at + 1 == len(self.stages) or self.began < 0 or step == self.last:
             return False
         reached = [wanted is not None and len(recent) == recent.maxlen and float(np.mean(recent)) >= wanted
@@ -260,7 +267,7 @@ class Staged(Adaptive):
         self._own -= {(o.draw.index, o.draw.visit) for o in outcomes}
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give if nothing were observed until then."""
+        """The draws that `next(count, step)` would return if no result were observed before that call."""
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
         indices = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
@@ -292,13 +299,13 @@ class Staged(Adaptive):
 
 
 def draw_options(stage: Stage) -> dict[str, Any]:
-    """The fields of Draw that a stage sets."""
+    """The fields of Draw that a stage sets: group size, token limit and overridden sample fields."""
     return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens,
             "fields": tuple(sorted(stage.fields.items()))}
 
 
 def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
-    """Raises ConfigError for a field that the task does not let stages override."""
+    """Raises ConfigError if a stage overrides a field that the task does not allow stages to override."""
     for number, stage in enumerate(stages, 1):
         for name in stage.fields:
             if name not in known:
@@ -309,7 +316,7 @@ def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
 
 
 def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
-    """The prompts of a stage, int32, in order; ConfigError naming the stage when it has none."""
+    """The prompts of a stage, as sorted int32 indices. Raises ConfigError that names the stage if it has no prompts."""
     chosen = np.ones(prompts.size, dtype=bool)
     for name, wanted in stage.where.items():
         chosen &= matching(prompts, name, wanted)
@@ -322,7 +329,8 @@ def members(prompts: Prompts, stage: Stage, number: int) -> np.ndarray:
 
 
 def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
-    """[N] bool: whether each row meets a condition; true does not match 1."""
+    """[N] bool: whether each row meets the condition `wanted` on the field `name`. A condition `true` does not match
+    the number 1."""
     if isinstance(wanted, Mapping):
         numbers = prompts.numbers(name).astype(np.float64)
         low, high = wanted.get("min", -np.inf), wanted.get("max", np.inf)

@@ -1,4 +1,5 @@
-"""Which demonstrations are trained on in a step."""
+"""Draws the demonstrations that a step trains on. A demonstration is a training row's `solution`, or the task's perfect
+answer."""
 
 from __future__ import annotations
 
@@ -31,15 +32,16 @@ from vlrl.task.interface import given_answer
 from vlrl.types import Group, Sample
 
 _STREAM = 11
-"""Key of the random stream of draws, and of environment resets."""
+"""Key of the random stream that draws demonstrations, and resets their environments."""
 _LOOKED_AT = 256
-"""Number of rows searched for a given answer before a run."""
+"""Number of training rows that are searched for a demonstration before the run starts."""
 _TRIES = 64
-"""Number of rows drawn per wanted row with a given answer."""
+"""Number of rows that are drawn for each demonstration, to find one whose row has a demonstration."""
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError where algo.demonstrations has no data, or train.sharding hides its gradient norm."""
+    """Raises ConfigError if none of the first training rows has a demonstration, or if train.sharding prevents
+    measuring the gradient norm of the demonstrations."""
     if shards.is_sharded(config):
         raise ConfigError(f"algo.demonstrations needs the norm of its own gradient, which train.sharding="
                           f"{config.train.sharding} does not compute: set train.sharding=none, or "
@@ -53,7 +55,7 @@ def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
 
 @dataclass(eq=False)
 class DemonstrationSampler:
-    """Draws the demonstrations of a step from the training rows; the same ones on a resumed run."""
+    """Draws the demonstrations of a step from the training rows. A resumed run draws the same demonstrations."""
 
     config: Config
     task: Task
@@ -61,15 +63,16 @@ class DemonstrationSampler:
     engine: Engine
     samples: Sequence[Sample]
     mix: Any
-    """The instance of algo.demonstrations.mix."""
+    """The instance of the class that algo.demonstrations.mix names."""
 
     @property
     def settings(self) -> Any:
         return self.config.algo.demonstrations
 
     def __call__(self, step: int, outcomes: Sequence[Outcome] = ()) -> list[Group]:
-        """This process's share of a step's demonstrations, empty where the step has none. `outcomes` are those of the
-        step's draws, over all processes. Raises DataError where an environment rejects the actions of one."""
+        """This process's share of a step's demonstrations, as groups of one completion; empty if the step has none.
+        `outcomes` are the results of the step's draws on all processes. Raises DataError if an environment rejects
+        the actions of a demonstration."""
         mix, settings = self.mix, self.settings
         if interleaves(mix):
             mix.collect(comm.on_main(partial(self._failed, step, outcomes)))
@@ -81,13 +84,13 @@ class DemonstrationSampler:
         return comm.together(partial(self._shown, step, [*enumerate(places)][comm.rank()::comm.world()]))
 
     def _failed(self, step: int, outcomes: Sequence[Outcome]) -> list[int]:
-        """Indices of rows with a given answer whose whole group is known to be wrong; a sample generated with knobs is
-        no row."""
+        """Indices of the rows with a demonstration whose completions in this step are all known to be wrong. Samples
+        generated with knobs are left out, because they are not rows."""
         wrong = [o.draw.index for o in outcomes if o.failed and not o.draw.knobs]
         return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
     def _places(self, step: int, count: int) -> list[int]:
-        """Indices of `count` rows with a given answer, each once where there are enough rows."""
+        """Indices of `count` rows with a demonstration, without repetition; fewer if fewer are found."""
         draw = np.random.default_rng([self.config.seed, _STREAM, step])
         draws = draw.integers(len(self.samples), size=_TRIES * count)
         usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
@@ -98,7 +101,7 @@ class DemonstrationSampler:
         return places
 
     def _sample(self, step: int, place: int) -> Sample | None:
-        """A row with its prompt in this step; None where it has no given answer, or cannot be read."""
+        """The row at index `place` with its prompt in this step; None if it has no demonstration or cannot be read."""
         sample = readable(self.samples, place) if self.config.data.quarantine else self.samples[place]
         if sample is None:
             return None
@@ -119,7 +122,8 @@ class DemonstrationSampler:
 
 
 class Demonstrations(Method):
-    """L = rl * L_RL + share * L_demonstrations, by algo.demonstrations.mix."""
+    """The method behind algo.demonstrations: the loss is rl * L_RL + share * L_demonstrations, with weights from
+    algo.demonstrations.mix."""
 
     state_at = "algorithm.demonstrations"
 

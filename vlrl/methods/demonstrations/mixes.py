@@ -1,8 +1,9 @@
-"""Demonstrations beside RL (algo.demonstrations): their share of a step, and the loss of their tokens.
+"""Mixes of demonstrations and RL (algo.demonstrations.mix): the weight of each loss in a step, and the loss of the
+demonstrations' tokens.
 
     L = rl * L_RL + share * L_demonstrations,    (rl, share) = mix.shares(step, seed)
 
-A demonstration's tokens were not sampled, so they get cross-entropy only and never an advantage."""
+The policy did not sample the tokens of a demonstration, so they have cross-entropy only and never an advantage."""
 
 from __future__ import annotations
 
@@ -18,38 +19,38 @@ from vlrl.algo.state import Saved
 from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
 _STREAM = 12
-"""Key of the random stream of `sasr`."""
+"""Key of the random stream that `sasr` uses."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DemonstrationBatch:
-    """Given answers of one micro-batch. N tokens."""
+    """The demonstrations of one micro-batch, N tokens."""
 
     logprobs: torch.Tensor
-    """[N] with gradient."""
+    """[N] log-probabilities under the policy, with gradient."""
     mask: torch.Tensor
-    """[N] 1.0 on trained tokens, 0.0 on the rest."""
+    """[N] 1.0 on trained tokens, 0.0 on all others."""
     weights: torch.Tensor
-    """[N] weight of each token's row."""
+    """[N] weight of the data row that each token belongs to."""
     total_tokens: float
-    """Trained tokens of all demonstrations of the optimizer step, over all processes."""
+    """Number of trained tokens of all demonstrations of the optimizer step, over all processes."""
     entropy: torch.Tensor | None = None
-    """[N] nats, with gradient, in the supervised steps of an interleaving mix."""
+    """[N] policy entropy in nats, with gradient. Set only in the supervised steps of an interleaving mix."""
 
 
 def interleaves(mix: Any) -> bool:
-    """Whether demonstrations have their own optimizer steps."""
+    """Whether the mix trains demonstrations in optimizer steps of their own."""
     return getattr(mix, "interleaves", False)
 
 
 def cross_entropy(d: DemonstrationBatch, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """- sum factor * log p * weight / tokens, a micro-batch's share."""
+    """A micro-batch's share of the cross-entropy: - sum factor * log p * weight / total_tokens."""
     return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)
 
 
 class Chord:
-    """L = (1 - mu) L_RL + mu L_SFT. mu rises from 0 to `peak` over `warmup` steps, then falls by a cosine to `valley`
-    over `decay` steps.
+    """L = (1 - mu) L_RL + mu L_SFT. mu rises from 0 to `peak` over `warmup` steps, then falls along a cosine to
+    `valley` over `decay` steps.
 
     CHORD-mu: On-Policy RL Meets Off-Policy Experts (arXiv 2508.11408)."""
 
@@ -59,7 +60,7 @@ class Chord:
         self.peak, self.valley, self.warmup, self.decay = peak, valley, warmup, decay
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """(1 - mu, mu)."""
+        """The weights of the RL loss and of the demonstrations: (1 - mu, mu)."""
         if step < self.warmup:
             mu = self.peak * step / self.warmup
         else:
@@ -72,8 +73,8 @@ class Chord:
 
 
 class ChordPhi:
-    """L = (1 - mu) L_RL + mu L_phi at a constant `mu`: each expert token is weighted by phi = p (1 - p), a constant to
-    the gradient, which is small for tokens that the policy already predicts and for improbable ones.
+    """L = (1 - mu) L_RL + mu L_phi with a constant `mu`. L_phi weights each token of a demonstration by phi = p (1 -
+    p), without gradient; phi is small both for tokens that the policy already predicts and for improbable tokens.
 
     CHORD-phi (arXiv 2508.11408); the constant 0.1 is our choice."""
 
@@ -81,7 +82,7 @@ class ChordPhi:
         self.mu = mu
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """(1 - mu, mu)."""
+        """The weights of the RL loss and of the demonstrations: (1 - mu, mu)."""
         return 1.0 - self.mu, self.mu
 
     def factor(self, d: DemonstrationBatch) -> torch.Tensor:
@@ -94,11 +95,12 @@ class ChordPhi:
 
 
 class Sasr(Saved):
-    """`warmup` supervised steps, whose last gradient norm is g_w; then each step is supervised with probability g / (g
-    + gamma g_w), g the gradient norm of the latest supervised step, and an RL step otherwise.
+    """Each step is either supervised or RL. After `warmup` supervised steps, a step is supervised with probability g /
+    (g + gamma g_w), where g is the gradient norm of the latest supervised step and g_w that of the last warm-up
+    step.
 
-    SASR: Step-wise Adaptive Integration of Supervised Fine-tuning and RL (arXiv 2505.13026). The warm-up is an epoch
-    there, a number of steps here; `gamma` 1 is our choice."""
+    SASR: Step-wise Adaptive Integration of Supervised Fine-tuning and RL (arXiv 2505.13026). The paper's warm-up is an
+    epoch, here it is a number of steps; `gamma` 1 is our choice."""
 
     saved = ("warm", "latest")
 
@@ -107,13 +109,14 @@ class Sasr(Saved):
         self.warm = self.latest = 0.0
 
     def chance(self, step: int) -> float:
-        """Probability of a supervised step."""
+        """The probability that this step is supervised."""
         if step < self.warmup:
             return 1.0
         return self.latest / (self.latest + self.gamma * self.warm) if self.latest else 0.0
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
-        """(0, 1) for a supervised step, (1, 0) for an RL step; the same on a resumed run."""
+        """The weights of the RL loss and of the demonstrations: (0, 1) in a supervised step, (1, 0) in an RL step. A
+        resumed run makes the same choices."""
         drawn = np.random.default_rng([seed, _STREAM, step]).random()
         return (0.0, 1.0) if drawn < self.chance(step) else (1.0, 0.0)
 
@@ -130,9 +133,9 @@ class Sasr(Saved):
 
 
 class Relift:
-    """RL steps only; prompts whose whole group failed are collected with their given answers, and once there are `size`
-    of them an RL step is followed by a supervised step on them, with its own optimizer and an entropy bonus of weight
-    `entropy`.
+    """All regular steps are RL steps. Prompts whose completions all failed are collected, with their demonstrations.
+    Once there are `size` of them, an RL step is followed by a supervised step on them, with a separate optimizer and
+    an entropy bonus of weight `entropy`.
 
     ReLIFT: Learning What Reinforcement Learning Can't (arXiv 2506.07527)."""
 
@@ -148,11 +151,11 @@ class Relift:
         return 1.0, 0.0
 
     def collect(self, places: Sequence[int]) -> None:
-        """Adds indices of training rows, each once."""
+        """Adds indices of training rows to the buffer; an index that is already in it is not added again."""
         self.buffer = [*dict.fromkeys([*self.buffer, *places])]
 
     def due(self) -> list[int]:
-        """Removes and returns `size` indices once there are enough; else []."""
+        """Removes `size` indices from the buffer and returns them; returns [] while there are fewer."""
         if len(self.buffer) < self.size:
             return []
         out, self.buffer = self.buffer[:self.size], self.buffer[self.size:]
@@ -165,7 +168,7 @@ class Relift:
         return loss - self.entropy * (d.entropy * d.mask).sum() / max(d.total_tokens, 1.0)
 
     def optimizer(self, weights: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of the supervised steps."""
+        """The optimizer of the supervised steps, created on first use."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=0.0)
             if self._state:

@@ -11,8 +11,8 @@ from vlrl.config.base import MethodSettings, Named, Positive
 
 
 class DemonstrationSettings(MethodSettings):
-    """Given answers trained on beside the policy's own completions: each row's `solution`, or the task's perfect
-    answer."""
+    """Trains demonstrations together with the policy's completions. A demonstration is a row's `solution`, or the
+    task's perfect answer."""
 
     mix: Named = Field(
         default=Named(name="chord"), description="Their share of each step and their loss: chord, chord_phi, sasr, "

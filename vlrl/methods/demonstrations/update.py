@@ -1,4 +1,5 @@
-"""The loss of demonstrations: micro-batches beside those of the objective, or an optimizer step of their own."""
+"""The loss of demonstrations, computed in micro-batches separate from the objective's, or in an optimizer step of its
+own."""
 
 from __future__ import annotations
 
@@ -23,21 +24,21 @@ from vlrl.types import Group
 
 @dataclass(eq=False)
 class DemonstrationPass:
-    """The loss of the demonstrations of one optimizer step: a Pass."""
+    """Computes the loss of the demonstrations of one optimizer step and its gradient; a Pass of the training loop."""
 
     policy: Policy
     algorithm: Objectives
     mix: Any
-    """The instance of algo.demonstrations.mix."""
+    """The instance of the class that algo.demonstrations.mix names."""
     part: Minibatch
     share: float
-    """Weight of the loss."""
+    """Weight of the demonstrations' loss."""
     loss: float = 0.0
-    """This process's share in the last epoch, unweighted."""
+    """This process's share of the loss in the last epoch, before it is multiplied by `share`."""
     factor: float = 0.0
-    """This process's sum of the mix's token weights, if it has any."""
+    """Sum of the token weights `mix.factor` on this process; 0 if the mix has none."""
     norm: float = 0.0
-    """Gradient norm in the last epoch, weighted; over all processes."""
+    """Norm of the demonstrations' gradient (times `share`) in the last epoch, over all processes."""
     norm_rl: float = 0.0
     active = True
     apart = True
@@ -62,7 +63,8 @@ class DemonstrationPass:
 
 def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, mix: Any,
                 step: int) -> list[DemonstrationPass | None]:
-    """Packs the demonstrations of each optimizer step; None where no process has any. Called on every process."""
+    """Packs the demonstrations of each optimizer step. Returns one DemonstrationPass per optimizer step, or None for a
+    step in which no process has demonstrations. Called on every process."""
     config = algorithm.config
     count, share = config.rollout.minibatches, mix.shares(step, config.seed)[1]
     if not share:
@@ -73,9 +75,9 @@ def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, 
 
 def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, mix: Any,
                norm_rl: float) -> dict[str, float]:
-    """Takes the supervised optimizer step of an interleaving mix, if a process has demonstrations, and returns its
-    metrics. Called on every process after the objective's gradients are cleared, whose norm was `norm_rl`. Skipped
-    where the gradient is not finite."""
+    """Takes the supervised optimizer step of an interleaving mix, if any process has demonstrations, and returns its
+    metrics. Called on every process, after the gradients of the objective are cleared; `norm_rl` is their norm. The
+    weights stay unchanged if the gradient is not finite."""
     config, out = algorithm.config, {"demonstrations/applied": 0.0, **mix.metrics(0)}
     part = make_minibatch(policy, split(groups, 1)[0], _whole(config))
     if not part.total_tokens:
@@ -98,12 +100,12 @@ def interleave(policy: Policy, groups: Sequence[Group], algorithm: Objectives, m
 
 
 def _whole(config: Config) -> Config:
-    """The settings without algo.mask_truncated: a given answer is never truncated."""
+    """The config with algo.mask_truncated=false, because a demonstration is never truncated."""
     return config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
 
 
 def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor) -> DemonstrationBatch:
-    """The DemonstrationBatch of one micro-batch, whose rows are `order`."""
+    """Makes the DemonstrationBatch of one micro-batch, from its rows `order` of `part` and their log-probabilities."""
     rows = [part.rollouts[r] for r in order]
 
     def flat(values: Sequence[np.ndarray]) -> torch.Tensor:
@@ -114,7 +116,8 @@ def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.T
 
 
 def step_metrics(shown: Sequence[DemonstrationPass | None], mix: Any, seed: int, step: int) -> dict[str, float]:
-    """Metrics of a step, means over its optimizer steps; reports the last unweighted gradient norm to the mix."""
+    """Metrics of the demonstrations in a step, as means over its optimizer steps. Also reports the last gradient norm,
+    divided by its weight, to the mix."""
     known = [s for s in shown if s is not None]
     out = {"demonstrations/share": mix.shares(step, seed)[1], "demonstrations/applied": float(bool(known))}
     out |= mix.metrics(step) if hasattr(mix, "metrics") else {}

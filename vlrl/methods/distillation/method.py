@@ -1,6 +1,6 @@
-"""On-policy distillation: a teacher computes the probabilities of each token of the policy's completions.
+"""On-policy distillation: a teacher scores each token of the policy's completions.
 
-L = objective * L_RL + coef * sum_t weight KL_t / tokens, by algo.distillation."""
+The loss is L = objective * L_RL + coef * sum_t weight KL_t / tokens, with the settings of algo.distillation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from vlrl.types import Group, Sample
 
 
 class Distillation(Method):
-    """Trains the completions of each step towards a teacher, beside or in place of the objective."""
+    """Trains the policy towards a teacher on the completions of each step, in addition to the objective or instead of
+    it."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)
@@ -51,34 +52,38 @@ class Distillation(Method):
                 if part.total_tokens else None for part, scores in zip(parts, known, strict=True)]
 
     def _asked(self, parts: Sequence[Minibatch]) -> list[list[np.ndarray]]:
-        """[T] log-probabilities of a served teacher for the tokens of each row; one call for the whole step."""
+        """Log-probabilities [T] of the tokens of each row under the teacher on a server, by optimizer step. Sends all
+        rows of the step in one call."""
         with phase("teacher"):
             scores = iter(self.teacher([t for part in parts for t in part.rollouts], self.algorithm.temperature))
         return [[next(scores) for _ in part.rollouts] for part in parts]
 
     def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
-        """The mean over optimizer steps, each in its last epoch over the batch; {} where none was taken."""
+        """The mean KL to the teacher over the step's optimizer steps, each measured in its last epoch over the batch;
+        {} if there was no optimizer step."""
         done = [one for one in passes if one and one.done]
         return {"distillation/kl": comm.total(sum(one.kl for one in done))[0] / len(done)} if done else {}
 
 
 @dataclass(eq=False)
 class DistillationPass:
-    """The loss to the teacher in one optimizer step, on the tokens that the objective trains: a Pass."""
+    """Computes the distillation loss of one optimizer step, on the tokens that the objective trains, and its gradient;
+    a Pass of the training loop."""
 
     policy: Policy
     teacher: Any
-    """Its frozen model."""
+    """The teacher's frozen model."""
     algorithm: Objectives
     loss: Bound
     coef: float
     part: Minibatch
-    """That of the objective."""
+    """The objective's minibatch, whose micro-batches this pass shares."""
     known: Sequence[np.ndarray] | None = None
-    """[T] log-probabilities of each row's tokens under a served teacher, 0 where they are not trained."""
+    """[T] log-probabilities of each row's tokens under a teacher on a server, 0 on tokens that are not trained; None if
+    the teacher is loaded in the trainer."""
     kl: float = 0.0
-    """This process's share in the last epoch, unweighted."""
+    """This process's share of the KL in the last epoch, before it is multiplied by `coef`."""
     done: bool = False
     active = True
     apart = False
@@ -95,7 +100,7 @@ class DistillationPass:
         self.kl += float(kl.detach())
 
     def _of(self, micro: MicroBatch) -> torch.Tensor:
-        """[N] loss of each token."""
+        """[N] distillation loss of each token of a micro-batch."""
         temperature = self.algorithm.temperature
         if self.known is None:
             def kl(logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

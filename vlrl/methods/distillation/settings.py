@@ -13,11 +13,12 @@ from vlrl.config.engine import address_of
 _OF_THE_OBJECTIVE = ("advantage", "shaping", "loss", "weights", "correction", "aggregation", "clip_low", "clip_high",
                      "kl_coef")
 _SAMPLE = ("temperature", "e3")
-"""Values of algo.entropy that change how completions are sampled."""
+"""Names of algo.entropy functions that change how completions are sampled."""
 
 
 class DistillationSettings(MethodSettings):
-    """A teacher scores the policy's own completions token by token, given the same prompt (docs/objectives.md)."""
+    """A teacher model scores the policy's own completions token by token, under the same prompts (docs/objectives.md).
+    """
 
     teacher: str | None = Field(
         default=None, min_length=1, description="A model of the policy's family and vocabulary: a model's folder, a "

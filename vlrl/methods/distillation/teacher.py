@@ -1,4 +1,5 @@
-"""The teacher of algo.distillation: checks that it fits the policy, and its frozen model."""
+"""The teacher of algo.distillation: checks that it fits the policy, and loads its frozen model or connects to its
+server."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from vlrl.store.checkpoint import model_folder
 
 _SERVED = Table({"connect": "vlrl.services.served_teacher:connect"})
 _SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-"""Image processing that both must share: the policy's processor prepares images for both."""
+"""Settings of image processing that policy and teacher must share, because the policy's processor prepares the images
+for both."""
 _WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
 
 
 def setting_text(config: Config) -> str:
-    """The setting as quoted in errors."""
+    """The setting algo.distillation.teacher and its value, for error messages."""
     return f"algo.distillation.teacher={_name(config)!r}"
 
 
@@ -30,8 +32,8 @@ def _name(config: Config) -> str:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError where the teacher is missing, its tokens or image processing differ from the policy's, or its
-    server could not load its weights. Loads no weights."""
+    """Raises ConfigError if the teacher is missing, if its tokens or image processing differ from the policy's, or if
+    its server could not load its weights. Reads configs and processors, but no weights."""
     settings: Any = config.algo.distillation
     if settings.server:
         folder(config)
@@ -55,7 +57,8 @@ def check(config: Config) -> None:
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
-    """Model type and processor of a model; those of its base model where it is an adapter."""
+    """Reads the model type and the processor of a model; for an adapter, those of its base model. `what` names the
+    model in errors."""
     from transformers import AutoConfig, AutoProcessor
 
     with loading_errors(what):
@@ -67,7 +70,7 @@ def _read(what: str, name: str) -> tuple[str, Any]:
 
 
 def folder(config: Config) -> Path:
-    """The folder of the teacher's weights. Raises ConfigError where they are not a full model."""
+    """The folder that holds the teacher's weights. Raises ConfigError if it does not hold a full model."""
     path = Path(resolve(model_folder(_name(config))))
     if not path.is_dir() or adapter_base(str(path)):
         raise ConfigError(f"{setting_text(config)} is {'an adapter' if path.is_dir() else 'no folder'}, and a server "
@@ -77,8 +80,8 @@ def folder(config: Config) -> Path:
 
 
 def connect(config: Config, policy: Policy) -> Any:
-    """The teacher behind algo.distillation.server: (rows, temperature) -> [T] float32 log-probabilities of each row's
-    tokens. Called on every process."""
+    """Connects to the teacher behind algo.distillation.server. Returns a function (rows, temperature) -> [T] float32
+    log-probabilities of each row's tokens. Called on every process."""
     from transformers import AutoConfig
 
     path = folder(config)
@@ -87,7 +90,7 @@ def connect(config: Config, policy: Policy) -> Any:
 
 
 def load(config: Config, policy: Policy) -> Any:
-    """The teacher's frozen model, complete on every process, in the policy's compute dtype."""
+    """Loads the teacher's frozen model, unsharded on every process, in the policy's compute dtype."""
     model = load_model(model_folder(_name(config)), policy.dtype, setting_text(config), device=policy.device)
     sync_tilings(model, policy.processor)
     return model.requires_grad_(False).eval().to(policy.device)

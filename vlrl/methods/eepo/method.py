@@ -1,11 +1,12 @@
-"""Sample, then forget: half of each group is sampled by a policy made less likely to repeat the other half.
+"""Sample, then forget: after the first half of each group is sampled, the policy is made less likely to repeat it, and
+then samples the second half.
 
-EEPO: Exploration-Enhanced Policy Optimization via Sample-Then-Forget (arXiv 2510.05837), as described there: between
-the two halves of a rollout the policy takes one light step that suppresses the completions it just sampled, so that the
-second half explores elsewhere; where the entropy is high the step is skipped. The weights are restored, bit for bit,
-before the update. The second half is then off-policy: its sampler log-probabilities are those of the modified weights,
-and algo.correction weights its tokens by p(trainer) / p(sampler). The correction, its bound and the entropy limit of
-the preset are this project's."""
+EEPO: Exploration-Enhanced Policy Optimization via Sample-Then-Forget (arXiv 2510.05837), as described in the paper.
+Between the two halves of a rollout the policy takes one small step that suppresses the completions it has just sampled,
+so that the second half explores elsewhere. If the entropy is high, this step is skipped. The weights are restored, bit
+for bit, before the update. The second half is then off-policy: its sampler log-probabilities are those of the modified
+weights, and algo.correction weights its tokens by p(trainer) / p(sampler). The correction, its bound and the entropy
+limit in the preset are this project's."""
 
 from __future__ import annotations
 
@@ -28,11 +29,12 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
 _NEVER_SURE = 1e-3
-"""Keeps log(1 - p) finite at p = 1."""
+"""Added inside the logarithm, so that log(1 - p) is finite at p = 1."""
 
 
 class SampleThenForget(Method):
-    """Samples the first half of each group, suppresses it, samples the second half, and restores the weights."""
+    """Samples the first half of each group, suppresses its completions, samples the second half, and restores the
+    weights."""
 
     collective = True
 
@@ -53,7 +55,8 @@ class SampleThenForget(Method):
 
 
 class Forgetting:
-    """`with forgetting(completions, step, temperature):` the policy is less likely to produce the completions."""
+    """A context manager: within `with forgetting(completions, step, temperature):` the policy is less likely to produce
+    these completions."""
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
@@ -62,7 +65,8 @@ class Forgetting:
     @contextlib.contextmanager
     def __call__(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
                  temperature: float) -> Iterator[None]:
-        """Suppresses the completions of all processes, and restores the weights at the end; called on every process."""
+        """Suppresses the given completions of all processes; restores the weights when the context ends. Called on
+        every process."""
         if not self._due(answers):
             yield
             return
@@ -83,7 +87,8 @@ class Forgetting:
             self.policy.swapped = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
-        """Whether to suppress anything: -log p of the sampled tokens estimates the entropy, which has a limit."""
+        """Whether the completions are suppressed: only if the entropy, estimated as the mean -log p of the sampled
+        tokens, is at most rollout.forget.entropy."""
         sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, completions in answers for c in completions]
         surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
                                      float(sum(len(s) for s in sampled)))
@@ -92,7 +97,8 @@ class Forgetting:
 
     def _gradients(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
                    temperature: float) -> None:
-        """Gradient of the mean of -log(1 - p) over all tokens: more probable tokens are suppressed more."""
+        """Computes the gradient of the mean of -log(1 - p) over all sampled tokens; more probable tokens are suppressed
+        more."""
         policy, train = self.policy, self.config.train
         rollouts = [(prompt, row) for prompt, completions in answers for done in completions
                     for _, row in training_rows(done)]
@@ -109,8 +115,8 @@ class Forgetting:
             policy.scaler.scale(loss).backward()
 
     def _step(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Steps against the gradient, by rollout.forget.lr per weight in root mean square; skipped where it is not
-        finite."""
+        """Moves the weights against the gradient, by rollout.forget.lr per weight in root mean square. Does nothing if
+        the gradient is not finite or is 0."""
         comm.sum_gradients(parameters)
         used = [p for p in parameters if p.grad is not None]
         norm = float(comm.full_tensor(torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])))

@@ -10,7 +10,8 @@ from vlrl.config.base import MethodSettings, NonNegative, Rate
 
 
 class ForgetSettings(MethodSettings):
-    """Half of each group is sampled, then made less likely for the other half (EEPO); undone before the update."""
+    """Half of each group is sampled and then made less likely, before the other half is sampled (EEPO). The weights are
+    restored before the update."""
 
     lr: NonNegative = Field(
         default=0.0, description="Size of the step that makes the first half's answers less likely; 0 = off. A few "
@@ -40,7 +41,8 @@ class ForgetSettings(MethodSettings):
         return f"rollout.forget.lr={self.lr:g}", "rollout.forget.lr=0"
 
     def problem(self, config: Any) -> str:
-        """algo.correction=none has to be set explicitly."""
+        """Why rollout.forget does not work with the other settings; "" if it does. It needs algo.correction, unless
+        algo.correction=none is set explicitly."""
         rollout, algo, most = config.rollout, config.algo, config.asynchronous.max_staleness
         if rollout.step_tokens is not None:
             return (f"rollout.step_tokens={rollout.step_tokens} lets answers go on in the next step, where "

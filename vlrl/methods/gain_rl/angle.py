@@ -1,11 +1,12 @@
-"""The angle of a prompt: the similarity of the policy's hidden states of its tokens, by which gain_rl orders prompts.
+"""The angle of a prompt: the similarity of the policy's hidden states for the prompt's tokens. The sampler gain_rl
+orders prompts by it.
 
-With unit vectors h of the last layer's hidden states, q the tokens of the question and b those before it:
+With h the hidden states of the last layer as unit vectors, q the tokens of the question and b the tokens before it:
 
     angle = mean over i, j in q of h_i . h_j  +  mean over i in q, j in b of h_i . h_j
 
-(GAIN-RL, 2506.02281: the angle concentration inside the question's segment, and between it and the one before it.) The
-mean over pairs is the product of the mean unit vectors, so no tokens x tokens matrix is needed."""
+(GAIN-RL, 2506.02281: the angle concentration inside the question's segment, and between it and the preceding segment.)
+The mean over pairs equals the product of the mean unit vectors, so no tokens x tokens matrix is needed."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ from vlrl.task import Task, task_messages
 from vlrl.types import Prompt, Sample
 
 CHUNK = 32
-"""Prompts that are encoded and packed together. A chunk belongs to one process, so the angles have the same bits with
-one process and with several (without FSDP)."""
+"""Number of prompts that are encoded and packed together. All prompts of a chunk are computed by one process, so the
+angles have the same bits with any number of processes (without FSDP)."""
 
 
 class Angles:
-    """Angles of samples under the policy."""
+    """Measures the angles of samples' prompts under the policy."""
 
     def __init__(self, policy: Policy, config: Config, task: Task, prefetch: Prefetcher):
         self.policy, self.config, self.task, self.prefetch = policy, config, task, prefetch
@@ -46,8 +47,9 @@ class Angles:
 
     def __call__(self, samples: Sequence[Sample], places: np.ndarray,
                  progress: Progress) -> np.ndarray:
-        """[n] float32 in [-2, 2] for the samples at `places` [n]; nan for a prompt that is too long or, under
-        data.quarantine, unreadable. Called on every process at the same time; the result is the same on all.
+        """[n] float32 angles in [-2, 2] of the samples with indices `places` [n]. NaN for a prompt that is too long or,
+        with data.quarantine, unreadable. Called on every process at the same time; the result is the same on all of
+        them.
 
         Raises DataError for media that cannot be read."""
         chunks = [places[i:i + CHUNK] for i in range(0, len(places), CHUNK)]
@@ -62,7 +64,8 @@ class Angles:
         return np.concatenate(values) if values else np.zeros(0, np.float32)
 
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:
-        """[n] float32 for prompts with the text of their question; nan for None. Called on every process."""
+        """[n] float32 angles of encoded prompts, each given with the text of its question; NaN for None. Called on
+        every process."""
         policy, train = self.policy, self.config.train
         angles = np.full(len(prompts), np.nan, np.float32)
         places = {Piece(p[0], (), ()): (i, p[1]) for i, p in enumerate(prompts) if p is not None}
@@ -80,7 +83,7 @@ class Angles:
         return angles
 
     def _states(self, batch: Batch) -> torch.Tensor:
-        """[T, H] float32 input of the output layer, for every token of a batch of one row."""
+        """[T, H] float32 input of the output layer for every token, from a batch that consists of one row."""
         policy = self.policy
         batch = batch.to(policy.device)
         with policy.autocast():
@@ -92,8 +95,8 @@ class Angles:
 
     def _encoded(self, samples: Sequence[Sample], places: np.ndarray,
                  following: Sequence[np.ndarray]) -> list[tuple[Prompt, str] | None]:
-        """Prompts and questions of samples on their first visit; None for unusable ones. Threads prefetch the
-        `following` ones."""
+        """Encodes the prompts of the samples at `places`, as on their first visit. Returns each prompt with the text of
+        its question, or None if the prompt is unusable. Threads meanwhile prefetch the samples of `following`."""
         def make(place: int) -> Sample:
             sample = samples[place]
             return replace(sample, prompt=self.task.of(sample).template(sample, 0))
@@ -117,8 +120,8 @@ class Angles:
 
 
 def angle(states: torch.Tensor, first: int, end: int) -> float:
-    """The angle of a prompt from its hidden states [P, H]; the question is tokens first .. end - 1. The second mean is
-    0 where nothing precedes it."""
+    """The angle of a prompt, from its hidden states [P, H]. The question is tokens first .. end - 1; if no tokens
+    precede it, the second mean is 0."""
     unit = torch.nn.functional.normalize(states, dim=-1)
     own = unit[first:end].mean(0)
     before = unit[:first].mean(0) if first else torch.zeros_like(own)
@@ -127,8 +130,9 @@ def angle(states: torch.Tensor, first: int, end: int) -> float:
 
 def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
                   decode: Callable[[Any], str]) -> tuple[int, int]:
-    """(first, end) of the tokens [P] that contain the question, sought behind the last visual token; everything behind
-    that token where the question is not found, and the whole prompt where nothing follows it."""
+    """(first, end) of the tokens that contain the question, which is sought after the last visual token of the prompt
+    `ids` [P]. If the question is not found, all tokens after the last visual token; if there are none, the whole
+    prompt."""
     visual_places = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
     start = int(visual_places[-1]) + 1 if len(visual_places) else 0
     tail = ids[start:]
@@ -147,7 +151,7 @@ def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
 
 
 def _question(messages: Sequence[dict[str, Any]]) -> str:
-    """The last text of the last message, stripped."""
+    """The last text of the last message, stripped; "" if there is none."""
     content = messages[-1]["content"] if messages else ""
     if isinstance(content, str):
         return content.strip()

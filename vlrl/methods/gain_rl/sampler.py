@@ -1,4 +1,5 @@
-"""GAIN-RL: prompts ordered by angle, drawn under a window that moves as the policy learns."""
+"""GAIN-RL: prompts are ordered by angle and drawn with weights from a Gaussian window that moves along the order as the
+policy learns."""
 
 from __future__ import annotations
 
@@ -15,22 +16,24 @@ from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 
 _REACH = 6
-"""The window is cut off at this many standard deviations."""
+"""The window is cut off at this many standard deviations from its centre."""
 _LEAST = 1e-300
-"""Weight of the farthest prompts: below all others, and positive so that they can be drawn when nothing else is left.
-"""
+"""Weight of the farthest prompts: below all other weights, but positive, so that they can be drawn when no others are
+left."""
 
 
 class GainRL(Adaptive):
-    """Draws by a Gaussian over the order of falling angle ("Angles Don't Lie", 2506.02281, section 3):
+    """Draws prompts with Gaussian weights over their positions in the order of decreasing angle ("Angles Don't Lie",
+    2506.02281, section 3):
 
         weight of the k-th prompt = exp(-(k - m)^2 / (2 s^2)),   m = 0 at the start
-        m <- m + n/2 tanh(sensitivity (accuracy - target)) + n/2 tanh(angle_sensitivity angle), by 0 to n
+        m <- m + n/2 tanh(sensitivity (accuracy - target)) + n/2 tanh(angle_sensitivity angle)
 
-    with the mean pass rate and the mean angle of the n prompts that were answered. s is `spread` positions, at most a
-    quarter of the prompts (the bound is ours). A row may have an `angle` field; the others are measured with the
-    initial policy (vlrl/methods/gain_rl/angle.py), and unusable prompts come last. The paper's policy measures the
-    angle of trained prompts again; here each prompt has one angle. Constants are those of the released code."""
+    where accuracy is the mean pass rate and angle the mean angle of the n prompts that were answered. An update
+    increases m by at least 0 and at most n. s is `spread` positions, at most a quarter of the prompts (this bound is
+    ours). A row may have an `angle` field; the angles of other rows are measured with the initial policy
+    (vlrl/methods/gain_rl/angle.py), and unusable prompts come last. The paper measures the angles of trained prompts
+    again with the trained policy; here each prompt keeps one angle. Constants are those of the released code."""
 
     measures = "angle"
     saved = ("mean", "angles", "unknown")
@@ -41,7 +44,7 @@ class GainRL(Adaptive):
         self.spread = min(spread, prompts.size / 4)
         self.target, self.sensitivity, self.angle_sensitivity = target, sensitivity, angle_sensitivity
         self.mean = 0.0
-        """Centre of the window: a position in the order."""
+        """Centre m of the window, a position in the order."""
         self.angles = prompts.numbers("angle")
         self.unknown = np.isnan(self.angles)
         self._order: np.ndarray | None = None
@@ -59,7 +62,7 @@ class GainRL(Adaptive):
 
     @property
     def order(self) -> np.ndarray:
-        """[N] the prompts by falling angle."""
+        """[N] indices of the prompts by decreasing angle."""
         if self._order is None:
             self._order = np.argsort(-self.angles, kind="stable")  # nan goes last
         return self._order
