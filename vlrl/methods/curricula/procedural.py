@@ -182,7 +182,8 @@ class Weakness(ProceduralSampler):
     """Generates more samples where the policy fails (SwS, 2506.08989, section 3, applied to a task that generates its
     samples). Each knob is cut into `cells` equal ranges, which gives a grid. The share of cell c of the grid is
 
-        (1 - explore) F_c / sum F + explore / number of cells,   F_c <- F_c + rate (1 - mean pass rate of its draws - F_c)
+        share(c) = (1 - explore) F_c / sum F + explore / number of cells
+        F_c <- F_c + rate (1 - mean pass rate of its draws - F_c)
 
     where F_c starts at the first failure rate (1 - pass rate) of the cell, and counts as 1 while the cell is untried.
     Within a cell knobs are uniform. The paper determines weak categories once, from items that fail throughout a first

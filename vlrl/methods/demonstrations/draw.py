@@ -36,7 +36,7 @@ _STREAM = 11
 _LOOKED_AT = 256
 """Number of training rows that are searched for a demonstration before the run starts."""
 _TRIES = 64
-"""Number of rows that are drawn for each demonstration, to find one whose row has a demonstration."""
+"""Number of rows that are tried for each demonstration that a step needs."""
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:

@@ -1,4 +1,5 @@
-"""Advantages of papers from the rewards of groups, or of the whole step: `Scores -> [R]`."""
+"""Advantage estimators of papers, from the rewards of each group or of the whole step: each maps `Scores` to one
+advantage per rollout, [R]."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from vlrl.config.base import Beta, NonNegative, Rate
 
 
 def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R - mean of the group) / (std of the raw rewards of the whole step + eps), Bessel's correction.
+    """(R - mean of the group) / (std of the raw rewards of the whole step + eps), with Bessel's correction.
 
     Lite PPO: Tricks or Traps (arXiv 2508.08221) section 4; goes with algo.aggregation=token_mean."""
     return nan_to_zero(centred(s) / (std(s.rewards) + eps))
@@ -22,11 +23,12 @@ def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
 @requires("parts")
 def gdpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """S = sum over reward parts of weight * (part - mean) / (std + eps) in the group; (S - mean) / (std + eps) in the
-    whole step, Bessel's correction. Reads the parts, not the reward.
+    """Normalizes each reward part before summing. S = sum over reward parts of weight * (part - mean) / (std + eps),
+    with mean and std over the group. The advantage is (S - mean) / (std + eps), with mean and std over the whole
+    step and Bessel's correction. It uses the reward parts, not the combined reward.
 
-    GDPO: group reward-decoupled normalization (arXiv 2601.05242); as TRL's normalize_then_sum, apart from groups
-    without any preference, which have exactly 0 here."""
+    GDPO: group reward-decoupled normalization (arXiv 2601.05242); as TRL's normalize_then_sum, except that a group
+    whose completions are equal in every part has exactly 0 here."""
     unscorable = s.rewards.isnan()
     summed, quiet = torch.zeros_like(s.rewards), torch.ones_like(unscorable)
     for name, weight in s.part_weights.items():
@@ -38,28 +40,30 @@ def gdpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
 
 def reinforce_pp_baseline(s: Scores, eps: NonNegative = 1e-8) -> torch.Tensor:
-    """x = R - mean of the group, then (x - mean) / sqrt(var + eps) over all trained tokens of the step: longer
-    completions weigh more in mean and variance (Bessel's correction).
+    """x = R - mean of the group; the advantage is (x - mean) / sqrt(var + eps), with mean and var over all trained
+    tokens of the step. So longer completions weigh more in mean and variance (Bessel's correction).
 
-    REINFORCE++ with baseline (arXiv 2501.03262), as in verl. A group without preference keeps minus the step's mean."""
+    REINFORCE++ with baseline (arXiv 2501.03262), as in verl. In a group with equal rewards x is 0, and the advantage is
+    minus the scaled mean of the step."""
     values = centred(s)
     return nan_to_zero(whitened(values, torch.where(values.isnan(), 0.0, s.lengths), eps))
 
 
 @requires("local", "greedy")
 def remax(s: Scores) -> torch.Tensor:
-    """R - reward of the greedy completion of the same prompt, which is generated for it.
+    """R - reward of the greedy completion of the same prompt, which is generated as a baseline.
 
-    ReMax (arXiv 2310.10505) algorithm 1. Zero where the greedy completion is unscorable."""
+    ReMax (arXiv 2310.10505) algorithm 1. The advantage is 0 if the greedy completion is unscorable."""
     assert s.greedy is not None
     return nan_to_zero(s.rewards - s.greedy)
 
 
 def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
-    """alpha * (R - mean) / f_norm, alpha = rollouts / rollouts in groups with a preference, over the whole step.
+    """alpha * (R - mean of the group) / f_norm, where alpha = number of rollouts / number of rollouts in groups with
+    different rewards, counted over the whole step.
 
-    GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. verl counts rollouts with a
-    reward other than 0 instead of those in valid groups."""
+    GPG: group policy gradient (arXiv 2504.02546) eq. 7; goes with algo.loss=reinforce. In the denominator of alpha verl
+    counts the rollouts whose reward is not 0."""
     scorable = ~s.rewards.isnan()
     valid = scorable & ~grouped.all_equal(s.rewards, s.group)
     return nan_to_zero(centred(s) * (scorable.sum() / valid.sum().clamp(min=1)) / f_norm)
@@ -67,7 +71,8 @@ def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
 
 @requires("local")
 def opo(s: Scores) -> torch.Tensor:
-    """R - sum_j L_j R_j / sum_j L_j: the baseline of least variance, where longer answers weigh more.
+    """R - sum_j L_j R_j / sum_j L_j, with sums over the group: the baseline of least variance, in which longer
+    completions weigh more.
 
     On-policy RL with optimal reward baseline (OPO, arXiv 2505.23585) eq. 8."""
     lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
@@ -79,9 +84,10 @@ def opo(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> torch.Tensor:
-    """R_best - R_second for the best completion of the group, 0 for all others; normalize: / (std of the group + eps).
+    """R_best - R_second for the best completion of the group, and 0 for all others; 0 for all if several share the best
+    reward. normalize: divided by (std of the group + eps).
 
-    The objective is the best of k. arXiv 2503.19595, as verl's grpo_passk. 0 where two are best."""
+    This optimizes the best of k completions. arXiv 2503.19595, as verl's grpo_passk."""
     best = grouped.largest(s.rewards, s.group)
     is_best = s.rewards == best
     second = grouped.largest(torch.where(is_best, torch.nan, s.rewards), s.group)
@@ -92,9 +98,10 @@ def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> to
 
 @requires("local")
 def maxrl(s: Scores) -> torch.Tensor:
-    """(R - mean) / mean where the mean of the group is above 0, else 0: the gradient of the log-likelihood of success.
+    """(R - mean) / mean if the mean reward of the group is above 0, else 0. This is the gradient of the log-likelihood
+    of success.
 
-    Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); rewards of 0 or more."""
+    Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); for rewards of at least 0."""
     mean = grouped.mean(s.rewards, s.group)
     return nan_to_zero(torch.where(mean > 0, centred(s) / mean, 0.0))
 
@@ -102,8 +109,9 @@ def maxrl(s: Scores) -> torch.Tensor:
 @reads("outcome", alone={})
 @requires("local")
 def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """`positive` for a correct completion, -1 for a wrong one; no baseline. Correct: as the task says; where one is
-    given, `part` or else the reward above `correct`.
+    """`positive` for a correct completion and -1 for a wrong one, without a baseline. The task decides what is correct.
+    If `correct` or `part` is set, a completion is correct when its reward, or its reward part `part`, is above
+    `correct`.
 
     The surprising effectiveness of negative reinforcement (W-REINFORCE, arXiv 2506.01347): positive = 1 is REINFORCE on
     rewards of +-1."""
@@ -114,23 +122,26 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = 
 @reads("outcome", alone={})
 @requires("local")
 def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """Negative samples alone: -1 for a wrong completion, 0 for a correct one. arXiv 2506.01347."""
+    """Negative samples only: -1 for a wrong completion, 0 for a correct one; `correct` and `part` as in w_reinforce.
+    arXiv 2506.01347."""
     return w_reinforce(s, 0.0, correct, part)
 
 
 class EmaStd(Saved):
-    """(R - mean of the group) / (std of the task + eps): the task's first and second moment of rewards, exponential
-    averages over steps, updated first; std = sqrt(max(m2 - m1^2, least^2)).
+    """(R - mean of the group) / (std of the task + eps). The std of a task is sqrt(max(m2 - m1^2, least^2)), where m1
+    and m2 are exponential averages, over steps, of the mean of its rewards and of their squares. The current step is
+    included.
 
-    A group with any |A| above `limit` is divided by its own std (without Bessel's correction) + eps. EMA-GRPO,
-    OneThinker (arXiv 2512.03043), as in its code: rewards of many tasks have different spreads."""
+    A group with any |A| above `limit` is divided by its own std + eps instead (without Bessel's correction). EMA-GRPO,
+    OneThinker (arXiv 2512.03043), as in its code. It suits mixtures, because the rewards of different tasks have
+    different spreads."""
 
     saved = ("moments",)
 
     def __init__(self, decay: Beta = 0.99, limit: Rate = 5.0, least: Rate = 1e-3, eps: NonNegative = 1e-6):
         self.decay, self.limit, self.least, self.eps = decay, limit, least, eps
         self.moments: dict[str, list[float]] = {}
-        """m1 and m2 by task name."""
+        """The averages [m1, m2] by task name."""
 
     def __call__(self, s: Scores) -> torch.Tensor:
         spread = torch.ones_like(s.rewards)

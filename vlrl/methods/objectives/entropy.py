@@ -1,8 +1,9 @@
-"""Control of the policy entropy: `x -> (per_token [N], metrics)`, added to the loss as a token mean.
+"""Control of the policy entropy. Each function maps `LossInputs` to (loss per token [N], metrics), and is added to the
+loss as a token mean.
 
 The mean is always over the trained tokens of the optimizer step, whatever algo.aggregation is, so a coefficient has the
-same meaning everywhere. A class has state: `observe(entropy)` gets, after each optimizer step, the mean entropy of that
-step's tokens over all processes."""
+same meaning everywhere. A class keeps state between steps: after each optimizer step its `observe(entropy)` receives
+the mean entropy of the step's tokens over all processes."""
 
 from __future__ import annotations
 
@@ -18,26 +19,27 @@ from vlrl.algo.state import Saved
 from vlrl.config.base import Rate, Share
 
 _LEAST = 1e-6
-"""Lower bound of an entropy, in nats."""
+"""Lower bound, in nats, of an entropy that is divided by or divides."""
 
 
 @idle("algo.entropy.coef=0", coef=0)
 @requires("stat:entropy")
 def bonus(x: LossInputs, coef: float = 0.001) -> tuple[torch.Tensor, Metrics]:
-    """-coef * H per token, with the gradient of H. [N] -> [N].
+    """An entropy bonus: -coef * H per token [N], with the gradient of H.
 
-    0.001 as in RL for Reasoning with One Training Example (arXiv 2504.20571); TRL's `entropy_coef`."""
+    The default 0.001 is that of RL for Reasoning with One Training Example (arXiv 2504.20571); TRL's `entropy_coef`."""
     return -coef * x.stats["entropy"], {}
 
 
 @idle("algo.entropy.most=0", most=0)
 @requires("stat:entropy")
 class Adaptive(Saved):
-    """A bonus only while the entropy is at or below `target` (nats per token): its coefficient c rises by `delta` after
-    an optimizer step at or below, and falls by it after one above, within 0 .. `most`.
+    """An entropy bonus that is active only while the entropy is at or below `target` (nats per token). Its coefficient
+    rises by `delta` after an optimizer step with an entropy at or below the target, and falls by `delta` after one
+    above it, within 0 .. `most`.
 
     Skywork Open Reasoner 1 (arXiv 2505.22312) section 3.2, adaptive entropy control. The entropy of the previous
-    optimizer step decides."""
+    optimizer step decides whether the bonus is active."""
 
     saved = ("coef", "active")
 
@@ -59,11 +61,13 @@ class Adaptive(Saved):
 @idle("algo.entropy.coef=0", coef=0)
 @requires("stat:nucleus_entropy:{top_p}", "step")
 class Siren(Saved):
-    """coef * (H - anchor)^2, H = mean nucleus entropy of the tokens whose nucleus entropy is in the top `share`.
+    """coef * (H - anchor)^2, where H is the mean nucleus entropy of the `share` of tokens with the highest nucleus
+    entropy.
 
-    The nucleus has probability `top_p`; the quantile is that of the whole optimizer step, and the anchor is H of the
-    first one, so the entropy is held at its initial value instead of being maximised. Selective entropy regularization
-    (SIREN, arXiv 2509.25133), as described there; coefficient and shares are this project's."""
+    The nucleus of a token is the top-p set with probability `top_p`. The tokens are chosen by a quantile over the whole
+    optimizer step. The anchor is H in the first optimizer step, so the entropy is held at its initial value instead of
+    being maximised. Selective entropy regularization (SIREN, arXiv 2509.25133), as described in the paper; the
+    coefficient and the shares are this project's."""
 
     saved = ("anchor",)
 
@@ -72,7 +76,8 @@ class Siren(Saved):
         self.anchor = math.nan
 
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
-        """"selected" [N], and for the whole step "count" and "mean": number and mean entropy of the selected tokens."""
+        """"selected" [N]: 1 on the tokens with the highest nucleus entropy. "count" and "mean": number and mean entropy
+        of the selected tokens of the whole optimizer step."""
         own = x.stats[f"nucleus_entropy:{self.top_p}"].double()
         every = gather_values(own[x.mask > 0]).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share))
@@ -102,11 +107,11 @@ def _cannot_move(use: FunctionUse) -> str:
 
 @idle_when(_cannot_move)
 class Temperature(Saved):
-    """No loss term: the sampling temperature T follows the entropy instead, in sampler and trainer.
+    """Controls the entropy by the sampling temperature T, in the engine and in the trainer, and adds no loss term.
 
-    After each step T <- clip(T * exp(rate * (1 - H / target)), low, high), H = mean entropy of the step's tokens at T.
-    The default target is H of the first step. A proportional controller; that the temperature should hold the entropy
-    while training sharpens the policy is from POLARIS (Polaris-4B-Preview)."""
+    After each step T <- clip(T * exp(rate * (1 - H / target)), low, high), where H is the mean entropy of the step's
+    tokens at temperature T. The default target is H of the first step. This is a proportional controller; the idea to
+    hold the entropy by the temperature while training sharpens the policy is from POLARIS (Polaris-4B-Preview)."""
 
     saved = ("factor", "target")
 
@@ -118,19 +123,20 @@ class Temperature(Saved):
         self.factor = 1.0
 
     def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
-        """The next temperature, before its bounds."""
+        """The next temperature before it is clipped to [low, high]. `choices` is the number of tokens that can be
+        sampled."""
         return temperature * math.exp(self.rate * (1 - entropy / target))
 
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
         return torch.zeros_like(x.mask), {}
 
     def temperature(self, base: float) -> float:
-        """Temperature of the next step, from rollout.temperature."""
+        """The temperature of the next step; `base` is rollout.temperature."""
         return base * self.factor
 
     def observe_step(self, entropy: float, base: float, choices: int) -> None:
-        """Updates the temperature with the mean entropy of a step's tokens over all processes; `choices` tokens can be
-        sampled."""
+        """Updates the temperature after a step. `entropy` is the mean entropy of the step's tokens over all processes,
+        `base` is rollout.temperature, and `choices` is the number of tokens that can be sampled."""
         self.target = self.target or entropy
         moved = self.moved(base * self.factor, max(entropy, _LEAST), max(self.target, _LEAST), choices)
         self.factor = min(max(moved, self.low), self.high) / base
@@ -140,9 +146,9 @@ class Temperature(Saved):
 
 
 class E3(Temperature):
-    """As temperature, with T <- clip(T (1 + T ln(target / H) / (ln V + ln ln V)), low, high), V = the number of tokens
-    that can be sampled: no rate to choose. The temperature rule of E3 (arXiv 2505.18573); its group sizes by difficulty
-    are not included, and the bounds are this project's."""
+    """Like `Temperature`, but without a rate to choose: T <- clip(T (1 + T ln(target / H) / (ln V + ln ln V)), low,
+    high), where V is the number of tokens that can be sampled. The temperature rule of E3 (arXiv 2505.18573). The
+    paper's group sizes by difficulty are not included, and the bounds are this project's."""
 
     def __init__(self, target: Rate | None = None, low: Rate = 0.5, high: Rate = 1.5):
         Temperature.__init__(self, target, low=low, high=high)

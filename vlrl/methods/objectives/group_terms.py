@@ -1,8 +1,10 @@
-"""Policy terms that depend on several rollouts: on their group, or on the whole optimizer step of all processes.
+"""Policy terms that depend on several rollouts: on the rollouts of a group, or on all rollouts of an optimizer step
+over all processes.
 
-A group is on one process and its rewards are in every micro-batch, so no more is needed for it. Statistics of the whole
-step are computed by `prepare`: with one number per token for the pull of the other rollouts, the loss of a single
-rollout has the gradient that it has in the whole."""
+A term over a group needs no communication: all rollouts of the group are on one process, and their rewards are in every
+micro-batch. Statistics over the whole optimizer step are computed in `prepare`, before the first micro-batch. They
+reduce the influence of all other rollouts on a token to one number, so the loss of a single rollout has the gradient
+that it would have in the loss of the whole step."""
 
 from __future__ import annotations
 
@@ -29,13 +31,14 @@ Prepared = dict[str, torch.Tensor]
 @reads("outcome", alone={})
 def nft(x: LossInputs, above: float | None = None, floor: Rate = 1.0, negative: NonNegative = 1.0,
         like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
-    """-log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio (at
-    most e^10), q = the group's share of correct rollouts (within 0.02 .. 0.98). -> [N].
+    """[N] -log r on the tokens of a correct rollout, and -log max((1 - q r) / (1 - q), floor) on those of any other
+    rollout, where r is the ratio (at most e^10) and q the group's share of correct rollouts (within 0.02 .. 0.98).
 
-    The floor does not change the gradient. Correct: as the task says, or reward > `above`; a group that is all correct
-    or all wrong has no loss. `negative` weights wrong rollouts; `like` the group, so that on-policy the gradient is Dr.
-    GRPO's (1 - q), or GRPO's (sqrt((1 - q) / q)). It uses rewards, not advantages. NFT (negative-aware, arXiv
-    2505.18116), with the values of its released training script and algo.aggregation=constant."""
+    The floor changes the value, but not the gradient. The task decides what is correct; with `above`, correct means
+    reward > `above`. A group whose rollouts are all correct or all wrong has no loss. `negative` is the weight of wrong
+    rollouts. `like` sets the weight of a group: "dr_grpo" gives 1 - q, "grpo" gives sqrt((1 - q) / q), so that
+    on-policy the gradient is that of Dr. GRPO or GRPO. The term uses rewards, not advantages. NFT (negative-aware,
+    arXiv 2505.18116), with the values of its released training script and algo.aggregation=constant."""
     assert x.rewards is not None
     scorable, good = ~x.rewards.isnan(), x.correct(above)
     counts, hits = x.group_sum(scorable.to(x.logprobs.dtype)), x.group_sum(good.to(x.logprobs.dtype))
@@ -52,16 +55,17 @@ def nft(x: LossInputs, above: float | None = None, floor: Rate = 1.0, negative: 
 @requires("step", "{anchor}")
 @dataclass(frozen=True)
 class Pacs:
-    """Binary cross-entropy of a rollout's score against its outcome, spread over its tokens. -> [N].
+    """[N] binary cross-entropy of a rollout's score against its outcome, spread over the rollout's tokens.
 
-    Score: z_i = s_i - mean of s_j over the rest of the group, s = beta sum_t (logp - anchor's logp); outcome y = 1 for
-    a correct rollout (as the task says, or reward > `above`). `balanced`: in a group with both outcomes each weighs n /
-    (2 n_outcome). PACS (arXiv 2509.02522), with algo.aggregation=sequence_sum. The anchor is the policy that sampled,
-    as in the released code; anchor=reference is the alternative. It uses rewards, not advantages; unscorable and masked
-    rollouts are excluded.
+    The score is z_i = s_i - mean of s_j over the other rollouts of the group, with s = beta sum_t (logp - anchor's
+    logp). The outcome is y = 1 for a correct rollout, else 0. The task decides what is correct; with `above`, correct
+    means reward > `above`. `balanced`: in a group of n rollouts with both outcomes, each rollout has the weight n / (2
+    * number of rollouts with its outcome). PACS (arXiv 2509.02522), with algo.aggregation=sequence_sum. The anchor is
+    the policy that sampled the rollouts, as in the released code, or the reference with anchor=reference. The term uses
+    rewards, not advantages; unscorable and masked rollouts are excluded.
 
-    With e_i = w_i (sigmoid(z_i) - y_i) the pull on s_j is e_j - sum_{i != j} e_i / (G - 1), so the loss of one rollout
-    is this number times s, plus the value."""
+    With e_i = w_i (sigmoid(z_i) - y_i), the derivative of the loss with respect to s_j is the pull e_j - sum_{i != j}
+    e_i / (G - 1). So the loss of one rollout is its pull times s, plus a constant that makes the value right."""
 
     beta: Rate = 1.0
     above: float | None = None
@@ -69,7 +73,7 @@ class Pacs:
     anchor: Literal["old", "reference"] = "old"
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"pull" and "value", [N] each, of each token's rollout."""
+        """"pull" and "value": [N] each, the derivative and the value of the loss of each token's rollout."""
         assert x.rewards is not None
         anchor = x.old_logprobs if self.anchor == "old" else x.reference_logprobs
         assert anchor is not None
@@ -100,16 +104,17 @@ class Pacs:
 @reads("outcome", alone={"weighted": False, "negative": 0})
 @dataclass(frozen=True)
 class Oreal:
-    """-logp A per token, with separate normalisation of correct rollouts (as the task says, or reward > `above`; times
-    `positive`) and others (times `negative`): each kind is divided by its own number of trained tokens. -> [N].
+    """[N] -logp A per token, where correct and wrong rollouts are normalised separately: the loss of correct rollouts,
+    times `positive`, is divided by the number of their trained tokens, and that of wrong rollouts, times `negative`,
+    by the number of theirs. The task decides what is correct; with `above`, correct means reward > `above`.
 
-    Behaviour cloning on best-of-N completions, and a policy gradient with the reward reshaped by the pass rate on the
-    rest: OREAL (arXiv 2502.06781) as in its released trainer without the token-level reward model, with
+    Behaviour cloning on best-of-N completions, and a policy gradient on the other completions, with the reward reshaped
+    by the pass rate. OREAL (arXiv 2502.06781) as in its released trainer, without the token-level reward model, with
     algo.advantage=rloo, algo.aggregation=token_mean and kl_coef=0.01. `weighted`=false: correct rollouts are cloned
     with weight 1 instead of A. Unscorable rollouts have no loss.
 
-    The trainer writes the term of the others as exp(logp - sg(logp)) A with the logp of the same forward pass, a ratio
-    that is always 1. Its gradient is A grad logp, the same as that of -A logp here."""
+    For wrong rollouts the released trainer computes exp(logp - sg(logp)) A with logp from the same forward pass, so the
+    ratio is always 1. Its gradient is A grad logp, the same as that of -A logp here."""
 
     positive: NonNegative = 1.0
     negative: NonNegative = 0.5
@@ -117,7 +122,7 @@ class Oreal:
     weighted: bool = True
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"share": [N] factor of each token."""
+        """"share": [N] the factor by which each token's term is multiplied."""
         assert x.rewards is not None
         good, bad = x.correct(self.above), x.wrong(self.above)
         hits, misses = comm.total(float(x.lengths[good].sum()), float(x.lengths[bad].sum()))
@@ -132,11 +137,11 @@ class Oreal:
 @acts_through_ratio("clip_low", "clip_high", "pre_clip", alone=False)
 @dataclass(frozen=True)
 class StableReinforce:
-    """PPO's clipped term with the log-ratio clamped to +-log(pre_clip) before it is exponentiated, without the tokens
-    whose advantage is more than `sigma` standard deviations from the step's mean. -> [N].
+    """[N] PPO's clipped term, with the log-ratio clamped to +-log(pre_clip) before it is exponentiated. Tokens whose
+    advantage is more than `sigma` standard deviations from the step's mean are excluded.
 
-    StableReinforce of R1-Reward (arXiv 2505.02835), as its text means it; mean and (population) deviation are over the
-    trained tokens. Its advantages are those of Reinforce++."""
+    StableReinforce of R1-Reward (arXiv 2505.02835), following the paper's text. Mean and (population) standard
+    deviation are over the trained tokens. Its advantages are those of Reinforce++."""
 
     clip_low: ClipRange = 0.2
     clip_high: ClipRange = 0.2
@@ -144,7 +149,7 @@ class StableReinforce:
     sigma: Rate = 3.0
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"keep": [N], 0 on excluded tokens."""
+        """"keep": [N] 0 on excluded tokens, 1 on all others."""
         a, mask = x.advantages.double(), x.mask.double()
         n, total = comm.total(float(mask.sum()), float((a * mask).sum()))
         mean = total / max(n, 1.0)
@@ -163,11 +168,12 @@ class StableReinforce:
 @requires("step")
 @dataclass(frozen=True)
 class ClipCov:
-    """PPO's clipped term; a few random tokens with a high covariance have no gradient. -> [N].
+    """[N] PPO's clipped term, where a few random tokens with a high covariance have no gradient.
 
-    Covariance: (A - mean A)(logp - mean logp), means over the trained tokens of the step. `share` of all trained tokens
-    (at least one) are drawn among those between `cov_low` and `cov_high` that the clip leaves a gradient. The draw
-    depends on the seed, the step and the rollout, not on batches or processes. Clip-Cov of The Entropy Mechanism of RL
+    The covariance of a token is (A - mean A)(logp - mean logp), with means over the trained tokens of the step.
+    Candidates are the tokens with a covariance between `cov_low` and `cov_high` that the clip leaves a gradient. Of
+    these, a number equal to `share` of all trained tokens (at least one) is drawn. The random choice depends on the
+    seed, the step and the rollout, but not on micro-batches or processes. Clip-Cov of The Entropy Mechanism of RL
     (arXiv 2505.22617)."""
 
     share: Share = 2e-4
@@ -177,7 +183,7 @@ class ClipCov:
     clip_high: ClipRange = 0.2
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"keep": [N], 0 on drawn tokens."""
+        """"keep": [N] 0 on the randomly chosen tokens, 1 on all others."""
         cov, ratio, a = _covariance(x), x.log_ratio.exp(), x.advantages
         clipped = ((ratio > 1 + self.clip_high) & (a > 0)) | ((ratio < 1 - self.clip_low) & (a < 0))
         eligible = (cov > self.cov_low) & (cov < self.cov_high) & (x.mask > 0) & ~clipped
@@ -194,17 +200,17 @@ class ClipCov:
 @requires("step")
 @dataclass(frozen=True)
 class KlCov:
-    """-r A per token, unclipped, plus coef |logp - old logp| on the `share` of the step's trained tokens (at least one)
-    with the highest covariance, see clip_cov. -> [N].
+    """[N] -r A per token, unclipped. On the `share` of the step's trained tokens (at least one) with the highest
+    covariance, as defined in clip_cov, a penalty coef |logp - old logp| is added.
 
-    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). While the weights are those that sampled, the penalty has
-    no gradient, so it needs rollout.updates or rollout.minibatches above 1."""
+    KL-Cov of The Entropy Mechanism of RL (arXiv 2505.22617). The penalty has no gradient while the weights are still
+    those that sampled, so it needs rollout.updates or rollout.minibatches above 1."""
 
     share: Share = 2e-4
     coef: NonNegative = 1.0
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """"held": [N], 1 on tokens with the penalty."""
+        """"held": [N] 1 on tokens with the penalty, 0 on all others."""
         penalized = _first(x.mask > 0, -_covariance(x), token_keys(x), _portion(x, self.share))
         return {"held": penalized.to(x.mask.dtype)}
 
@@ -214,7 +220,8 @@ class KlCov:
 
 
 def token_keys(x: LossInputs) -> torch.Tensor:
-    """[N] int64, random by seed, step, rollout and position in it: the same in any batch and on any process."""
+    """[N] int64 pseudo-random keys of the tokens, from the seed, the step, the rollout and the position in it. A token
+    has the same key in any micro-batch and on any process."""
     _, counts = torch.unique_consecutive(x.rollout_id, return_counts=True)
     place = torch.arange(len(x.rollout_id), device=x.rollout_id.device)
     place = place - (counts.cumsum(0) - counts).repeat_interleave(counts)
@@ -226,7 +233,7 @@ def token_keys(x: LossInputs) -> torch.Tensor:
 
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
-    """splitmix64 (Steele et al. 2014) of int64; products wrap around."""
+    """Hashes int64 numbers by splitmix64 (Steele et al. 2014); products wrap around."""
     z = z + (0x9E3779B97F4A7C15 - 2**64)
     z = (z ^ ((z >> 30) & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
     z = (z ^ ((z >> 27) & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
@@ -234,7 +241,7 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
 
 
 def _covariance(x: LossInputs) -> torch.Tensor:
-    """[N] float64; see ClipCov."""
+    """[N] float64 covariance of each token, as defined in ClipCov."""
     a, logp, mask = x.advantages.double(), x.logprobs.detach().double(), x.mask.double()
     n, sum_a, sum_l = comm.total(float(mask.sum()), float((a * mask).sum()), float((logp * mask).sum()))
     return (a - sum_a / max(n, 1.0)) * (logp - sum_l / max(n, 1.0))
@@ -245,7 +252,8 @@ def _portion(x: LossInputs, share: float) -> int:
 
 
 def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
-    """[N] bool: the `count` eligible tokens of all processes with the smallest value, then the smallest key."""
+    """[N] bool: marks the `count` eligible tokens of all processes with the smallest values; equal values are ordered
+    by key."""
     every_value, every_key = gather_values(values[eligible]), gather_values(keys[eligible])
     if len(every_key) <= count:
         return eligible

@@ -1,4 +1,5 @@
-"""Which rollouts of a step are trained on: `Scores -> [R] bool`. All others are in no term and no count of the loss."""
+"""Functions that choose the rollouts of a step that are trained on: each maps `Scores` to [R] bool. All other rollouts
+are left out of every term and every count of the loss."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Fraction, Positive, Rate
 
 _STREAM = 21
-"""Key of the random stream of `pf_ppo`."""
+"""Key of the random stream that `pf_ppo` uses."""
 _EVERY = "algo.batch.{}=1: every rollout is trained on in every step"
 
 
@@ -24,14 +25,14 @@ _EVERY = "algo.batch.{}=1: every rollout is trained on in every step"
 @requires("local")
 def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
              correct: float | None = None, part: str = "", buffered: bool = False) -> torch.Tensor:
-    """Priority batches: of each group the shortest `keep` of the correct completions and the longest `keep` of the
-    wrong ones (rounded up, ties included). In a compensation step the rest is trained on too.
+    """Chooses priority batches: from each group the shortest `keep` of the correct completions, and the longest `keep`
+    of the wrong ones (rounded up, ties included). In a compensation step all completions are chosen.
 
-    The frequency of compensation steps falls from 1 to `floor` by a cosine over `decay` steps; they are where its sum
-    passes a whole number, so they are the same on a resumed run. Advantages are those of the whole group. RoRecomp
-    (arXiv 2509.25958), as described there: here the compensation batch is the rest of the same step, sampled by the
-    current policy. `buffered`: no step compensates; the rest is stored, and replayed by algo.stored.batch=rest like the
-    paper's replay buffer."""
+    The frequency of compensation steps falls from 1 to `floor` along a cosine over `decay` steps. A step compensates
+    when the sum of the frequencies so far passes a whole number, so a resumed run has the same compensation steps.
+    Advantages are computed over the whole group. RoRecomp (arXiv 2509.25958), as described in the paper, except that a
+    compensation batch is here the rest of the same step, sampled by the current policy. `buffered`: no step
+    compensates; the rest is stored instead, and algo.stored.batch=rest replays it like the paper's replay buffer."""
     if not buffered and _compensates(s.step, decay, floor):
         return grouped.every_rollout(s)
     return _priority(s, keep, correct, part)
@@ -40,26 +41,26 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
 @reads("outcome")
 @requires("local")
 def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """The complement of `rorecomp` with the same `keep`: long correct and short wrong completions."""
+    """The completions that `rorecomp` with the same `keep` leaves out: long correct and short wrong completions."""
     return ~_priority(s, keep, correct, part) & ~s.rewards.isnan()
 
 
 @reads("outcome")
 @requires("local")
 def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """The correct completions. RAFT++ (arXiv 2504.11343): positives alone."""
+    """The correct completions. RAFT++ (arXiv 2504.11343), which trains on positives only."""
     return grouped.correct(s, part, correct)
 
 
 @reads("reward")
 def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "best_worst", keep: Fraction = 0.5,
            best: Rate = 0.4, others: Rate = 0.1) -> torch.Tensor:
-    """`keep` of each group (rounded up), drawn without replacement by weights from its rewards.
+    """Chooses a share `keep` of each group (rounded up), by drawing without replacement with weights from the rewards.
 
-    best_random: `best` for the largest reward, `others` else; best_worst: 1 for the largest and the smallest, 0 else;
-    square: R^2. Unscorable completions and those of weight 0 are never drawn. PF-PPO: Policy Filtration for RLHF (arXiv
-    2409.06957), which draws with replacement. For rewards of a model; the paper chooses the variant under which the
-    reward predicts the true score best."""
+    The weights depend on `policy`. best_random: `best` for the largest reward, `others` for all others. best_worst: 1
+    for the largest and the smallest reward, 0 for all others. square: R^2. Unscorable completions and those of weight 0
+    are never chosen. PF-PPO: Policy Filtration for RLHF (arXiv 2409.06957), which draws with replacement. It is meant
+    for rewards of a reward model; the paper chooses the variant under which the reward predicts the true score best."""
     most, least = grouped.largest(s.rewards, s.group), grouped.smallest(s.rewards, s.group)
     top, bottom = s.rewards == most, s.rewards == least
     weights = {"best_random": torch.where(top, best, others), "best_worst": (top | bottom).double(),
@@ -90,7 +91,7 @@ def _compensates(step: int, decay: int, floor: float) -> bool:
 
 
 def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: float) -> torch.Tensor:
-    """[R] bool: in each group the share `keep` of the rollouts in `among` with the smallest keys."""
+    """[R] bool: marks, in each group, the share `keep` of the rollouts in `among` that have the smallest keys."""
     chosen = torch.zeros_like(among)
     for number in group[among].unique().tolist():
         own = among & (group == number)

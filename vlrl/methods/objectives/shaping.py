@@ -1,8 +1,8 @@
-"""Reward shaping before the advantage: `Scores -> [R]` rewards; unscorable rollouts stay NaN.
+"""Reward shaping before the advantage: each function maps `Scores` to [R] shaped rewards. Unscorable rollouts stay NaN.
 
-The stored reward is the unshaped one. A completion is correct when the task says so (Task.correct); where `correct` or
-`part` is given, when its reward, or the raw part of that name, is above `correct`, 0.5 by default. All but CallCost
-look at one group at a time."""
+Rollout files store the reward before shaping. By default the task decides whether a completion is correct
+(Task.correct). If `correct` or `part` is set, a completion is correct when its reward, or its raw reward part `part`,
+is above `correct` (0.5 by default). All functions except CallCost look at one group at a time."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def _beyond_all(use: FunctionUse) -> str:
 @requires("local")
 def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None,
              buffer: Positive | None = None) -> torch.Tensor:
-    """+ weight * (0 up to limit - buffer tokens, falling linearly to -1 at limit, -1 beyond it).
+    """A penalty for long completions. Adds weight * p to the reward, where p is 0 up to limit - buffer tokens, falls
+    linearly to -1 at limit, and stays at -1 beyond it.
 
-    limit: rollout.max_new_tokens by default; buffer: a fifth of it. DAPO (arXiv 2503.14476) eq. 13, which has 20,480
-    and 4,096."""
+    limit: rollout.max_new_tokens by default. buffer: a fifth of limit by default. DAPO (arXiv 2503.14476) eq. 13, which
+    has 20,480 and 4,096."""
     most = float(limit or s.max_length)
     room = float(buffer or most / 5)
     return s.rewards - weight * ((s.lengths - (most - room)) / room).clamp(0, 1)
@@ -52,11 +53,11 @@ def _begins_late(use: FunctionUse) -> str:
 @requires("local")
 def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float | None = None,
                 part: str = "") -> torch.Tensor:
-    """+ weight * l for a correct completion, + weight * min(0, l) for a wrong one, l = 0.5 - (L - min) / (max - min)
-    over the lengths of the group, 0 where all are equal.
+    """Adds weight * l to the reward of a correct completion, and weight * min(0, l) to that of a wrong one. l = 0.5 -
+    (L - min) / (max - min), with min and max over the lengths L of the group; l is 0 if all lengths are equal.
 
-    after: steps without it at the start, which the authors call its warm-up. Kimi k1.5 (arXiv 2501.12599) section
-    2.3.3."""
+    after: number of steps at the start without this shaping, which the authors call warm-up. Kimi k1.5 (arXiv
+    2501.12599) section 2.3.3."""
     lengths = torch.where(s.rewards.isnan(), torch.nan, s.lengths)
     least, most = grouped.smallest(lengths, s.group), grouped.largest(lengths, s.group)
     share = torch.where(most > least, 0.5 - (lengths - least) / (most - least), 0.0)
@@ -78,9 +79,11 @@ def _of_no_length(use: FunctionUse) -> str:
 @requires("local")
 def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float | None = None,
                  part: str = "") -> torch.Tensor:
-    """+ bonus for a correct completion of low to high tokens, in a group with at least two correct ones.
+    """Adds `bonus` to the reward of a correct completion with `low` to `high` tokens, in a group with at least two
+    correct completions.
 
-    Video-R1 (arXiv 2503.21776) eq. 4; constants of its code, which counts a reward above 0.1 as correct."""
+    Video-R1 (arXiv 2503.21776) eq. 4; the constants are those of its code, which counts a reward above 0.1 as correct.
+    """
     right = grouped.correct(s, part, correct, without=0.1)
     enough = grouped.total(right.to(s.rewards.dtype), s.group) >= 2
     within = right & enough & (s.lengths >= low) & (s.lengths <= high)
@@ -92,8 +95,9 @@ def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 
 def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wrong_short: float = -10.0,
            wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float | None = None,
            part: str = "") -> torch.Tensor:
-    """Replaces the reward by long + (short - long) * (1 + cos(pi L / limit)) / 2, of the pair for correct or wrong
-    completions; `exceed` for a truncated one.
+    """Replaces the reward by long + (short - long) * (1 + cos(pi L / limit)) / 2. (short, long) are correct_short and
+    correct_long for a correct completion, wrong_short and wrong_long for a wrong one. A truncated completion has the
+    reward `exceed`.
 
     Short correct completions gain most, short wrong ones lose most. limit: rollout.max_new_tokens by default.
     Demystifying long chain-of-thought (arXiv 2502.03373) section 4.2."""
@@ -110,11 +114,12 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
 @requires("local")
 def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | None = None,
          correct: float | None = None, part: str = "") -> torch.Tensor:
-    """+ max(slope * l + offset, 0.1) for a correct completion, + min(0.9 * l - 0.1, -0.1) for a wrong one.
+    """Adds max(slope * l + offset, 0.1) to the reward of a correct completion, and min(0.9 * l - 0.1, -0.1) to that of
+    a wrong one.
 
-    l = (L - B) / B, with the budget B = p * mean length of the correct ones + (1 - p) * limit and the share p of
-    correct completions: hard prompts may have longer reasoning. limit: rollout.max_new_tokens by default. DAST (arXiv
-    2503.04472) as in UI-R1-E (arXiv 2503.21620)."""
+    l = (L - B) / B is the relative distance of the length L from the budget B = p * (mean length of the group's correct
+    completions) + (1 - p) * limit, where p is the group's share of correct completions. So hard prompts may have longer
+    reasoning. limit: rollout.max_new_tokens by default. DAST (arXiv 2503.04472) as in UI-R1-E (arXiv 2503.21620)."""
     right = grouped.correct(s, part, correct)
     share = grouped.total(right.to(s.rewards.dtype), s.group) / grouped.count(s.rewards, s.group)
     length = grouped.mean(torch.where(right, s.lengths, torch.nan), s.group)
@@ -126,11 +131,13 @@ def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | 
 @reads("outcome")
 @requires("local", "texts")
 def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
-    """- weight * (1 - fewest / steps) for a correct completion, fewest = steps of the shortest correct completion of
-    the group; positive rewards of wrong completions are set to 0.
+    """Subtracts weight * (1 - fewest / steps) from the reward of a correct completion, where `fewest` is the smallest
+    number of reasoning steps among the group's correct completions. Positive rewards of wrong completions are set to
+    0.
 
-    Steps are paragraphs, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as described there:
-    the size of the penalty is ours, and its automatic stop at overlong steps is not included."""
+    A reasoning step is a paragraph, so that merging sentences saves nothing. Step Pruner (arXiv 2510.03805), as
+    described in the paper; the size of the penalty is ours, and its automatic stop at overlong steps is not included.
+    """
     right = grouped.correct(s, part, correct)
     steps = torch.tensor([max(1, len(_pieces(_PARAGRAPHS, text))) for text in s.texts], dtype=s.rewards.dtype)
     fewest = grouped.smallest(torch.where(right, steps, torch.nan), s.group)
@@ -142,13 +149,14 @@ def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = No
 @requires("local", "texts")
 def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Rate = 0.5, correct: float | None = None,
          part: str = "") -> torch.Tensor:
-    """- weight * sum_k w_k z_k for a correct completion: z_k = (c_k - mean) / std over the group, of the count c_k of
-    its segments in cluster k.
+    """Subtracts weight * sum_k w_k z_k from the reward of a correct completion. c_k is the number of the completion's
+    reasoning segments in length cluster k, and z_k = (c_k - mean) / std over the group.
 
-    Reasoning is split into segments at paragraphs and at turning words (but, wait, so, ...); the segments of a group
-    form clusters of equal size by length in words. w_k falls by `ratio` from the shortest cluster to the longest and
-    sums to 1: many short segments are meandering thought. z is clipped to +-3. Mitigating overthinking through
-    reasoning shaping (GRSP, arXiv 2510.09535), as described there; the constants are ours."""
+    Reasoning is split into segments at paragraphs and at turning words (but, wait, so, ...). The segments of a group
+    are sorted by their number of words and cut into clusters of equal size. w_k falls by the factor `ratio` from the
+    shortest cluster to the longest, and sums to 1, so many short segments, a sign of meandering thought, cost most. z
+    is clipped to +-3. Mitigating overthinking through reasoning shaping (GRSP, arXiv 2510.09535), as described in the
+    paper; the constants are ours."""
     right = grouped.correct(s, part, correct)
     segments = [[len(piece.split()) for piece in _pieces(_TURNS, text)] for text in s.texts]
     counts = torch.zeros(clusters, len(segments), dtype=s.rewards.dtype)
@@ -174,12 +182,14 @@ def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Ra
 
 @idle(_WEIGHTLESS, alpha=0)
 class CallCost(Saved):
-    """(1 - alpha) R + alpha C for R >= 0, C = 1 - (sqrt(cost) - low) / (high - low) within [0, 1]; low and high are
-    quantiles of the square roots of the last `window` costs, including this step. C is 0.5 where these are equal.
+    """Mixes the reward R with the cheapness C of a completion: (1 - alpha) R + alpha C for R >= 0. C = 1 - (sqrt(cost)
+    - low) / (high - low), clipped to [0, 1], where low and high are quantiles of the square roots of the last
+    `window` costs, including those of this step. C is 0.5 if low and high are equal.
 
-    The cost of a completion is its raw reward part `part`, of weight 0 in the task, e.g. price x tokens of the models
-    that it called. A reward below 0 (wrong format, in the paper) is unchanged, and so is that of a task without the
-    part. Router-R1 (arXiv 2506.09033), constants of its code, whose alpha is 0 unless it is set."""
+    The cost of a completion is its raw reward part `part`, which has weight 0 in the task, e.g. price x tokens of the
+    models that it called. A reward below 0 (in the paper, for a wrong format) is unchanged, and so is the reward of a
+    completion without this part. Router-R1 (arXiv 2506.09033), with the constants of its code, except that alpha is 0
+    there by default."""
 
     requires = frozenset[str]()
     saved = ("seen",)
@@ -191,7 +201,8 @@ class CallCost(Saved):
         self.seen: deque[float] = deque(maxlen=window)
 
     def __call__(self, s: Scores) -> torch.Tensor:
-        """Raises ValueError where no answer has the part, and for a cost below 0."""
+        """Returns the shaped rewards. Raises ValueError if the tasks have no reward part of this name, or if a cost is
+        below 0."""
         if self.part not in s.parts:
             raise ValueError(f"no reward part '{self.part}'; there are: {', '.join(s.parts)}")
         cost = s.parts[self.part]
@@ -210,10 +221,11 @@ class CallCost(Saved):
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
                     r"second|third|finally|let me|let's)\b)", re.IGNORECASE)
-"""Boundaries of reasoning segments."""
+"""Matches the boundaries of reasoning segments: empty lines, and the positions before turning words."""
 
 
 def _pieces(boundary: re.Pattern[str], text: str) -> list[str]:
-    """The non-empty pieces of the reasoning: the text before the answer tag and inside the think tags."""
+    """Splits the reasoning of a completion at matches of `boundary` and returns the non-empty pieces. The reasoning is
+    the text inside the think tags, before the answer tag."""
     reasoning = text.partition("<answer>")[0].replace("<think>", "").partition("</think>")[0]
     return [piece for piece in boundary.split(reasoning) if piece.strip()]

@@ -1,7 +1,7 @@
-"""Policy terms of papers that look at one rollout at a time; those in `group_terms` look at several.
+"""Policy terms of papers that look at one rollout at a time. Terms that look at several rollouts are in `group_terms`.
 
-Only the gradient of some terms is meaningful, not their value (CISPO, VESPO ...). Where a term covers a whole rollout,
-the docstring names the aggregation of its paper."""
+For some terms (CISPO, VESPO ...) the gradient is meaningful, but not the value. If a term covers a whole rollout, the
+docstring names the algo.aggregation of its paper."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _without_attempts(use: FunctionUse) -> str:
 @requires("variant:guided")
 def critique_grpo(x: LossInputs, shape: Rate = 0.1, clip_low: ClipRange = 0.2,
                   clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """PPO's clipped term per token, and -A p / (p + shape) for retries, p = exp(logp) under the prompt without the
-    critique: no clip, and the largest gradient where p is about `shape`. -> [N].
+    """[N] PPO's clipped term per token. On the tokens of retries it is -A p / (p + shape) instead, where p = exp(logp)
+    under the prompt without the critique. This has no clip, and its gradient is largest for p near `shape`.
 
     Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join."""
     clipped_term, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
@@ -47,8 +47,8 @@ def critique_grpo(x: LossInputs, shape: Rate = 0.1, clip_low: ClipRange = 0.2,
 
 @acts_through_ratio("clip_low", "clip_high")
 def gspo(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
-    """PPO's clipped term with one ratio per rollout, s = exp(mean_t (logp - old logp)); the gradient goes through the
-    mean. -> [N].
+    """[N] PPO's clipped term with one ratio per rollout, s = exp(mean_t (logp - old logp)). The gradient goes through
+    the mean.
 
     GSPO (arXiv 2507.18071) eq. 5 and 7, clip ranges of section 5.1. With algo.aggregation=sequence_mean; with
     sequence_sum it is LUSPO (2602.05261)."""
@@ -57,8 +57,8 @@ def gspo(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4)
 
 @acts_through_ratio("clip_low", "clip_high")
 def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
-    """As gspo, with s_t = sg(s) p / sg(p): the value of s, and each token's own gradient, so advantages may differ
-    inside a rollout. -> [N].
+    """[N] like gspo, but with s_t = sg(s) p / sg(p) on token t: the ratio has the value s, while each token has its own
+    gradient. So advantages may differ within a rollout.
 
     GSPO-token (arXiv 2507.18071) section 4.3."""
     mean = x.spread(x.sequence_mean(x.log_ratio.detach()))
@@ -69,11 +69,11 @@ def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange =
 @acts_through_ratio("clip_low", "clip_high")
 @requires("turns")
 def gspo_turn(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
-    """PPO's clipped term with one ratio per action of an episode, the geometric mean of the ratios of its trained
-    tokens, clipped as a unit; the gradient goes through the mean. -> [N].
+    """[N] PPO's clipped term with one ratio per action (turn) of an episode. The ratio is the geometric mean of the
+    ratios of the action's trained tokens, and is clipped as a unit; the gradient goes through the mean.
 
-    GSPO (arXiv 2507.18071) eq. 5 and 7 with turns as sequences, the ratio of StepPO. On completions of one turn it is
-    gspo."""
+    GSPO (arXiv 2507.18071) eq. 5 and 7 with turns as sequences; the ratio is that of StepPO. For completions of one
+    turn it equals gspo."""
     assert x.turns is not None
     _, action = torch.unique(torch.stack([x.rollout_id, x.turns]), dim=1, return_inverse=True)
     count = int(action.max()) + 1 if len(action) else 0
@@ -85,11 +85,12 @@ def gspo_turn(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 
 @requires("turns")
 def ppo_macro(x: LossInputs, tokens: Positive = 5, clip_low: ClipRange = 0.2,
               clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """PPO's clipped term of each macro action, divided equally among its tokens, with one ratio, the product of theirs,
-    clipped once. A macro action is `tokens` consecutive trained tokens of a turn, fewer at its end. -> [N].
+    """[N] PPO's clipped term with one ratio per macro action, divided equally among the action's tokens. The ratio is
+    the product of the tokens' ratios, and is clipped once. A macro action is `tokens` consecutive trained tokens of
+    a turn, or fewer at the end of the turn.
 
     MA-RLHF (arXiv 2410.02743) with fixed n-grams, for algo.advantage=macro_gae. The log of the product is clamped to
-    +-20. With tokens=1 it is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip."""
+    +-20. With tokens=1 the term is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip."""
     assert x.turns is not None
     action = torch.stack([x.rollout_id, x.turns])
     here = torch.arange(action.shape[1], device=action.device)
@@ -114,11 +115,12 @@ def _one_bound(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 @acts_through_ratio("cap", "clip_low", "clip_high", hidden=_one_bound)
 def cispo(x: LossInputs, cap: Rate | None = None, clip_low: ClipRange | None = None,
           clip_high: ClipRange | None = None) -> tuple[torch.Tensor, Metrics]:
-    """-sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
+    """[N] -sg(w) A logp per token, where w is the ratio clipped to bounds. Unlike in PPO, a clipped token keeps its
+    gradient.
 
-    Two conventions for the bounds: `cap` is the largest weight itself (ScaleRL 2510.13786: 5), `clip_low` and
-    `clip_high` are distances from 1, w in [1 - clip_low, 1 + clip_high]. All given bounds apply; without any the cap is
-    5, which is also clip_low=1 with clip_high=4. MiniMax-M1 (arXiv 2506.13585) eq. 4 and 5."""
+    There are two conventions for the bounds. `cap` is the largest w itself (ScaleRL 2510.13786: 5). `clip_low` and
+    `clip_high` are distances from 1, so that w is in [1 - clip_low, 1 + clip_high]. All bounds that are set apply. If
+    none is set, the cap is 5, which equals clip_low=1 with clip_high=4. MiniMax-M1 (arXiv 2506.13585) eq. 4 and 5."""
     high = min(math.inf if cap is None else cap, math.inf if clip_high is None else 1 + clip_high)
     high = 5.0 if high == math.inf else high
     low = 0.0 if clip_low is None else max(0.0, 1 - clip_low)
@@ -130,7 +132,8 @@ def cispo(x: LossInputs, cap: Rate | None = None, clip_low: ClipRange | None = N
 @acts_through_ratio("tau_positive", "tau_negative")
 def sapo(x: LossInputs, tau_positive: Rate = 1.0,
          tau_negative: Rate = 1.05) -> tuple[torch.Tensor, Metrics]:
-    """-(4 / tau) sigmoid(tau (r - 1)) A per token: a soft gate instead of a clip, tau by the sign of A. -> [N].
+    """[N] -(4 / tau) sigmoid(tau (r - 1)) A per token: a soft gate instead of a clip. tau is tau_positive for A > 0,
+    else tau_negative.
 
     Soft Adaptive Policy Optimization (arXiv 2511.20347). With algo.aggregation=sequence_mean."""
     tau = torch.where(x.advantages > 0, tau_positive, tau_negative).to(x.logprobs.dtype)
@@ -139,8 +142,8 @@ def sapo(x: LossInputs, tau_positive: Rate = 1.0,
 
 @acts_through_ratio("clip_low", "clip_high", farthest={"clip_low": LARGEST_LOG, "clip_high": LARGEST_LOG})
 def gmpo(x: LossInputs, clip_low: ClipRange = 0.4, clip_high: ClipRange = 0.4) -> tuple[torch.Tensor, Metrics]:
-    """-A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space, at
-    clip_high for A > 0 and at -clip_low otherwise. -> [N].
+    """[N] -A exp(mean_t clipped log-ratio): the geometric mean of a rollout's token ratios. Log-ratios are clipped on
+    one side only, at clip_high for A > 0 and at -clip_low otherwise.
 
     Geometric-Mean Policy Optimization (arXiv 2507.20673). With algo.aggregation=sequence_mean."""
     free = x.log_ratio
@@ -154,11 +157,11 @@ def gmpo(x: LossInputs, clip_low: ClipRange = 0.4, clip_high: ClipRange = 0.4) -
 def vespo(x: LossInputs, k_positive: Rate = 2.0, lambda_positive: Rate = 3.0,
           k_negative: Rate = 3.0, lambda_negative: Rate = 2.0,
           from_sampler: bool = False) -> tuple[torch.Tensor, Metrics]:
-    """-sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
+    """[N] -sg(phi(w)) A logp per token, where phi(w) = e^lambda w^k e^(-lambda w), so that phi(1) = 1.
 
-    w = exp(sum_t log-ratio) of the rollout, log w within [log 1e-8, 20]; k and lambda by the sign of A. `from_sampler`:
-    the ratio is to the engine's log-probabilities, where known, so that the correction is part of w; use
-    algo.correction=none then. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean."""
+    w = exp(sum_t log-ratio) of the rollout, with log w within [log 1e-8, 20]. k and lambda depend on the sign of A.
+    `from_sampler`: the ratio is relative to the engine's log-probabilities, if they are known, so that w includes the
+    correction; then set algo.correction=none. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean."""
     with torch.no_grad():
         ratio = x.log_ratio + x.sampler_gap if from_sampler else x.log_ratio
         log_w = x.spread(x.per_sequence(ratio).clamp(math.log(1e-8), 20))
@@ -170,12 +173,12 @@ def vespo(x: LossInputs, k_positive: Rate = 2.0, lambda_positive: Rate = 3.0,
 
 @acts_through_ratio("tau")
 def kimi(x: LossInputs, tau: Rate = 0.1) -> tuple[torch.Tensor, Metrics]:
-    """-A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that sampled.
-    -> [N].
+    """[N] -A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent that stays near the policy
+    that sampled.
 
     Summed over a rollout the gradient is -A grad log p + tau/2 grad (log p/p_old)^2: Kimi k1.5 (arXiv 2501.12599)
-    section 2.3.2, with A = r - mean r (algo.advantage=dr_grpo) and algo.aggregation=sequence_sum. The paper names no
-    value for tau."""
+    section 2.3.2, with A = r - mean r (algo.advantage=dr_grpo) and algo.aggregation=sequence_sum. The paper does not
+    give a value for tau."""
     distance = x.per_sequence(x.log_ratio) ** 2 / x.lengths.clamp(min=1)
     return -x.logprobs * x.advantages + tau / 2 * x.spread(distance), {}
 
@@ -183,10 +186,10 @@ def kimi(x: LossInputs, tau: Rate = 0.1) -> tuple[torch.Tensor, Metrics]:
 @acts_through_ratio("delta_low", "delta_high", "cap")
 def dppo_tv(x: LossInputs, delta_low: ClipRange = 0.2, delta_high: ClipRange = 0.2,
             cap: Rate = 20.0) -> tuple[torch.Tensor, Metrics]:
-    """-sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its advantage
-    is excluded: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
+    """[N] -sg(min(r, cap)) A logp per token. A token is excluded if its probability has moved too far in the direction
+    of its advantage: p - p_old > delta_high for A > 0, or p - p_old < -delta_low otherwise.
 
-    Divergence Proximal Policy Optimization, binary total variation (arXiv 2602.04879). The bounds are distances of
+    Divergence Proximal Policy Optimization, binary total variation (arXiv 2602.04879). The bounds are differences of
     probabilities, not of ratios."""
     with torch.no_grad():
         moved = x.logprobs.exp() - x.old_logprobs.exp()
@@ -198,8 +201,8 @@ def dppo_tv(x: LossInputs, delta_low: ClipRange = 0.2, delta_high: ClipRange = 0
 @acts_through_ratio(like="a multiple of that")
 @requires("stat:mean_logprob", "old_stat:mean_logprob")
 def rover(x: LossInputs, scale: Rate = 1.0) -> tuple[torch.Tensor, Metrics]:
-    """(Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random policy,
-    V' = the mean of Q over the vocabulary at the next token (0 after the last). -> [N].
+    """[N] (Q - sg(A + V'))^2 per token. Q = scale (logp - old logp) is the value of the token under a uniformly random
+    policy, and V' is the mean of Q over the vocabulary at the next token (0 after the last token).
 
     ROVER (arXiv 2509.24981), with A = r - mean r (algo.advantage=dr_grpo) on every token."""
     value = x.stats["mean_logprob"].detach()
@@ -212,11 +215,11 @@ def rover(x: LossInputs, scale: Rate = 1.0) -> tuple[torch.Tensor, Metrics]:
 
 @acts_through_ratio("decay", "floor")
 def mdpo(x: LossInputs, decay: Positive = 100, floor: Rate = 0.01) -> tuple[torch.Tensor, Metrics]:
-    """-r A + (r log r - r + 1) / t per token, t falling linearly from 1 to `floor` over `decay` steps. -> [N].
+    """[N] -r A + (r log r - r + 1) / t per token, where t falls linearly from 1 to `floor` over `decay` training steps.
 
-    Unclipped: several optimizer steps on one batch maximise E[r A] - KL(policy, policy that sampled) / t, and the
-    second term, whose sample mean is that KL, has no gradient in the first of them. Mirror Descent Policy Optimization
-    (arXiv 2005.09814), with 10 optimizer steps per batch; floor 0.01 is our choice."""
+    There is no clip. Several optimizer steps on one batch maximise E[r A] - KL(policy, policy that sampled) / t. The
+    second term, whose sample mean is this KL, has no gradient in the first of these optimizer steps. Mirror Descent
+    Policy Optimization (arXiv 2005.09814), with 10 optimizer steps per batch; floor 0.01 is our choice."""
     t = max(1 - x.step / decay, floor)
     log_r = x.log_ratio
     ratio = log_r.exp()
@@ -229,11 +232,12 @@ def mdpo(x: LossInputs, decay: Positive = 100, floor: Rate = 0.01) -> tuple[torc
 def simko(x: LossInputs, share: Fraction = 0.01, quantile: Fraction = 0.8, penalty: float = 1.1,
           above: float | None = None, k: Positive = 3, clip_low: ClipRange = 0.2,
           clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """PPO's clipped term, changed on tokens whose entropy is above that quantile of their rollout. -> [N].
+    """[N] PPO's clipped term, changed on tokens whose entropy is above the `quantile` of their rollout.
 
-    In a correct rollout (as the task says, or reward > `above`) a `share` of the gradient of logp goes in equal parts
-    to the `k` most probable tokens; in one with A < 0 a sampled token that is the most probable one counts `penalty`
-    times. SimKO (arXiv 2510.14807), with the values of its released training script."""
+    In a correct rollout, a `share` of the gradient of logp at such a token goes in equal parts to the `k` most probable
+    tokens. In a rollout with A < 0, the term is multiplied by `penalty` if the sampled token is the most probable one.
+    The task decides what is correct; with `above`, correct means reward > `above`. SimKO (arXiv 2510.14807), with the
+    values of its released training script."""
     assert x.entropy is not None
     top = x.stats[f"top:{k}"]
     fork = x.entropy > x.spread(_sequence_quantile(x, x.entropy, quantile))
@@ -246,7 +250,8 @@ def simko(x: LossInputs, share: Fraction = 0.01, quantile: Fraction = 0.8, penal
 
 
 def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.Tensor:
-    """[R] the quantile of values [N] over the trained tokens of each rollout; 0 where there is none here."""
+    """[R] the q-quantile of values [N] over the trained tokens of each rollout; 0 for a rollout without trained tokens
+    in this micro-batch."""
     out = torch.zeros_like(x.lengths, dtype=torch.float32)
     for r in x.rollout_id.unique().tolist():
         own = values[(x.rollout_id == r) & (x.mask > 0)]

@@ -1,4 +1,5 @@
-"""Advantages that differ between tokens: `Scores -> list of [T]`, 0 on tokens that are not trained."""
+"""Advantage estimators with a value per token: each maps `Scores` to one array [T] per rollout, with 0 on tokens that
+are not trained."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from vlrl.methods.objectives.turn_advantage import warn_once
 
 @requires("tokens", "token_kl")
 def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> list[torch.Tensor]:
-    """G_t = sum_{u >= t} gamma^(u - t) r_u over the trained tokens of a completion, then (G - mean) / sqrt(var + eps)
-    over all trained tokens of the step, Bessel's correction.
+    """G_t = sum_{u >= t} gamma^(u - t) r_u over the trained tokens of a completion. The advantage is (G - mean) /
+    sqrt(var + eps), with mean and var over all trained tokens of the step and Bessel's correction.
 
-    r is -kl_coef * k1 on every token where the KL is in the reward, plus the reward on the last one. No group baseline.
-    REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl."""
+    The last trained token has the reward of the completion. If the KL is part of the reward, every trained token also
+    has -kl_coef * k1. There is no group baseline. REINFORCE++ (arXiv 2501.03262) section 3, whitened as in verl."""
     known = (~s.rewards.isnan()).tolist()
     trained = [np.asarray(mask, bool) & scorable for mask, scorable in zip(s.masks, known, strict=True)]
     penalties = [s.kl_coef * kl for kl in s.kl] or [np.zeros(len(mask)) for mask in trained]
@@ -35,7 +36,8 @@ def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> l
 
 
 def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
-    """[L] discounted sums from each token to the last; penalty [L] is subtracted from every token."""
+    """[L] discounted return of each trained token. `penalty` [L] is subtracted from the tokens' rewards; `reward` is
+    paid at the last token."""
     paid = (-penalty).tolist()
     if paid:
         paid[-1] += reward
@@ -46,11 +48,13 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
 @requires("steps")
 def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, normalize: bool = True,
                eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """A + scale * min(r_k - eta, 0) on the tokens of step k of a completion, r_k its value, eta their mean over all
-    steps of the training step; without steps A alone, R - mean of the group. normalize: A / (std + eps).
+    """A + scale * min(r_k - eta, 0) on the tokens of reasoning step k of a completion. r_k is the value of that
+    reasoning step, and eta the mean of all values in the training step. A = R - mean of the group; tokens outside
+    reasoning steps have A alone. normalize: A is divided by (std of the group + eps).
 
-    Clip and Delta (arXiv 2410.15115): Clip pays c_k = min(r_k - eta, 0), Delta c_k - c_{k+1} and the last c. From step
-    k on these add up to c_k, so that repeating a good step gains nothing."""
+    Clip and Delta (arXiv 2410.15115): Clip pays c_k = min(r_k - eta, 0) at step k, and Delta pays c_k - c_{k+1}, or c_k
+    at the last step. From step k to the end Delta's payments add up to c_k, so that repeating a good step gains
+    nothing."""
     base = grouped.normalized(s.rewards, s.group, eps, normalize)
     known = [value for own, r in zip(s.steps, s.rewards.tolist(), strict=True) if r == r for *_, value in own]
     if not known and bool((~s.rewards.isnan()).any()):

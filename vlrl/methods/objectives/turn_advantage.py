@@ -1,8 +1,9 @@
-"""Advantages that differ between turns of an episode: `Scores -> list of [T]`, 0 on tokens that are not trained.
+"""Advantage estimators with a value per turn of an episode: each maps `Scores` to one array [T] per rollout, with 0 on
+tokens that are not trained.
 
-A turn is paid its weighted reward parts, and nothing where the gate of `task.combine` is closed. The rest of the reward
-(an outcome from `Task.score`, shaping) is paid with the last turn, so the turns of an episode add up to its reward. A
-completion without an environment is an episode of one turn."""
+A turn is paid its weighted reward parts, or nothing if the gate of `task.combine` is closed. The rest of the reward (an
+outcome from `Task.score`, shaping) is paid at the last turn, so the rewards of an episode's turns add up to its reward.
+A completion without an environment is an episode of one turn."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _warned: set[str] = set()
 
 
 def as_grpo(use: FunctionUse) -> str:
-    """Why an advantage that differs from grpo only between turns does not differ."""
+    """Why an advantage that differs from grpo only between turns acts as grpo in this run; "" if it does not."""
     return use.one_turn and f"{use.one_turn} grpo"
 
 
@@ -35,12 +36,13 @@ def as_grpo(use: FunctionUse) -> str:
 @requires("local", "turns")
 def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normalize: bool = True,
           eps: NonNegative = 1e-6) -> list[torch.Tensor]:
-    """A_E + weight * A_S on the tokens of each turn. A_E: R - mean of the group. A_S: the discounted return of the
-    turn, sum_{k >= t} gamma^(k - t) r_k, minus its mean over all turns of the group that began in the same state.
+    """A_E + weight * A_S on the tokens of each turn. A_E = R - mean of the group. A_S is the discounted return of the
+    turn, sum_{k >= t} gamma^(k - t) r_k, minus the mean return of all turns of the group that began in the same
+    state.
 
-    normalize: each divided by its std + eps, Bessel's correction. A turn begins in the `Step.state` of the turn before,
-    the first one in the shared start of the group; A_S is 0 in a state that occurred once, or is unknown. GiGPO:
-    Group-in-Group Policy Optimization (arXiv 2505.10978) eq. 3, 7 and 8."""
+    normalize: A_E and A_S are divided by their std + eps, with Bessel's correction. The state in which a turn begins is
+    `Step.state` of the previous turn; all first turns of a group begin in the same state. A_S is 0 if the state is
+    unknown or occurred once only. GiGPO: Group-in-Group Policy Optimization (arXiv 2505.10978) eq. 3, 7 and 8."""
     episode = normalized(s.rewards, s.group, eps, normalize)
     turns = [(i, t) for i, own in enumerate(s.turns) for t in range(len(own))]
     keys: list[Hashable] = [
@@ -58,11 +60,12 @@ def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normaliz
 @requires("local", "turns")
 def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """G_t - mean on the tokens of turn t, G_t = sum_{k >= t} gamma^(k - t) r_k the return to go, its mean over the
-    turns of the group with the same index. normalize: divided by their std + eps, Bessel's correction.
+    """G_t - mean on the tokens of turn t. G_t = sum_{k >= t} gamma^(k - t) r_k is the return to go, and its mean is
+    over the turns with the same index in all episodes of the group. normalize: divided by their std + eps, with
+    Bessel's correction.
 
-    A turn that no other episode of the group reached has 0. The step-level advantage of StepPO; with
-    algo.loss=gspo_turn a turn is one decision in the ratio too."""
+    A turn that only one episode of the group reached has 0. The step-level advantage of StepPO; with
+    algo.loss=gspo_turn the ratio is computed per turn too."""
     keys = [(int(s.group[i]), t) for i, own in enumerate(s.turns) for t in range(len(own))]
     return _on_tokens(s, nan_to_zero(normalized(_flat(_returns(s, gamma)), _numbered(keys), eps, normalize)))
 
@@ -71,10 +74,12 @@ def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
 @requires("local", "turns")
 def mobgrpo(s: Scores, decay: Fraction = 0.9, penalty: NonNegative = 0.5,
             eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R' - mean) / (std + eps) of the group, the same on all turns. R' = decay^(turns beyond the fewest of a correct
-    episode of the group) where it is correct, -penalty where it ended by itself without success, else 0.
+    """(R' - mean) / (std + eps) of the group, the same on all turns. For a correct episode, R' = decay^(its number of
+    turns - the smallest number of turns of a correct episode in the group). For an episode that ended by itself
+    without success R' = -penalty, and for a truncated one R' = 0.
 
-    MobGRPO of MobileGUI-RL (arXiv 2507.05720), which publishes no coefficients. A group without variance has 0."""
+    MobGRPO of MobileGUI-RL (arXiv 2507.05720), which does not publish its coefficients. A group with equal R' has
+    advantage 0."""
     right = grouped.correct(s)
     turns = torch.tensor([float(len(own)) for own in s.turns], dtype=torch.float64)
     fewest = grouped.smallest(torch.where(right, turns, torch.nan), s.group)
@@ -95,13 +100,15 @@ def _without_steps(use: FunctionUse) -> str:
 @requires("local", "turns")
 def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: NonNegative = 1e-4
          ) -> list[torch.Tensor]:
-    """A_E + weight * A_T. A_E: (R - mean) / (std + eps) of the group. A_T, on turns that have the reward part: (part -
-    mean) / (std + eps) over all such turns of the group, in successful and failed episodes; 0 on others.
+    """A_E + weight * A_T. A_E = (R - mean) / (std + eps) of the group. On turns that have the reward part `part`, A_T =
+    (part - mean) / (std + eps), with mean and std over all such turns of the group, in successful and failed
+    episodes. On other turns A_T is 0.
 
-    The part is 1 where a turn's tool calls succeeded, else 0: `tool_success` is provided by tools for a task that names
-    it in its rewards. With a weight of 0 there it is in A_T alone. THOR (arXiv 2509.13761): episode-level and
-    step-level GRPO, whose step groups are regenerated from before a failed call; here they are the calls of the group.
-    """
+    The part is 1 if the turn's tool calls succeeded, else 0. Tools provide `tool_success` for a task that names it in
+    its rewards; with a weight of 0 in the task's rewards, it affects only A_T. THOR (arXiv 2509.13761): episode-level
+    and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here the calls of
+    the group take their place.
+"""
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):
@@ -115,17 +122,17 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
 @requires("local", "turns", "plans", "tokens")
 def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, normalize: bool = True,
                  eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """Tokens inside <plan> have the advantage of their subgoal, all others that of their turn inside it. A turn with a
-    plan begins a subgoal, which lasts until the next such turn.
+    """Tokens inside <plan> have the advantage of their plan, and all other tokens have the advantage of their turn
+    within its subgoal. A turn with a plan begins a subgoal, which lasts until the next turn with a plan.
 
-    Plan: return to go of its turn, sum_{k >= t} gamma^(k - t) r_k, against the plans of the same number in the other
-    episodes of the group. Execution: the same sum up to the end of the subgoal, where the mean return of the group's
-    next plans replaces the rest, against the turns at the same position of the same subgoal. same_plan: against those
-    under a plan of the same tokens alone. Each minus its mean; normalize: / (std + eps), Bessel's correction; 0 where
-    there is no other.
+    Plan: the return to go of its turn, sum_{k >= t} gamma^(k - t) r_k, minus the mean over the plans with the same
+    number in all episodes of the group. Execution: the return to go, but cut off at the end of the subgoal, where the
+    mean return of the group's next plans replaces the rest; minus the mean over the turns at the same position of the
+    same subgoal in the group. same_plan: the mean is only over turns under a plan with the same tokens. normalize:
+    divided by std + eps, with Bessel's correction. The advantage is 0 if there is nothing to compare with.
 
-    HiPER's hierarchical advantage estimation (arXiv 2602.16165) at lambda = 1, with group means for its two critics;
-    same_plan: the macro and micro groups of HiMAC (arXiv 2603.00977)."""
+    HiPER's hierarchical advantage estimation (arXiv 2602.16165) at lambda = 1, with group means in place of its two
+    critics. same_plan: the macro and micro groups of HiMAC (arXiv 2603.00977)."""
     places = [place for own in _subgoals(s) for place in own]
     group, returns = s.group[_episode_of(s)], _flat(_returns(s, gamma))
     if s.turns and not any(plan for _, _, plan in places):
@@ -141,7 +148,8 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
 
 
 def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
-    """[R][turns] number of plans so far, turns since the last one, and its tokens."""
+    """[R][turns] for each turn: the number of plans so far, the number of turns since the last plan, and the tokens of
+    that plan."""
     out = []
     for own, tokens in zip(s.turns, s.tokens, strict=True):
         number, place, plan, places = 0, -1, (), []
@@ -155,8 +163,9 @@ def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
 
 
 def _inside(s: Scores, places: Sequence[tuple[int, int, Any]], gamma: float, after: torch.Tensor) -> torch.Tensor:
-    """[turns] return of each turn up to the end of its subgoal, bootstrapped there with the value `after` [turns] of
-    the next subgoal's first turn; NaN where the episode is unscorable."""
+    """[turns of all rollouts] the return of each turn up to the end of its subgoal. The value `after` [turns of all
+    rollouts] of the turn that begins the next subgoal replaces the return beyond it. NaN if the episode is
+    unscorable."""
     paid, out, i = [turn for own in _paid(s) for turn in own], [], len(places)
     for own in reversed(s.turns):
         later = 0.0
@@ -170,7 +179,7 @@ def _inside(s: Scores, places: Sequence[tuple[int, int, Any]], gamma: float, aft
 
 
 def _paid(s: Scores) -> list[list[float]]:
-    """[R][turns] reward of each turn; NaN where the episode is unscorable."""
+    """[R][turns] reward that is paid at each turn; NaN if the episode is unscorable."""
     out = []
     for own, reward in zip(s.turns, s.rewards.tolist(), strict=True):
         paid = turn_rewards(own, reward)
@@ -179,12 +188,12 @@ def _paid(s: Scores) -> list[list[float]]:
 
 
 def _returns(s: Scores, gamma: float) -> list[list[float]]:
-    """[R][turns] discounted returns; NaN where the episode is unscorable."""
+    """[R][turns] discounted return of each turn; NaN if the episode is unscorable."""
     return [[*accumulate(reversed(paid), lambda later, now: now + gamma * later)][::-1] for paid in _paid(s)]
 
 
 def _episode_of(s: Scores) -> torch.Tensor:
-    """[turns of all rollouts] the number of each turn's rollout."""
+    """[turns of all rollouts] index of the rollout that each turn belongs to."""
     return torch.tensor([i for i, own in enumerate(s.turns) for _ in own], dtype=torch.int64)
 
 
@@ -198,7 +207,8 @@ def _numbered(keys: Sequence[Hashable]) -> torch.Tensor:
 
 
 def _on_tokens(s: Scores, values: torch.Tensor, plans: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """Spreads values of turns, [turns of all rollouts], over their trained tokens; `plans` over those of plans."""
+    """Spreads one value per turn, in order over all rollouts, over the turn's trained tokens. If `plans` is given, the
+    tokens inside a turn's plan get its value from `plans` instead."""
     out, left = [], iter(zip(values.tolist(), (values if plans is None else plans).tolist(), strict=True))
     for own, mask in zip(s.turns, s.masks, strict=True):
         tokens = np.zeros(len(mask))

@@ -1,7 +1,8 @@
-"""Weights on tokens or rollouts: `(LossInputs, options) -> [N]`, without gradient.
+"""Weights on tokens or rollouts: each function maps (LossInputs, options) to [N] weights without gradient.
 
-In algo.weights they multiply the policy term, in algo.kl_weights the KL; the counts in the aggregation do not change.
-For a term proportional to the advantage, as nearly all are, a positive weight scales the advantage."""
+In algo.weights they multiply the policy term, in algo.kl_weights the KL. The counts that the aggregation divides by do
+not change. Nearly all policy terms are proportional to the advantage, and for these a positive weight scales the
+advantage."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from vlrl.monitoring.mismatch import samples_as_it_trains
 @requires("entropy", "step")
 @dataclass(frozen=True)
 class TopEntropy:
-    """1 on the `share` of tokens with the highest entropy, 0 on the others. -> [N].
+    """[N] 1 on the `share` of tokens with the highest entropy, 0 on all others.
 
-    At or above the quantile 1 - share of all trained tokens of the optimizer step, over all processes. Beyond the 80/20
-    Rule (arXiv 2506.01939)."""
+    The threshold is the quantile 1 - share of the entropies of all trained tokens of the optimizer step, over all
+    processes. Beyond the 80/20 Rule (arXiv 2506.01939)."""
 
     share: Share = 0.2
 
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
-        """"keep": [N]."""
+        """"keep": [N] 1 on the tokens with the highest entropy, 0 on all others."""
         assert x.entropy is not None
         every = gather_values(x.entropy[x.mask > 0].double()).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share)) if len(every) else math.inf
@@ -49,7 +50,7 @@ STRATEGIC_GRAMS = (
     "let me verify", "let's consider", "let me consider", "we need to", "we can use", "first, i", "next, i", "wait",
     "alternatively", "on the other hand", "another approach", "another way", "to solve this", "this means that",
     "going back", "looking again", "hold on")
-"""English phrases of planning, checking and turning back; a start for a list of one's own."""
+"""English phrases of planning, checking and turning back, as a start for a list for your own data."""
 
 
 @reads("sign")
@@ -57,12 +58,12 @@ STRATEGIC_GRAMS = (
 @requires("texts")
 @dataclass(frozen=True)
 class Hicra:
-    """1 + alpha on planning tokens with A > 0, 1 - alpha on those with A < 0, 1 elsewhere: A + alpha |A| on tokens that
-    belong to one of `phrases`. -> [N].
+    """[N] 1 + alpha on planning tokens with A > 0, 1 - alpha on planning tokens with A < 0, and 1 on all other tokens.
+    So A becomes A + alpha |A| on planning tokens, which are the tokens that belong to one of `phrases`.
 
-    Phrases are matched in the text of a completion, case-insensitively and independent of its tokens: as whole words,
-    or anywhere in scripts without spaces. The default ones are English. HICRA (Emergent Hierarchical Reasoning, arXiv
-    2509.03646); there the strategic grams are mined from the model's own completions."""
+    Phrases are found in the text of a completion, case-insensitively and whatever its tokens are: as whole words, or at
+    any position in scripts without spaces. The default phrases are English. HICRA (Emergent Hierarchical Reasoning,
+    arXiv 2509.03646), which mines the strategic grams from the model's own completions."""
 
     alpha: NonNegative = 0.2
     phrases: tuple[str, ...] = STRATEGIC_GRAMS
@@ -78,7 +79,7 @@ class Hicra:
 
 
 def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...]) -> list[bool]:
-    """[N] whether each token is part of a phrase; a phrase does not cross the end of a rollout."""
+    """[N] whether each token is part of a phrase. A phrase does not extend beyond the end of a rollout."""
     longest_first = sorted((p.lower().strip() for p in phrases if p.strip()), key=len, reverse=True)
     pattern = re.compile("|".join(map(_phrase, longest_first)))
     lower = [t.lower() for t in texts]
@@ -97,25 +98,26 @@ def planning_tokens(texts: Any, rollout_id: list[int], phrases: tuple[str, ...])
 
 
 def _phrase(text: str) -> str:
-    """The pattern of a phrase: whole words, except at ends in a wide script (Chinese, Japanese), which has no spaces.
-    """
+    """The regular expression of a phrase. It matches whole words, except at an end in a wide script (Chinese,
+    Japanese), which has no spaces."""
     before, after = ("" if east_asian_width(end) in "WF" else edge
                      for end, edge in ((text[0], r"(?<!\w)"), (text[-1], r"(?!\w)")))
     return before + "\\s+".join(map(re.escape, text.split())) + after
 
 
 def _runs(ids: list[int]) -> list[tuple[int, int]]:
-    """Begin and end of each run of equal ids."""
+    """(start, end) of each run of equal ids."""
     edges = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
     return list(pairwise([*edges, len(ids)]))
 
 
 @idle("low and high are 1", low=1, high=1)
 def difficulty(x: LossInputs, low: NonNegative = 0.5, high: NonNegative = 1.5) -> torch.Tensor:
-    """low + (high - low) * difficulty of the row, in [0, 1], 1 = hardest; 1 for a row without one. -> [N].
+    """[N] low + (high - low) * d, where d in [0, 1] is the difficulty of the data row, 1 = hardest. The weight is 1 for
+    a row without a difficulty.
 
-    Harder samples weigh more, as in GUI-G1 (arXiv 2505.15810), whose own weight (by relative box size) is part of the
-    data: the row's `weight`, which always applies."""
+    Harder samples weigh more, as in GUI-G1 (arXiv 2505.15810). The paper's weight depends on the relative box size; put
+    such a weight into the row's `weight`, which always applies."""
     assert x.difficulty is not None
     d = x.difficulty.to(x.mask.dtype)
     return x.spread(torch.where(d.isnan(), 1.0, low + (high - low) * d))
@@ -123,12 +125,12 @@ def difficulty(x: LossInputs, low: NonNegative = 0.5, high: NonNegative = 1.5) -
 
 @reads("outcome", "sign")
 def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
-    """1 - exp(-e (1 - d)) where A > 0, d = the group's share of rollouts that are not correct; 1 elsewhere, and for d =
-    0 or 1. -> [N].
+    """[N] 1 - exp(-e (1 - d)) on tokens with A > 0, where d is the group's share of rollouts that are not correct and e
+    = 2.718... The weight is 1 on all other tokens, and if d is 0 or 1.
 
-    For algo.kl_weights: the harder the sample, the less the KL restrains its correct rollouts. Correct: as the task
-    says, or reward > `above`. Difficulty-adaptive divergence shaping of APO (arXiv 2506.21655), as in its released
-    code; e = 2.718..."""
+    For algo.kl_weights: the harder the sample, the less the KL restrains its correct rollouts. The task decides what is
+    correct; with `above`, correct means reward > `above`. Difficulty-adaptive divergence shaping of APO (arXiv
+    2506.21655), as in its released code."""
     assert x.rewards is not None
     count, hits = (x.group_sum(v.to(x.mask.dtype)) for v in (~x.rewards.isnan(), x.correct(above)))
     d = x.spread(1 - hits / count.clamp(min=1))
@@ -137,11 +139,12 @@ def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
 
 @reads("outcome")
 def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: float | None = None) -> torch.Tensor:
-    """2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the correct ones of
-    their group; 1 elsewhere, and in groups without a correct one. -> [N].
+    """[N] 2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the group's
+    correct rollouts. The weight is 1 on all other rollouts, and in groups without a correct rollout.
 
-    Rambling wrong completions count more. Correct: as the task says, or reward > `above`; unscorable rollouts have
-    weight 1. Suboptimal trajectory complexity regularization of APO (arXiv 2506.21655), as in its released code."""
+    So rambling wrong completions count more. The task decides what is correct; with `above`, correct means reward >
+    `above`. Unscorable rollouts have weight 1. Suboptimal trajectory complexity regularization of APO (arXiv
+    2506.21655), as in its released code."""
     assert x.rewards is not None
     good = x.correct(above)
     hits, total = x.group_sum(good.to(x.lengths.dtype)), x.group_sum(x.lengths * good)
@@ -160,10 +163,10 @@ def _never_away(use: FunctionUse) -> str:
 @reads("sign")
 @idle_when(_never_away)
 def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
-    """0 on tokens with A < 0 of a rollout with mean_t (logp(sampled) - logp) > delta, 1 elsewhere. -> [N].
+    """[N] 0 on tokens with A < 0 in a rollout with mean_t (logp(sampled) - logp) > delta, 1 on all others.
 
-    logp(sampled) is the engine's where known, else the trainer's at the weights that sampled. DeepSeek-V3.2 (arXiv
-    2512.02556) eq. 9; the paper names no value for delta."""
+    logp(sampled) is the engine's log-probability if it is known, else the trainer's at the weights that sampled.
+    DeepSeek-V3.2 (arXiv 2512.02556) eq. 9; the paper does not give a value for delta."""
     sampled = x.old_logprobs if x.sampler_logprobs is None else x.sampler_logprobs
     away = x.sequence_mean((sampled - x.logprobs.detach()).nan_to_num(nan=0.0))
     return (~(x.spread(away > delta) & (x.advantages < 0))).to(x.mask.dtype)
