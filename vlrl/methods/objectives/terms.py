@@ -232,7 +232,8 @@ def mdpo(x: LossInputs, decay: Positive = 100, floor: Rate = 0.01) -> tuple[torc
 def simko(x: LossInputs, share: Fraction = 0.01, quantile: Fraction = 0.8, penalty: float = 1.1,
           above: float | None = None, k: Positive = 3, clip_low: ClipRange = 0.2,
           clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
-    """[N] PPO's clipped term, changed on tokens whose entropy is above the `quantile` of their rollout.
+    """[N] PPO's clipped term, changed on tokens whose entropy is above the given `quantile` of the entropies in their
+    rollout.
 
     In a correct rollout, a `share` of the gradient of logp at such a token goes in equal parts to the `k` most probable
     tokens. In a rollout with A < 0, the term is multiplied by `penalty` if the sampled token is the most probable one.

@@ -1,8 +1,10 @@
-"""Direct preference optimisation on given pairs: rows with a `solution` and a `rejected` answer to the same prompt.
+"""Direct preference optimisation on pairs of given answers: rows with a `solution` and a `rejected` answer to the same
+prompt.
 
-Direct Preference Optimization (arXiv 2305.18290), on the data path of supervised fine-tuning: a group holds the
-rejected answer, and the preferred one aside as a retry of algo.guided (its loss dpo). The reference is the initial
-model. The objective itself has no gradient: these answers were not sampled, and their advantage is 0."""
+Direct Preference Optimization (arXiv 2305.18290), implemented with the code of supervised fine-tuning. A group contains
+the rejected answer as its only rollout. The preferred answer is in `Group.aside`, like a retry of algo.guided, and is
+trained by the retry loss `dpo`. The reference is the initial model. The objective itself has no gradient: these answers
+were not sampled, and their advantage is 0."""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from vlrl.types import Group, Rollout
 
 
 class PreferenceSource(GroupSource):
-    """Groups of a rejected answer, with the preferred one aside."""
+    """A group source for DPO: each group contains a rejected answer, and the preferred answer in `Group.aside`."""
 
     generates = False
 
@@ -40,12 +42,12 @@ class PreferenceSource(GroupSource):
 
 
 def train_dpo(config: Config, dpo: Named) -> Session:
-    """Runs `config.steps` steps of rollout.prompts_per_step pairs; `dpo` is the loss with its options."""
+    """Trains by DPO for `config.steps` steps of rollout.prompts_per_step pairs. `dpo` is the loss with its options."""
     return train_loop(preference_config(config, dpo), PreferenceSource)
 
 
 def preference_config(config: Config, dpo: Named) -> Config:
-    """The settings of such a run: those of a supervised one, with the preference as its only gradient."""
+    """The config of a DPO run: that of a supervised run, but with the preference loss as the only gradient."""
     algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
                                         "aggregation": config.algo.aggregation})
     return derived(supervised_config(config), algo=algo)
@@ -60,13 +62,14 @@ def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:
 
 
 def _pair(better: Group, worse: Group) -> Group:
-    """The group of a pair, whatever the task says about correctness."""
+    """Combines the groups of the preferred and the rejected answer. The preferred answer counts as correct and the
+    rejected one as wrong, whatever the task says."""
     (won,), (lost,) = better.rollouts, worse.rollouts
     return replace(better, rollouts=(_unsampled(replace(lost, correct=False, train_prompt=None)),), aside=(
         _unsampled(replace(won, index=1, variant=GUIDED, correct=True, trained=True)),))
 
 
 def _unsampled(rollout: Rollout) -> Rollout:
-    """An answer without sampler log-probabilities."""
+    """The rollout with its sampler log-probabilities set to NaN, because the answer was not sampled."""
     done = rollout.completion
     return replace(rollout, completion=replace(done, logprobs=np.full(len(done.tokens), np.nan, np.float32)))

@@ -1,4 +1,4 @@
-"""The head of a reward model trained on pairs of answers (algo.loss=bradley_terry)."""
+"""The head of a reward model that is trained on pairs of answers (algo.loss=bradley_terry)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vlrl.models.heads import HeadSettings, RewardHead
 
 
 class PairHead(RewardHead):
-    """Learns from pairs of answers at algo.loss.head_lr, together with the model."""
+    """A reward head trained on pairs of answers, together with the model, at learning rate algo.loss.head_lr."""
 
     key = "critic"
-    """Its name in checkpoints of reward models."""
+    """The name of the head in checkpoints of reward models."""
     centre: float = 0.0
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

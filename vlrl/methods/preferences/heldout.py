@@ -1,4 +1,4 @@
-"""Evaluation of a reward model: how often it scores the better one of two held-out answers higher."""
+"""Evaluates a reward model: how often it gives the better one of two held-out answers the higher score."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from vlrl.training.build import Parts
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
-"""Pairs computed together, over all processes."""
+"""Number of pairs that are scored together, over all processes."""
 
 
 def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], list[Group]]:
-    """A line of eval.jsonl, and the pairs of this process. With 95 % intervals the line has `accuracy`, the share of
-    the pairs whose better answer has the higher score (.5 for equal ones), `loss`, the mean of -log sigmoid(s+ - s-),
-    and `margin`, that of s+ - s-. Called on every process."""
+    """Evaluates the reward model on the pairs of a split. Returns a line for eval.jsonl, and the groups of this
+    process's pairs. With s+ and s- the scores of the better and the worse answer, the line has these columns with 95
+    % intervals: `accuracy` is the share of pairs with s+ > s- (equal scores count .5), `loss` the mean of -log
+    sigmoid(s+ - s-), `margin` the mean of s+ - s-. Called on every process."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     margins: dict[str, float] = {}
     rejected, pairs = 0, list[Group]()
@@ -48,7 +49,7 @@ def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], l
 
 
 def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> tuple[list[Group], int]:
-    """The pairs of numbered samples, and the number of samples with an unusable prompt."""
+    """The pairs of numbered samples as groups, and the number of samples whose prompt is unusable."""
     accepted, refused = [], 0
     for number, sample in samples:
         try:
@@ -61,7 +62,7 @@ def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step
 
 
 def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
-    """s+ - s- of each group by its id."""
+    """Scores both answers of each group and returns s+ - s- by group id."""
     policy = parts.policy
     head = policy.head
     assert head is not None

@@ -1,4 +1,4 @@
-"""The loss of a reward model: the better one of two answers to a prompt is to score higher."""
+"""The loss of a reward model, which is to give the better one of two answers to a prompt the higher score."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from vlrl.config.base import NonNegative, Rate
 
 @requires("pairs")
 def bradley_terry(x: LossInputs, head_lr: Rate = HEAD_LR, centre: NonNegative = 0.0) -> tuple[torch.Tensor, Metrics]:
-    """The policy term of a reward model's run: 0. -> [N]. `pair_loss` is trained in its place; the reward head learns
-    at `head_lr`."""
+    """The policy term of a run that trains a reward model: [N] zeros. The reward head is trained by `pair_loss`
+    instead, at the learning rate `head_lr`."""
     return torch.zeros_like(x.logprobs, requires_grad=False), {}
 
 
 def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple[torch.Tensor, Metrics]:
-    """This process's share of -mean log sigmoid(s+ - s-) + centre mean (s+ + s-)^2 over the pairs of the optimizer
-    step, weighted by row. values [N] with gradient; s is the value at an answer's last trained token, s+ of the answer
-    with the larger reward.
+    """The reward model's loss and its metrics, for this process's pairs: -mean log sigmoid(s+ - s-) + centre mean (s+ +
+    s-)^2 over the pairs of the optimizer step, weighted by row. `values` [N] are the head's outputs, with gradient.
+    The score s of an answer is the value at its last trained token; s+ is that of the answer with the larger reward.
 
-    Bradley and Terry (1952), as reward models are trained since 2009.01325; centre: 2312.09244. Metrics are scaled like
-    those of the objective, which are divided by the trained tokens."""
+    Bradley and Terry (1952), the usual loss of reward models since 2009.01325; centre: 2312.09244. Metrics are scaled
+    like those of the objective, which are divided by the number of trained tokens."""
     places = _places(x)
     better, worse = values[places[:, 0]], values[places[:, 1]]
     weights, margin, count = x.weights[places[:, 0]], better - worse, max(x.total_sequences / 2, 1.0)
@@ -36,8 +36,8 @@ def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple
 
 
 def _places(x: LossInputs) -> torch.Tensor:
-    """[P, 2] positions of the last trained token of the better and the worse answer of each pair in this micro-batch.
-    """
+    """[P, 2] the position of the last trained token of the better answer and of the worse answer, for each of the P
+    pairs in this micro-batch."""
     assert x.group is not None and x.rewards is not None
     places = torch.arange(len(x.mask), device=x.mask.device)
     trained = torch.where(x.mask > 0, places, -1)

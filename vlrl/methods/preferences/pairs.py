@@ -1,4 +1,5 @@
-"""Pairs of given answers as groups of two rollouts: the better one first with reward 1, the other with 0."""
+"""Makes groups from pairs of given answers: each group has two rollouts, the better answer first with reward 1, then
+the worse one with reward 0."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from vlrl.types import Completion, Group, Rollout
 
 def pair_groups(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
            split: str = "train") -> list[Group]:
-    """A group for each sample. Raises DataError for one without a pair, or with two equal answers."""
+    """Makes a group of two rollouts for each sample. Raises DataError if a sample has no pair of answers, or two equal
+    answers."""
     return [_group(task, encode, one, step, split) for one in accepted]
 
 
@@ -46,7 +48,7 @@ def _rollout(encode: Encoder, accepted: AcceptedDraw, place: int, text: str, ste
 
 
 class PairSource(GroupSource):
-    """Groups of two given answers each, one of them better."""
+    """A group source for reward models: each group is a pair of given answers, of which one is better."""
 
     generates = False
 

@@ -1,11 +1,11 @@
-"""A replay buffer of rollouts from run folders: an index in memory, the rows in memory-mapped files.
+"""A replay buffer of rollouts from run folders, with an index in memory and the rows in memory-mapped files.
 
     stored/000012-00003.arrow     rows copied from one rollout file before step 12; rows of a group are adjacent
     stored/taken.jsonl            one line per step: files examined, rows taken, and rows refused with reasons
 
-A file is examined once, in the step in which it is first seen. Its usable rows are copied, so a folder of another run
-may grow, change or vanish: a resumed run takes in each step what `taken.jsonl` says, and draws the same groups. No
-torch."""
+Each rollout file is examined once, in the step in which it is first seen, and its usable rows are copied. So the folder
+of another run may grow, change or vanish. A resumed run takes the rows that `taken.jsonl` lists for each step, and
+draws the same groups. Does not import torch."""
 
 from __future__ import annotations
 
@@ -33,42 +33,44 @@ _log = logging.getLogger(__name__)
 
 GROUPS = np.dtype([("key", "u8"), ("file", "i4"), ("first", "i4"), ("size", "i4"), ("own", "?"), ("age_from", "i4"),
                    ("best", "f8"), ("spread", "f8")])
-"""A group of the index: hash of its name, its file and rows, whether it is of this run, the step that its age counts
-from (for this run the steps completed by the weights that sampled it, for others the step that took it), its largest
-reward - the mean, and the largest - the smallest; NaN for other runs, whose rewards are not trusted."""
+"""One record of the index, for a group. key: hash of its name. file, first, size: the copied file and the rows in it.
+own: whether the group is from this run. age_from: the step from which its age is counted; for a group of this run,
+the number of completed steps of the weights that sampled it, for others the step in which it was copied. best:
+largest reward - mean reward. spread: largest - smallest reward. best and spread are NaN for other runs, whose
+rewards are not trusted."""
 
 Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(groups [n] of GROUPS, ages [n] in steps) -> [n] sampling weights."""
+"""A function (groups [n] of dtype GROUPS, their ages [n] in steps) -> [n] sampling weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredGroup:
-    """The stored rollouts of a group."""
+    """The stored rollouts of one group."""
 
     name: str
     own: bool
     age: int
     rows: list[dict[str, Any]]
-    """Columns of KEPT; token lists are arrays."""
+    """One dict per rollout, with the columns of KEPT; token ids, masks and log-probabilities are arrays."""
 
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """A run folder to take rollouts from."""
+    """A run folder from which rollouts are copied."""
 
     path: Path
     own: bool = False
 
     @property
     def name(self) -> str:
-        """Its name in taken.jsonl; empty for the run's own folder, which may be moved."""
+        """The name of the folder in taken.jsonl. Empty for this run's own folder, so that the folder can be renamed."""
         return "" if self.own else str(self.path)
 
 
 class RolloutBuffer:
-    """The newest rollouts of several run folders, at most `capacity`. Used by one process.
+    """Holds the newest rollouts of several run folders, at most `capacity` of them. Used by one process only.
 
-    `tokenizer` is the text of this run's tokenizer.json: a folder with another one is ignored."""
+    `tokenizer` is the content of this run's tokenizer.json. Folders with a different tokenizer.json are ignored."""
 
     def __init__(self, folder: Path, sources: Sequence[SourceFolder], limits: RowLimits, capacity: int,
                  tokenizer: str = ""):
@@ -76,11 +78,11 @@ class RolloutBuffer:
         self._tokenizer = hashlib.sha256(tokenizer.encode()).digest()
         self.groups = np.zeros(0, GROUPS)
         self.refused: Counter[str] = Counter()
-        """Rows refused so far, by reason; "file" counts whole files."""
+        """Number of rows refused so far, by reason. Under "file" it is the number of whole files."""
         self._files: list[str] = []
         self._examined: dict[tuple[str, str], tuple[int, int] | None] = {}
-        """By source and file name: size and time of an unreadable file, which is read again when they change; None for
-        others."""
+        """By (source, file name): size and modification time of an unreadable file, which is read again when these
+        change; None for a file that was read."""
         self._recorded = self._lines()
 
     @property
@@ -91,8 +93,8 @@ class RolloutBuffer:
     # --- taking ---------------------------------------------------------------------------------------------------
 
     def take(self, step: int) -> None:
-        """Adds new rollouts before a step; for a step in `taken.jsonl` those listed there. Raises RunError where a file
-        of `stored/` is missing or damaged."""
+        """Adds new rollouts before a step. If `taken.jsonl` already has a line for the step, adds the rollouts listed
+        there instead. Raises RunError if a file of `stored/` is missing or damaged."""
         known = False
         while self._recorded and self._recorded[0]["step"] <= step:
             line = self._recorded.pop(0)
@@ -117,8 +119,8 @@ class RolloutBuffer:
         return sorted(out, key=lambda line: line["step"])
 
     def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
-        """Copies the usable rows of new files, newest first while there is room, and yields their entries oldest first.
-        """
+        """Copies the usable rows of new files, newest file first, while the buffer has room. Yields one entry of
+        taken.jsonl per file, oldest first."""
         candidates = [(source, name, place) for source in self.sources for name, place in self._new(source)]
         room, entries = self.capacity, []
         for source, name, place in reversed(candidates):
@@ -131,7 +133,7 @@ class RolloutBuffer:
         yield from reversed(entries)
 
     def _new(self, source: SourceFolder) -> list[tuple[str, Path]]:
-        """Files of a folder that were not examined yet, by step."""
+        """(name, path) of each file in a source folder that has not been examined yet, ordered by training step."""
         folder, names = source.path / "rollouts", []
         try:
             seen = self._examined
@@ -157,7 +159,7 @@ class RolloutBuffer:
         return other
 
     def _copied(self, place: Path, name: str) -> dict[str, Any]:
-        """The entry of a file, whose usable rows are copied to `name`."""
+        """Copies the usable rows of a rollout file to the file `name`. Returns its entry for taken.jsonl."""
         signature = _signature(place)
         try:
             table, refused = read_stored(place, self.limits, self.capacity)
@@ -170,7 +172,7 @@ class RolloutBuffer:
         return {"file": name if len(table) else None, "rows": len(table), "refused": dict(refused)}
 
     def _note(self, entry: dict[str, Any], step: int) -> None:
-        """Adds an entry to the index."""
+        """Adds the rows of an entry of taken.jsonl to the index."""
         signature = entry.get("signature")
         self._examined[entry["from"], entry["name"]] = (int(signature[0]), int(signature[1])) if signature else None
         self.refused.update(entry.get("refused") or {})
@@ -184,7 +186,7 @@ class RolloutBuffer:
             self.groups = self.groups[len(self.groups) - int(np.searchsorted(sizes, self.capacity, "right")):]
 
     def _indexed(self, entry: dict[str, Any], step: int) -> np.ndarray:
-        """[n] of GROUPS for a copied file."""
+        """The index records of a copied file: an array of dtype GROUPS, one record per group."""
         self._files.append(entry["file"])
         with _mapped(self.folder / entry["file"]) as batch:
             columns = {name: batch.column(name).to_pylist() for name in ("step", "group_id", "policy_step", "reward")}
@@ -203,9 +205,9 @@ class RolloutBuffer:
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
              max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:
-        """Draws at most `count` different groups by weight, none older than `max_age` steps, and of this run none with
-        equal rewards unless `settled`. Groups of other runs, which are not weighed, have the mean weight of this run's.
-        """
+        """Draws at most `count` different groups, with probabilities proportional to their weights, none older than
+        `max_age` steps. Groups of this run with equal rewards are left out unless `settled` is set. A group of
+        another run has the mean weight of this run's groups."""
         ages = np.maximum(step - self.groups["age_from"], 0)
         young = ages <= (step if max_age is None else max_age)
         usable = np.flatnonzero((settled | ~(self.groups["spread"] <= 0)) & young)
@@ -233,7 +235,7 @@ class RolloutBuffer:
 
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
-    """The single record batch of a copied file, memory-mapped."""
+    """Memory-maps a copied file and yields its only record batch."""
     try:
         source = pa.memory_map(str(path))
         batch = pa.ipc.open_file(source).get_batch(0)

@@ -1,4 +1,4 @@
-"""Which stored rollouts are replayed in a step, and how they become groups."""
+"""Draws the stored rollouts that a step replays, and converts them to groups."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from vlrl.training.advantages import credit_alone
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
 
 _STREAM = 22
-"""Key of the random stream."""
+"""Key of the random stream that draws stored groups."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReplayFunctions:
-    """The functions of algo.stored, with their options."""
+    """The functions that algo.stored names, with their options."""
 
     rule: Bound
     batch: Bound
@@ -51,7 +51,8 @@ class ReplayFunctions:
 
     @classmethod
     def of(cls, settings: Any) -> ReplayFunctions:
-        """Raises ConfigError naming the setting, and for an advantage that needs more than a group's completions."""
+        """Looks up the functions of the settings. Raises ConfigError, which names the setting, if one is not valid, or
+        if the advantage needs more than the completions of a single group."""
         rule = bind("algo.stored.rule", settings.rule, RULES)
         needs = frozenset[str](getattr(rule.function, "requires", ()))
         advantage = bind("algo.stored.advantage", settings.advantage, ADVANTAGES)
@@ -65,7 +66,7 @@ class ReplayFunctions:
 
 @dataclass(eq=False)
 class ReplaySampler:
-    """Draws the stored groups of a step; the same ones on a resumed run."""
+    """Draws the stored groups of a step. A resumed run draws the same groups."""
 
     config: Config
     task: Task
@@ -76,12 +77,12 @@ class ReplaySampler:
     policy: Policy
     parts: ReplayFunctions
     unused: Counter[str] = field(default_factory=Counter)
-    """This process's unusable groups of the last draw, by reason."""
+    """This process's drawn groups of the last step that could not be used, counted by reason."""
     drawn: int = 0
-    """Number of groups in the last draw, over all processes."""
+    """Number of groups drawn in the last step, over all processes."""
 
     def __call__(self, step: int, flush: Callable[[], None]) -> list[Group]:
-        """This process's share of a step's stored groups, with advantages; `flush` waits until this run's rollout files
+        """This process's share of a step's stored groups, with advantages. `flush` waits until this run's rollout files
         are written. Called on every process."""
         settings, parts = self.settings, self.parts
         self.unused, self.drawn = Counter(), 0
@@ -111,7 +112,7 @@ class ReplaySampler:
 
     @cached_property
     def buffer(self) -> RolloutBuffer:
-        """Exists on the main process only."""
+        """The replay buffer; used on the main process only."""
         settings, policy, run = self.settings, self.policy, Path(self.config.run.dir)
         texts, end = TokenTexts(policy), policy.eos
         limits = RowLimits(vocabulary=policy.base.config.get_text_config().vocab_size,
@@ -123,15 +124,15 @@ class ReplaySampler:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Index of each training row by its id in rollout files."""
+        """Index of each training row, by the row's id in rollout files."""
         rows = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
         return {utf8(sample.id): i for i, sample in rows if sample is not None}
 
     # --- stored rows -> groups ------------------------------------------------------------------------------------
 
     def _group(self, stored: StoredGroup, step: int) -> Group | None:
-        """A stored group under the prompt of this run's row, scored again if it is of another run; None where it is
-        unusable."""
+        """Converts stored rollouts to a group with the prompt of this run's row; rollouts of another run are scored
+        again. Returns None if the group is unusable."""
         match = self._matching(stored)
         if match is None:
             return None
@@ -147,8 +148,8 @@ class ReplaySampler:
                           policy_step=max(step - stored.age, 0), score=self.score, served=self.services)
 
     def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
-        """The training row of a group and its prompt, which must have the text and media that the group was sampled
-        with."""
+        """Finds the training row of a stored group, and its prompt. Text and media of the prompt must be those that the
+        group was sampled with; returns None if they are not."""
         first = stored.rows[0]
         place = self._places.get(first["sample_id"])
         sample = readable(self.samples, place) if place is not None else None
@@ -167,7 +168,7 @@ class ReplaySampler:
         return None
 
     def _credited(self, group: Group, step: int, parts: ReplayFunctions) -> Group | None:
-        """The group with its advantages; None where they are all 0 because its rewards are equal."""
+        """Computes the group's advantages. Returns None if its rewards are equal and all advantages are 0."""
         seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
         credited = credit_alone(group, parts.advantage, parts.batch, step, seed, "algo.stored")
         if group.zero_variance and not any(r.advantage for r in credited.rollouts):
@@ -199,7 +200,8 @@ def _rollout(stored: StoredGroup, index: int, row: dict[str, Any], completion: C
 
 
 class Replay(Method):
-    """Draws stored groups in each step, and trains on them by algo.stored.rule."""
+    """The method behind algo.stored: draws stored groups in each step, and trains on them with the loss
+    algo.stored.rule."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)

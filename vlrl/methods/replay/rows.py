@@ -1,7 +1,7 @@
-"""Reading rollout files for replay: which rows are usable, and why others are not. No torch.
+"""Reads rollout files for replay, and decides which rows are usable. Does not import torch.
 
-A file may be of another run, half-written, or malicious: what cannot be read, or is inconsistent, is counted under a
-reason and skipped; it is no error."""
+A file may be from another run, half-written, or malicious. A row that is unreadable or inconsistent is therefore
+counted under a reason and skipped, without an error."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from vlrl.store import SCHEMA, as_schema, utf8
 KEPT = pa.schema([*(SCHEMA.field(name) for name in (
     "group_id", "sample_id", "task", "index", "step", "policy_step", "prompt", "completion", "token_ids", "loss_mask",
     "logprobs", "parts", "weights", "reward", "correct", "finish_reason")), ("hashes", pa.list_(pa.string()))])
-"""Columns of a rollout in the buffer; `hashes` are those of its media."""
+"""Columns of a rollout in the buffer. `hashes` are the hashes of its media."""
 _READ = [SCHEMA.field(name) for name in (*KEPT.names[:-1], "media", "schema", "split", "variant", "episode_id",
                                          "trainer_logprobs", "error")]
 _LARGEST = 2**31
-"""Size limit of an uncompressed file in bytes."""
+"""Maximum uncompressed size of a file in bytes."""
 _ABOVE_ZERO = 1e-3
-"""Tolerance of a log-probability above 0, for rounding."""
+"""How far a log-probability may be above 0, to allow for rounding."""
 _FINISHED = ("stop", "length")
 
 
 class UnreadableFile(Exception):
-    """A file that cannot be used, with the reason."""
+    """Raised for a rollout file that cannot be used; the text is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowLimits:
-    """Limits of a usable row."""
+    """What a stored row must fulfil to be usable."""
 
     vocabulary: int
-    """Token ids are below it ..."""
+    """Token ids must be below this number."""
     banned: frozenset[int]
-    """... and none of these, which are never sampled."""
+    """Token ids that are never sampled; a row must not contain them."""
     most_tokens: int
     decode: Callable[[Sequence[int]], str]
-    """The text of token ids, without an end token."""
+    """Decodes token ids to text, leaving out a final end token."""
     most_gap: float
-    """Largest mean |log p(sampler) - log p(trainer)| of a row that has both: beyond it they are of different weights.
-    """
+    """Largest mean |log p(sampler) - log p(trainer)| of a row that has both. If the mean is larger, the two are from
+    different weights."""
 
 
 def read_stored(file: Path, limits: RowLimits, most_rows: int) -> tuple[pa.Table, Counter[str]]:
-    """The usable rows of one file, as a table of KEPT in which the rows of a group are adjacent, and the number of
-    refused rows by reason. Raises UnreadableFile."""
+    """Reads one rollout file. Returns its usable rows, as a table with the columns KEPT in which the rows of a group
+    are adjacent, and the number of refused rows by reason. Raises UnreadableFile."""
     try:
         with pq.ParquetFile(file) as reader:
             facts = reader.metadata
@@ -91,8 +91,8 @@ def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]
 
 
 def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch with token lists as arrays, whose dtype is not that of their column where a list contains a
-    null."""
+    """The rows of a batch as dicts, with token ids, masks and log-probabilities as arrays. The dtype of an array
+    differs from that of its column if the list contains a null."""
     light = batch.drop_columns(["token_ids", "loss_mask", "logprobs", "trainer_logprobs", "media"]).to_pylist()
     lists = {name: batch.column(name) for name in ("token_ids", "loss_mask", "logprobs", "trainer_logprobs")}
     media = batch.column("media").to_pylist()
@@ -105,7 +105,7 @@ def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def problem(row: Mapping[str, Any], limits: RowLimits) -> str:
-    """Why a row is unusable; "" where it is usable. Fills in log-probabilities that the engine did not know with the
+    """Why a row is unusable; "" if it is usable. Where the engine's log-probabilities are missing, it fills in the
     trainer's."""
     if row["split"] != "train" or row["variant"] or row["episode_id"]:
         return "no plain answer to a training row"

@@ -1,10 +1,12 @@
-"""Off-policy rules of algo.stored, and which stored groups are drawn in which steps.
+"""Off-policy losses for stored rollouts (algo.stored.rule), and functions that decide which stored groups are drawn,
+and in which steps.
 
     L = L_RL + coef * L_stored
 
-o are the log-probabilities of the weights that sampled a completion, l the current ones, r those of the reference. A
-rule is created once per run. `keep` selects completions, before the first gradient of an optimizer step; `loss` gives a
-micro-batch's share, divided by counts of the whole optimizer step."""
+Notation: o are the log-probabilities under the weights that sampled a completion, l those under the current weights, r
+those under the reference. A rule is created once per run. Its optional method `keep` selects completions, before the
+first gradient of an optimizer step. Its method `loss` returns a micro-batch's share of the loss, divided by counts of
+the whole optimizer step."""
 
 from __future__ import annotations
 
@@ -23,55 +25,56 @@ from vlrl.config.base import Fraction, NonNegative, Positive, Rate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReplayBatch:
-    """Stored completions of one micro-batch, or of a whole optimizer step on this process. N tokens, R completions."""
+    """Stored completions of one micro-batch, or of a whole optimizer step on this process: R completions with N tokens.
+    """
 
     logprobs: torch.Tensor
-    """[N] l, with gradient."""
+    """[N] current log-probabilities l, with gradient."""
     sampler: torch.Tensor
-    """[N] o; with algo.stored.logprobs=own those of the policy before the update."""
+    """[N] sampler log-probabilities o; with algo.stored.logprobs=own, those of the policy before the update."""
     reference: torch.Tensor | None = None
-    """[N] r, for rules that require "reference"."""
+    """[N] reference log-probabilities r, for rules that require "reference"."""
     mask: torch.Tensor
-    """[N] 1.0 on trained tokens, 0.0 on the rest."""
+    """[N] 1.0 on trained tokens, 0.0 on all others."""
     answer: torch.Tensor
-    """[N] int64 number of each token's completion, 0..R-1."""
+    """[N] int64 index of each token's completion, 0..R-1."""
     advantages: torch.Tensor
-    """[R]"""
+    """[R] advantage of each completion."""
     rewards: torch.Tensor
-    """[R] as this run scores them."""
+    """[R] reward of each completion, as this run scores it."""
     correct: torch.Tensor
-    """[R] bool."""
+    """[R] bool: whether each completion is correct."""
     group: torch.Tensor
-    """[R] int64 number of the group; all kept completions of a group are on one process."""
+    """[R] int64 index of each completion's group. All kept completions of a group are on one process."""
     weights: torch.Tensor
-    """[R] weight of the row."""
+    """[R] weight of the data row that each completion belongs to."""
     gain: torch.Tensor
-    """[R] D = sum_t (l - r) before this optimizer step; 0 without a reference."""
+    """[R] D = sum_t (l - r) of each completion before this optimizer step; 0 without a reference."""
     kept: torch.Tensor
-    """[R] bool: trained on."""
+    """[R] bool: whether each completion is trained on."""
     total_tokens: float = 1.0
-    """Trained tokens of the optimizer step, over all processes."""
+    """Number of trained tokens of the optimizer step, over all processes."""
     total_answers: float = 1.0
     total_pairs: float = 1.0
-    """Pairs of kept completions of one prompt, likewise."""
+    """Number of pairs of kept completions of the same prompt in the optimizer step, over all processes."""
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] sums of [N] values over trained tokens."""
+        """[R] sums of `values` [N] over the trained tokens of each completion."""
         return torch.zeros(len(self.advantages), dtype=values.dtype, device=values.device).index_add(
             0, self.answer, values * self.mask)
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] means of [N] values over trained tokens; 0 where there is none."""
+        """[R] means of `values` [N] over the trained tokens of each completion; 0 for a completion without any."""
         return self.sums(values) / self.sums(torch.ones_like(values)).clamp(min=1)
 
     @property
     def ratio(self) -> torch.Tensor:
-        """[N] l - o, within +-20."""
+        """[N] log-ratio l - o, clamped to +-20."""
         return (self.logprobs - self.sampler).clamp(-20, 20)
 
     @property
     def above_reference(self) -> torch.Tensor:
-        """[R] the current D = sum_t (l - r), with gradient."""
+        """[R] D = sum_t (l - r) of each completion at the current weights, with gradient."""
         assert self.reference is not None
         return self.sums(self.logprobs - self.reference)
 
@@ -81,10 +84,11 @@ class Rule(Protocol):
 
 
 class Truncated:
-    """- sum_i w_i A_i sum_t l_t / tokens, w = min(exp(mean_t(l - o)), cap) without gradient.
+    """- sum_i w_i A_i sum_t l_t / tokens, where w = min(exp(mean_t(l - o)), cap) has no gradient.
 
-    The policy gradient with one truncated weight per completion, the geometric mean of its ratios; at l = o it is that
-    of REINFORCE. The form is that of GSPO's ratio (arXiv 2507.18071); cap 2 is our choice."""
+    This is the policy gradient with one truncated importance weight per completion, the geometric mean of its token
+    ratios. At l = o the gradient is that of REINFORCE. The weight has the form of GSPO's ratio (arXiv 2507.18071); cap
+    2 is our choice."""
 
     def __init__(self, cap: Rate = 2.0):
         self.cap = cap
@@ -98,11 +102,11 @@ class Truncated:
 
 
 class Clipped:
-    """- sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, w = exp(l - o) of each token.
+    """- sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) / tokens, where w = exp(l - o) of each token.
 
-    PPO's term (arXiv 1707.06347), relative to the weights that sampled. With algo.stored.batch=right it is RAFT++ (A
-    Minimalist Approach to LLM Reasoning, 2504.11343), with algo.stored.logprobs=own the sharing of Swarm SAPO
-    (2509.08721)."""
+    This is PPO's clipped term (arXiv 1707.06347), relative to the weights that sampled. With algo.stored.batch=right it
+    is RAFT++ (A Minimalist Approach to LLM Reasoning, 2504.11343). With algo.stored.logprobs=own it is the experience
+    sharing of Swarm SAPO (2509.08721)."""
 
     def __init__(self, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2):
         self.clip_low, self.clip_high = clip_low, clip_high
@@ -118,12 +122,12 @@ class Clipped:
 
 
 class ALol:
-    """- sum_i A'_i w_i sum_t l_t / completions, over completions with A > 0 alone.
+    """- sum_i A'_i w_i sum_t l_t / completions, over completions with A > 0 only.
 
-    `form` ratio: w = clip(exp(D), 1 - clip, 1 + clip) without gradient, A' = A; free: w = 1 and no reference in the
-    gradient; kl: w = 1, A' = A - beta D. Advantage-Leftover Lunch RL (arXiv 2305.14718). There A = R - V with a value
-    head fitted to rewards of the reference's completions; here algo.stored.advantage=dr_grpo uses the mean reward of
-    the group for V. clip 0.2 is our choice."""
+    `form` defines A' and w. ratio: A' = A and w = clip(exp(D), 1 - clip, 1 + clip) without gradient. free: A' = A and w
+    = 1, so the gradient does not depend on the reference. kl: A' = A - beta D and w = 1. Advantage-Leftover Lunch RL
+    (arXiv 2305.14718). In the paper A = R - V with a value head fitted to rewards of the reference's completions; here
+    algo.stored.advantage=dr_grpo takes the mean reward of the group for V. clip 0.2 is our choice."""
 
     def __init__(self, form: Literal["ratio", "free", "kl"] = "ratio", clip: ClipRange = 0.2, beta: NonNegative = 0.1):
         self.form, self.clip, self.beta = form, clip, beta
@@ -145,18 +149,18 @@ class ALol:
 
 @requires("reference")
 class CoPG:
-    """- sum over pairs of [(R_b - R_b') sum_t l_t + (R_b' - R_b) sum_t l'_t] / pairs, R_b = R - beta D without
-    gradient; pairs are any two stored completions of one prompt.
+    """- sum over pairs of [(R_b - R_b') sum_t l_t + (R_b' - R_b) sum_t l'_t] / pairs, where R_b = R - beta D has no
+    gradient. A pair is any two stored completions of one prompt.
 
     Contrastive Policy Gradient (arXiv 2406.19185): 1 / (2 beta) of the gradient of (R - R' - beta (D - D'))^2. At beta
-    = 0 and l = o it is RLOO up to a factor. The pull of all others on a completion is one number, computed before the
-    optimizer step, so a group may be split over micro-batches."""
+    = 0 and l = o it is RLOO up to a factor. The influence of all other completions on one completion is a single number
+    (`pull`), computed before the optimizer step, so a group may be split over several micro-batches."""
 
     def __init__(self, beta: NonNegative = 0.1):
         self.beta = beta
 
     def pull(self, x: ReplayBatch) -> torch.Tensor:
-        """[R] sum over the other completions of the group of R_b - R_b'."""
+        """[R] for each completion, the sum of R_b - R_b' over the other completions of its group."""
         retained = x.kept.to(x.rewards.dtype)
         worth = (x.rewards - self.beta * x.gain) * retained
         groups = int(x.group.max()) + 1 if len(x.group) else 0
@@ -170,13 +174,13 @@ class CoPG:
 @reads("outcome")
 @requires("reference")
 class WebRL:
-    """sum_i (beta D - A)^2 / completions, over correct completions whose mean probability exp(mean_t l) is within `low`
-    .. `high` before the update.
+    """sum_i (beta D - A)^2 / completions, over correct completions whose mean probability exp(mean_t l) before the
+    update is between `low` and `high`.
 
-    WebRL (arXiv 2411.02337): successes whose perplexity under the actor is within [1 / high, 1 / low] are replayed, and
-    the policy is fitted to their advantage. Here a completion is one action and the mean reward of its group stands for
-    the critic (algo.stored.advantage=dr_grpo): A = R - V. The reference is algo.reference, there the last phase's
-    policy. beta 0.1 is our choice."""
+    WebRL (arXiv 2411.02337): replays successes whose perplexity under the actor is within [1 / high, 1 / low], and fits
+    the policy to their advantage. Here a completion is one action, and the mean reward of its group stands for the
+    critic (algo.stored.advantage=dr_grpo): A = R - V. The reference is algo.reference; in the paper it is the policy of
+    the previous phase. beta 0.1 is our choice."""
 
     def __init__(self, beta: Rate = 0.1, low: Fraction = 0.5, high: Fraction = 0.95):
         if low > high:
@@ -201,17 +205,18 @@ RULES: dict[str, Any] = {"truncated": Truncated, "clipped": Clipped, "a_lol": AL
 
 
 def uniform(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """[n] ones."""
+    """The same sampling weight for all groups: [n] ones."""
     return np.ones(len(groups))
 
 
 def by_advantage(groups: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """[n] the largest reward of each group - its mean, by which A-LoL (arXiv 2305.14718) samples."""
+    """[n] sampling weights: largest reward - mean reward of each group. A-LoL (arXiv 2305.14718) samples by advantage.
+    """
     return groups["best"]
 
 
 def recent(groups: np.ndarray, ages: np.ndarray, half_life: Rate = 10.0) -> np.ndarray:
-    """[n] 2^-(age / half_life), ages in steps."""
+    """[n] sampling weights 2^-(age / half_life), with ages in steps."""
     return 0.5 ** (ages / half_life)
 
 
@@ -219,13 +224,13 @@ DRAWS: dict[str, Any] = {"uniform": uniform, "by_advantage": by_advantage, "rece
 
 
 def constant(step: int, k: Positive = 1) -> bool:
-    """Whether a step is a k-th one."""
+    """Whether the step replays stored groups: every k-th step does."""
     return step % k == k - 1
 
 
 def growing(step: int, first: Positive = 2, last: Positive = 8, over: Positive = 200) -> bool:
-    """Whether a step is due, with intervals that grow linearly from `first` to `last` over `over` steps. RoRecomp
-    (arXiv 2509.25958); 2, 8 and 200 are our choices."""
+    """Whether the step replays stored groups. The intervals between such steps grow linearly from `first` to `last`
+    over `over` steps. RoRecomp (arXiv 2509.25958); 2, 8 and 200 are our choices."""
     def so_far(steps: int) -> float:
         slope, early = (last - first) / over, min(steps, over)
         area = early / first if slope == 0 else math.log1p(slope * early / first) / slope
@@ -238,6 +243,6 @@ SCHEDULES: dict[str, Any] = {"constant": constant, "growing": growing}
 
 
 def apply_keep(x: ReplayBatch, rule: Any) -> ReplayBatch:
-    """Restricts the completions of a whole optimizer step to those that the rule keeps."""
+    """Masks out the completions of a whole optimizer step that the rule does not keep."""
     retained = x.kept & rule.keep(x) if hasattr(rule, "keep") else x.kept
     return replace(x, kept=retained, mask=x.mask * retained[x.answer])

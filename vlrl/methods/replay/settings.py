@@ -12,7 +12,8 @@ from vlrl.config.base import MethodSettings, Named, NonNegative, Positive, Rate
 
 
 class StoredSettings(MethodSettings):
-    """Replay of stored rollouts beside the policy's new ones: of this run's steps, and of other runs' folders."""
+    """Replays stored rollouts together with the policy's new ones: rollouts of this run's earlier steps, and of other
+    runs' folders."""
 
     runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="Folders of other runs, or folders with a `rollouts` of the same columns; their "

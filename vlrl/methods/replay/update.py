@@ -1,4 +1,4 @@
-"""The loss of replayed rollouts: their own micro-batches beside those of the objective."""
+"""The loss of replayed rollouts, computed in micro-batches separate from the objective's."""
 
 from __future__ import annotations
 
@@ -21,31 +21,36 @@ from vlrl.types import Group
 
 @dataclass(eq=False)
 class ReplayPass:
-    """The loss of the replayed completions of one optimizer step: a Pass."""
+    """Computes the loss of the replayed completions of one optimizer step and its gradient; a Pass of the training
+    loop."""
 
     policy: Policy
     algorithm: Objectives
     rule: Any
-    """The instance of algo.stored.rule."""
+    """The instance of the class that algo.stored.rule names."""
     part: Minibatch
-    """Its `old` log-probabilities are those of the policy before the update."""
+    """The micro-batches of the replayed completions. Their `old` log-probabilities are those of the policy before the
+    update."""
     whole: ReplayBatch
-    """This process's whole batch before the first gradient."""
+    """All replayed completions of this process in the optimizer step, with log-probabilities before the first gradient.
+    """
     ages: np.ndarray
-    """[R] in steps."""
+    """[R] age of each completion in steps."""
     learned: float
-    """Kept completions, over all processes."""
+    """Number of completions that are trained on, over all processes."""
     stale: float
-    """Completions excluded by algo.stored.max_drift, over all processes."""
+    """Number of completions excluded by algo.stored.max_drift, over all processes."""
     answers: float
-    """All replayed completions, over all processes."""
+    """Number of all replayed completions, over all processes."""
     loss: float = 0.0
-    """This process's share in the last pass, unweighted."""
+    """This process's share of the loss in the last epoch over the batch, before it is multiplied by algo.stored.coef.
+    """
     clipped: float = 0.0
-    """This process's tokens in the last pass that the rule clips."""
+    """Number of this process's tokens in the last epoch over the batch that the rule clips."""
     norm: float = 0.0
     norm_rl: float = 0.0
-    """Gradient norms of the last pass, over all processes: of this loss (weighted) and of the objective."""
+    """Gradient norms in the last epoch over the batch, over all processes: `norm` is that of this loss (times
+    algo.stored.coef), `norm_rl` that of the objective."""
     apart = True
 
     @property
@@ -74,8 +79,9 @@ class ReplayPass:
 
 def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, rule: Bound,
                 step: int) -> list[ReplayPass | None]:
-    """Packs the replayed completions of each optimizer step and computes their log-probabilities before the update;
-    None where no process has any. Called on every process."""
+    """Packs the replayed completions of each optimizer step, and computes their log-probabilities before the update.
+    Returns one ReplayPass per optimizer step, or None for a step in which no process has completions. Called on
+    every process."""
     count = algorithm.config.rollout.minibatches
     if not any(comm.gather(len(groups))):
         return [None] * count
@@ -105,7 +111,8 @@ def _pass(policy: Policy, numbered: Sequence[NumberedRollout], algorithm: Object
 
 
 def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) -> None:
-    """Computes log-probabilities under the policy before the update, and under the reference."""
+    """Computes the log-probabilities of all micro-batches under the policy before the update and, if needed, under the
+    reference."""
     def work(b: int) -> None:
         micro = part.batches[b]
         batch = micro.batch.to(policy.device)
@@ -117,8 +124,8 @@ def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) 
 
 
 def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[N] log-probabilities of all tokens, completion after completion: of the policy before the update, and of the
-    reference."""
+    """Joins the micro-batches' log-probabilities, in the order of the completions: [N] under the policy before the
+    update, and [N] under the reference or None."""
     known: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for micro in part.batches:
         assert micro.old is not None
@@ -134,8 +141,8 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
                  reference: torch.Tensor | None) -> ReplayBatch:
-    """The ReplayBatch of the rows `order`, with their current log-probabilities [N] and those of the reference; ratios
-    are relative to the stored log-probabilities."""
+    """Makes the ReplayBatch of the rows `order`, from their log-probabilities [N] under the current weights and under
+    the reference. `sampler` has the stored log-probabilities."""
     rows, firsts, device = [part.rollouts[r] for r in order], part.firsts, logprobs.device
 
     def flat(arrays: Sequence[np.ndarray], kind: Any) -> torch.Tensor:
@@ -158,7 +165,7 @@ def replay_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor,
 
 
 def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
-    """Metrics of a step's replayed completions, means over its optimizer steps. Called on every process."""
+    """Metrics of the replayed completions in a step, as means over its optimizer steps. Called on every process."""
     known = [a for a in stored if a is not None]
     if not known:
         return {"stored/applied": 0.0}

@@ -1,10 +1,10 @@
-"""Retries of failed groups with guidance in the prompt: `algo.guided`.
+"""Retries of failed groups with guidance in the prompt (algo.guided).
 
-A group with wrong completions is retried, with guidance (guidance.WORDS) behind the question. The retries are in no
-statistic of the group: sampler, filters and rewards of the step see only the completions without guidance. They are
-kept in `Group.aside` (variant "guided"), and `taught` uses them as algo.guided.use says. Agent-RLVR: Training Software
-Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425); the other papers are cited at their
-functions."""
+A group with wrong completions is retried with guidance (guidance.WORDS) added after the question. The retries are in no
+statistic of the group: the sampler, the filters and the rewards of the step see only the completions without guidance.
+Retries are stored in `Group.aside` (variant "guided"), and `taught` uses them as algo.guided.use says. Agent-RLVR:
+Training Software Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425); the other papers are cited
+at their functions."""
 
 from __future__ import annotations
 
@@ -33,26 +33,31 @@ from vlrl.types import Answer, Completion, Group, Prompt, Sample
 log = logging.getLogger(__name__)
 
 _STREAM = 10
-"""First number of the random-stream keys of retries; the others are in generate.py, episodes.py and recording.py."""
+"""First number of the random-stream keys of retries. The first numbers of other streams are in generate.py, episodes.py
+and recording.py."""
 _LOOKED_AT = 256
-"""Number of rows searched for guidance before a run."""
+"""Number of training rows that are searched for guidance before the run starts."""
 _MOST_LEVELS = 8
-"""Largest number of retries of a group in a step."""
+"""Maximum number of retry rounds of a group in a step."""
 
 _COUNTED = ("groups", "retried", "attempts", "correct", "retained", "bare", "rejected", "members", "tokens", "own")
-"""Counts since the last metrics: groups and retried ones; retries, correct ones, kept ones, and those without reasoning
-before their answer; prompts that are unusable with guidance; retries that became members; trained tokens of retries and
-of other completions. level_i: groups with a kept retry after i others."""
+"""Counters since the last call of `metrics`. groups: all groups; retried: groups that were retried. attempts: retries;
+correct: correct ones; retained: retries that are kept; bare: retries without reasoning before their answer.
+rejected: prompts that are unusable with guidance. members: retries that became members of their group. tokens:
+trained tokens of retries; own: trained tokens of other completions. There is also level_i: groups in which round i
+produced a kept retry."""
 
 Asking = tuple[int, Request]
-"""Index of a group, and its request to the engine."""
+"""Index of a group, and the engine request that retries it."""
 Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
-"""(group, prompt of the completions, completions) -> the completions scored as a group."""
+"""A function (group, prompt of the completions, completions) that scores the completions and returns them as a group.
+"""
 
 
 @dataclass(eq=False)
 class RetryGenerator:
-    """Retries groups and counts the results. `read` computes log-probabilities under the policy."""
+    """Retries groups with guidance and counts the results. `read` computes log-probabilities under the current policy.
+    """
 
     config: Config
     encode: Encoder
@@ -67,13 +72,13 @@ class RetryGenerator:
 
     @property
     def trains_guided(self) -> bool:
-        """Whether retries are trained under the prompt with the guidance."""
+        """Whether retries are trained under the prompt that contains the guidance."""
         return self.settings.use.name == "hinted"
 
     def __call__(self, engine: Engine, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                  answers: Sequence[Sequence[Answer]], score: Score) -> list[Group]:
-        """The groups with their retries aside. Called on every process, equally often. Raises TaskError where
-        `Task.guidance` fails."""
+        """Retries groups and returns them with their retries in `aside`. Called on every process, equally often. Raises
+        TaskError if `Task.guidance` fails."""
         out = [*groups]
         self.counts["groups"] += len(groups)
         for level in range(_MOST_LEVELS):
@@ -90,7 +95,7 @@ class RetryGenerator:
 
     def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                 answers: Sequence[Sequence[Answer]], level: int) -> list[Asking]:
-        """The requests of a retry round, with the index of their group."""
+        """The requests of one retry round, each with the index of its group."""
         wanted = all_wrong if self.settings.groups == "failed" else any_wrong
         return [(i, retry) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
                 if wanted(group) and not second_attempts(group)
@@ -128,7 +133,7 @@ class RetryGenerator:
         return replace(group, aside=(*group.aside, *second))
 
     def taught(self, group: Group) -> Group:
-        """The group as algo.guided.use has it trained."""
+        """Returns the group as it is trained, with retries used as algo.guided.use says."""
         out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
         self.counts["members"] += sum(r.variant == GUIDED for r in out.rollouts)
@@ -139,8 +144,8 @@ class RetryGenerator:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call and over all processes: the share of groups that were retried, of retries that are
-        correct and that are kept, and of their tokens among all trained ones."""
+        """Metrics since the last call, over all processes: the share of groups that were retried, the shares of retries
+        that are correct and that are kept, and the retries' share of all trained tokens."""
         counted, self.counts = self.counts, Counter()
         groups, retried, attempts, correct, retained, bare, rejected, members, tokens, own, *levels = comm.total(
             *(counted[name] for name in (*_COUNTED, *(f"level_{level}" for level in range(_MOST_LEVELS)))))
@@ -156,7 +161,7 @@ class RetryGenerator:
         return out | ({} if self.settings.beside else {"guided/members": members})
 
     def _warn(self, bare: int, attempts: int) -> None:
-        """Warns once when no retry has an explanation."""
+        """Warns once if no retry has an explanation before its answer."""
         if bare == attempts and not self._warned and comm.is_main():
             self._warned = True
             log.warning("algo.guided.keep=explains keeps nothing: none of %d retries has an explanation, text before "
@@ -165,18 +170,19 @@ class RetryGenerator:
 
 
 def all_wrong(group: Group) -> bool:
-    """Whether completions of a group are known to be wrong, and none to be correct."""
+    """Whether a group has completions known to be wrong, and none known to be correct."""
     known = [r.correct for r in group.rollouts if r.correct is not None]
     return bool(known) and not any(known)
 
 
 def any_wrong(group: Group) -> bool:
-    """Whether a completion of a group is known to be wrong."""
+    """Whether a group has a completion known to be wrong."""
     return any(r.correct is False for r in group.rollouts)
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError where algo.guided could have no effect, because there is no guidance."""
+    """Raises ConfigError if algo.guided can have no effect, because neither the task nor the training rows provide
+    guidance."""
     settings: Any = config.algo.guided
     bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
     bind("algo.guided.use", settings.use, USES)

@@ -1,6 +1,7 @@
-"""Guidance behind the question of a retry (algo.guided.words): `FirstAnswers -> text`, None for no retry.
+"""Guidance for retries (algo.guided.words): each function maps `FirstAnswers` to a text that is added after the
+question, or to None for no retry.
 
-Guidance is part of the prompt and never trained on. Evaluations are never guided."""
+Guidance is part of the prompt and never trained on. Evaluations do not use guidance."""
 
 from __future__ import annotations
 
@@ -23,35 +24,36 @@ _Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 
 @dataclass(frozen=True, eq=False)
 class FirstAnswers:
-    """The first completions of a prompt. G completions."""
+    """The G completions of a prompt without guidance, which a retry is based on."""
 
     task: Task
     sample: Sample
     answers: Sequence[Answer]
-    """[G]"""
+    """[G] the completions."""
     correct: Sequence[bool | None]
-    """[G] None = unknown."""
+    """[G] whether each completion is correct; None = unknown."""
     level: int = 0
-    """Number of earlier retries in this step."""
+    """Number of earlier retry rounds of this prompt in this step."""
 
     @property
     def wrong(self) -> Answer | None:
-        """The first completion known to be wrong."""
+        """The first completion known to be wrong, or None."""
         return next((a for a, right in zip(self.answers, self.correct, strict=True) if right is False), None)
 
 
 Guidance = Callable[..., str | None]
-"""(FirstAnswers, options) -> text."""
+"""A function (FirstAnswers, options) -> guidance text, or None for no retry."""
 
 
 def task_guidance(t: FirstAnswers) -> str | None:
-    """The text of Task.guidance. Agent-RLVR (arXiv 2506.11425)."""
+    """The text that the task returns from Task.guidance. Agent-RLVR (arXiv 2506.11425)."""
     return guidance_of(t.task, t.sample, t.answers) if t.level == 0 else None
 
 
 def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
-    """The beginning of the given solution: the first of `shares` of its characters, the next share where no retry with
-    that one is correct, and so on. It never contains the final answer, which is our choice.
+    """The beginning of the given solution. The first retry round shows the first of `shares` of its characters; if no
+    retry is correct, the next round shows the next share, and so on. The hint never contains the final answer, which
+    is our choice.
 
     GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning (arXiv 2507.10628)."""
     text = given_answer(t.task, t.sample) if t.level < len(shares) else None
@@ -62,23 +64,24 @@ def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
 
 
 def true_answer(t: FirstAnswers) -> str | None:
-    """The true answer, to be explained. ExPO: Unlocking Hard Reasoning with Self-Explanation-Guided Reinforcement
-    Learning (arXiv 2507.02834); the wording is ours."""
+    """States the true answer and asks to explain it. ExPO: Unlocking Hard Reasoning with Self-Explanation-Guided
+    Reinforcement Learning (arXiv 2507.02834); the wording is ours."""
     answer = _final(t) if t.level == 0 else None
     return answer and (f"The correct answer is: {answer}\nExplain step by step how to find it, and end with it in the "
                        "form that is asked for.")
 
 
 def solution(t: FirstAnswers) -> str | None:
-    """The given solution, to be rewritten in the policy's own words. EGSR (arXiv 2505.08364); the wording is ours."""
+    """Shows the given solution and asks to rewrite it in the policy's own words. EGSR (arXiv 2505.08364); the wording
+    is ours."""
     text = given_answer(t.task, t.sample) if t.level == 0 else None
     return text and f"This is a correct solution:\n{text}\nSolve the problem again in your own words."
 
 
 def critique(t: FirstAnswers) -> str | None:
-    """The first wrong completion and that it is wrong, with the true answer where it is known.
+    """Shows the first wrong completion, says that it is wrong, and states the true answer if it is known.
 
-    Critique-GRPO: Advancing LLM Reasoning with Natural Language and Numerical Feedback (arXiv 2506.03106), its
+    Critique-GRPO: Advancing LLM Reasoning with Natural Language and Numerical Feedback (arXiv 2506.03106), with its
     rule-based critiques; the wording is ours."""
     if t.level or t.wrong is None:
         return None
@@ -92,8 +95,8 @@ WORDS: dict[str, Guidance] = {"task": task_guidance, "hint": hint, "answer": tru
 
 
 def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | None:
-    """A task's guidance for a retry; None where it has none or an empty text. Raises TaskError when `guidance` fails or
-    returns anything else."""
+    """Calls Task.guidance for a retry. Returns None if the task has no guidance or an empty text. Raises TaskError if
+    `guidance` fails, or returns anything but a string or None."""
     task = task.of(sample)
     try:
         guidance: Any = task.guidance(sample, answers)

@@ -1,6 +1,7 @@
-"""Which retries are trained on (algo.guided.keep): `[RetryGroup], read -> [[bool]]`.
+"""Functions that choose which retries are trained on (algo.guided.keep): each maps the groups' retries to one bool per
+retry, `(list of RetryGroup, read) -> list of list of bool`.
 
-Called on every process at the same time, with or without retries, because `read` contains collectives."""
+They are called on every process at the same time, with or without retries, because `read` contains collectives."""
 
 from __future__ import annotations
 
@@ -17,31 +18,33 @@ from vlrl.task.interface import given_answer
 from vlrl.types import Completion, Prompt, Rollout, Sample
 
 LogprobReader = Callable[[Sequence[Prompt], Sequence[np.ndarray]], list[np.ndarray]]
-"""(prompts, tokens [T] of a completion of each) -> [T] log-probabilities under the current policy."""
+"""A function (prompts, tokens [T] of one completion per prompt) -> [T] log-probabilities of each completion under the
+current policy."""
 
 
 @dataclass(frozen=True, eq=False)
 class RetryGroup:
-    """The retries of a group."""
+    """The retries of one group."""
 
     task: Task
     sample: Sample
     prompt: Prompt
-    """Without guidance."""
+    """The prompt without guidance."""
     attempts: Sequence[Rollout]
     encode: Encoder
 
 
 def correct(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
-    """Keeps correct retries, as the task says."""
+    """Keeps the retries that the task says are correct."""
     return [[bool(r.correct) for r in g.attempts] for g in groups]
 
 
 def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
-    """Keeps correct retries that are good explanations: under the prompt alone the mean log-probability of their tokens
-    exceeds that of the given solution, and the true answer is more probable after the explanation than without it.
+    """Keeps correct retries that explain the answer well. Under the prompt without guidance, the mean log-probability
+    of the retry's tokens must exceed that of the given solution, and the true answer must be more probable after the
+    explanation than without it.
 
-    ExPO (arXiv 2507.02834). The answer is the text from the last <answer> on."""
+    ExPO (arXiv 2507.02834). The answer is the text that begins with the last <answer>."""
     attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
                 for g in groups for r in g.attempts]
     given = [given_answer(g.task, g.sample) for g in groups]
@@ -57,7 +60,7 @@ def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[boo
 
 
 def answer_start(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> int:
-    """Index of the token [T] with the first character of the final answer."""
+    """Index of the first token of the final answer in `tokens` [T]."""
     place = answer_offset(decode(tokens))
     return max(bisect_right(range(len(tokens) + 1), place, key=lambda k: len(decode(tokens[:k]))) - 1, 0)
 
@@ -67,6 +70,6 @@ KEEPS: dict[str, Keep] = {"correct": correct, "explains": explains}
 
 
 def as_completion(tokens: np.ndarray) -> Completion:
-    """Tokens as a completion, for computing log-probabilities only."""
+    """Wraps tokens in a Completion, only to compute their log-probabilities."""
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
                       text="", finish_reason="stop")

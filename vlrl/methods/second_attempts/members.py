@@ -1,8 +1,8 @@
-"""How retries change their group (algo.guided.use): `Group -> Group`, after all statistics of its own completions and
-before its advantages.
+"""Functions that decide how retries change their group (algo.guided.use): each maps a Group to a Group, after all
+statistics of its first completions and before its advantages are computed.
 
-Retries are in `aside`; those that may be trained on have `trained`. Their guidance belongs to the prompt; a retry that
-becomes a member is trained under the prompt without it (`train_prompt`), except with `hinted`."""
+Retries are in `Group.aside`, and those that may be trained on have trained=True. A retry that becomes a member of its
+group is trained under the prompt without guidance (`train_prompt`), except with `hinted`."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from vlrl.types import Group, Rollout
 
 
 def second_attempts(group: Group) -> list[Rollout]:
-    """The retries beside a group that are trained on."""
+    """The retries in the group's `aside` that may be trained on."""
     return [r for r in group.beside if r.variant == GUIDED]
 
 
 def mark_moved(group: Group) -> Group:
-    """Marks retries among the members, and the completions that they replaced, as moved (Group.plain)."""
+    """Sets `moved` on retries that became members of the group, and on the completions that they replaced. Group.plain
+    uses this to find the group's first completions."""
     return replace(group, rollouts=tuple(replace(r, moved=True) if r.variant == GUIDED else r for r in group.rollouts),
                    aside=tuple(replace(r, moved=True) if r.variant == REPLACED else r for r in group.aside))
 
 
 def beside(group: Group) -> Group:
-    """The group unchanged: its retries have their own loss, algo.guided.loss."""
+    """Returns the group unchanged: its retries are trained by the separate loss algo.guided.loss."""
     return group
 
 
 def join(group: Group) -> Group:
-    """Adds the first kept retry to the members; advantages are computed over all of them.
+    """Adds the first kept retry to the members; advantages are computed over all members.
 
-    Critique-GRPO (arXiv 2506.03106), which takes one refinement of each prompt."""
+    Critique-GRPO (arXiv 2506.03106), which adds one refinement per prompt."""
     attempts = second_attempts(group)[:1]
     return replace(group, rollouts=(*group.rollouts, *attempts), aside=_resting(group, attempts))
 
 
 def replace_wrong(group: Group) -> Group:
-    """Replaces the last wrong completion by the first kept retry. EGSR (arXiv 2505.08364)."""
+    """Replaces the last wrong completion of the group by the first kept retry. EGSR (arXiv 2505.08364)."""
     attempts = second_attempts(group)[:1]
     wrong = [i for i, r in enumerate(group.rollouts) if r.correct is False]
     if not attempts or not wrong:
@@ -49,8 +50,8 @@ def replace_wrong(group: Group) -> Group:
 
 
 def hinted(group: Group) -> Group:
-    """Replaces the members by all retries under the first hint with a kept retry, trained with that hint in the prompt.
-    Without a kept retry the group stays as it is, which is our choice.
+    """Replaces all members by the retries of the first round that has a kept retry, trained with the hint of that round
+    in the prompt. Without a kept retry the members stay as they are, which is our choice.
 
     GHPO (arXiv 2507.10628)."""
     attempts = second_attempts(group)[:1]
@@ -69,7 +70,7 @@ def _out(rollout: Rollout, group: Group) -> Rollout:
 
 
 def _resting(group: Group, taken: Sequence[Rollout]) -> tuple[Rollout, ...]:
-    """`aside` without the retries in `taken`; none of the rest is trained on."""
+    """The group's `aside` without the retries in `taken`; none of the remaining retries is trained on."""
     rest = (r for r in group.aside if not any(r is one for one in taken))
     return tuple(replace(r, trained=False) if r.variant == GUIDED else r for r in rest)
 

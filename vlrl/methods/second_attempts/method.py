@@ -1,4 +1,5 @@
-"""Retries of groups with wrong completions, with guidance: when they are generated, and how they are trained on."""
+"""The method behind algo.guided: retries groups that have wrong completions, with guidance in the prompt, and trains on
+the retries."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from vlrl.types import Completion, Group, Prompt, Sample
 
 
 class SecondAttempts(Method):
-    """Retries groups after scoring, and trains on the kept retries as algo.guided.use says."""
+    """Retries groups after they are scored, and trains on the kept retries as algo.guided.use says."""
 
     collective = True
 
@@ -31,7 +32,7 @@ class SecondAttempts(Method):
         super().__init__(section, settings, algorithm)
         loss = bind("algo.guided.loss", settings.loss, LOSSES)
         self.loss: Bound | None = loss if settings.beside else None
-        """None where retries become members of their groups."""
+        """The loss algo.guided.loss; None if retries become members of their groups."""
         self.requires = loss.requires if settings.beside else frozenset()
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
@@ -47,7 +48,8 @@ class SecondAttempts(Method):
         self.guiding = RetryGenerator(self.config, run.encode, read)
 
     def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
-        """Adds retries aside; they are scored as a separate group, as completions of the unchanged sample."""
+        """Adds retries to the groups' `aside`. The retries are scored as a separate group, as completions of the
+        unchanged sample."""
         stays = self.guiding.trains_guided
         answers = [[answer_of(r.completion, g.prompt, ask.step, r.variant) for r in g.rollouts] for g in groups]
 

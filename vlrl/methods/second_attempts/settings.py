@@ -11,7 +11,7 @@ from vlrl.config.base import MethodSettings, Named, Positive, Rate
 
 
 class GuidedSettings(MethodSettings):
-    """Retries of groups with wrong completions, with guidance behind the question (docs/objectives.md)."""
+    """Retries groups that have wrong completions, with guidance added after the question (docs/objectives.md)."""
 
     answers: Positive = Field(
         default=1, description="Retries per group, generated with the guidance of algo.guided.words; with use=hinted "
@@ -38,7 +38,7 @@ class GuidedSettings(MethodSettings):
 
     @property
     def beside(self) -> bool:
-        """Whether retries have their own loss, and are not members of their group."""
+        """Whether retries are trained by a separate loss instead of becoming members of their group."""
         return self.use.name == "beside"
 
     def problem(self, config: Any) -> str:

@@ -1,4 +1,4 @@
-"""The loss of correct retries (algo.guided): their own micro-batches beside those of the objective."""
+"""The loss of correct retries (algo.guided), computed in micro-batches separate from the objective's."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ from vlrl.types import Group, Rollout
 
 @dataclass(eq=False)
 class RetryPass:
-    """The loss of the retries of one optimizer step, under the prompts without guidance: a Pass."""
+    """Computes the loss of the retries of one optimizer step and its gradient, under prompts without guidance; a Pass
+    of the training loop."""
 
     policy: Policy
     algorithm: Objectives
     loss_of: Bound
-    """algo.guided.loss."""
+    """The loss function that algo.guided.loss names."""
     coef: float
     step: int
     part: Minibatch
-    """Rows with the same `unit` are a retry and, where the loss compares it, a failure of its group."""
+    """The micro-batches of the retries. Rows with the same `unit` are a retry and, if the loss compares it, a failed
+    completion of its group."""
     loss: float = 0.0
-    """This process's share in the last epoch over the batch."""
+    """This process's share of the loss in the last epoch over the batch."""
     logratio: float = 0.0
-    """Sum over the sampled tokens in the first epoch of log p(prompt) - log p(prompt and guidance)."""
+    """Sum, over the sampled tokens in the first epoch, of log p(token | prompt) - log p(token | prompt, guidance)."""
     done: int = 0
-    """Completed epochs over the batch."""
+    """Number of completed epochs over the batch."""
     active = True
     apart = False
 
@@ -67,7 +69,7 @@ class RetryPass:
 
 def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Bound,
               step: int) -> RetryPass | None:
-    """Packs the retries of one optimizer step; None where no process has any. Called on every process."""
+    """Packs the retries of one optimizer step. Returns None if no process has any. Called on every process."""
     config = algorithm.config
     groups = [*{id(t.group): t.group for t in part.rollouts}.values()]
     compared = "failures" in loss.requires
@@ -88,7 +90,7 @@ def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Boun
 
 
 def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
-    """Each correct retry with a failure of its group; failures are used in turn."""
+    """Pairs each retry that may be trained on with a failed completion of its group, taking the failures in turn."""
     attempts = [r for r in second_attempts(group) if r.completion.loss_mask.any()
                 and not (drop_truncated and r.completion.truncated)]
     failures = [r for r in group.rollouts if r.correct is False and r.train_prompt is None]
@@ -97,8 +99,8 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
 
 def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
                 compared: bool) -> RetryBatch:
-    """The RetryBatch of one micro-batch. Raises TrainingError where a retry and its paired failure were split when
-    memory ran out."""
+    """Makes the RetryBatch of one micro-batch. Raises TrainingError if a retry and its paired failure were put into
+    different micro-batches because memory ran out."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
     if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):
@@ -118,7 +120,8 @@ def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
 
 
 def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float:
-    """Tokens with unknown engine log-probability (NaN) do not count."""
+    """Sum of log p(token | prompt) - log p(token | prompt, guidance) over the tokens of the retries. Leaves out tokens
+    whose engine log-probability is unknown (NaN)."""
     flat = np.concatenate([np.zeros(0, np.float32), *(part.rollouts[r].row.logprobs for r in micro.order)])
     sampled = torch.from_numpy(flat).to(attempts.mask.device)
     own = (attempts.mask > 0) & attempts.second & sampled.isfinite()
@@ -126,7 +129,7 @@ def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float
 
 
 def metrics(passes: Sequence[RetryPass]) -> dict[str, float]:
-    """Means over the optimizer steps with retries, over all processes; {} where there was none."""
+    """Metrics of the retries, as means over the optimizer steps that had any, over all processes; {} if none had."""
     if not passes:
         return {}
     loss, logratio = comm.total(sum(p.loss for p in passes), sum(p.logratio for p in passes))

@@ -1,7 +1,7 @@
-"""Credit along the prefix tree of a group's completions: `Scores -> list of [T]`.
+"""Advantage estimators on the prefix tree of a group's completions: each maps `Scores` to one array [T] per completion.
 
-The value of a node is the mean reward of the completions through it; a node extends from one branching point to the
-next. Most useful with rollout.branch, whose completions continue each other's text."""
+A node of the tree is the text between two branching points, and its value is the mean reward of the completions that
+pass through it. Most useful with rollout.branch, where completions continue prefixes of each other."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from vlrl.methods.tree.search_tree import SearchNode, search_nodes
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The tokens from `start` on that `leaves` completions share."""
+    """A piece of text, beginning at token `start`, that `leaves` completions share."""
 
     start: int
     value: float
-    """Mean reward of the completions through it."""
+    """Mean reward of the completions that pass through this node."""
     before: float
-    """Value of its parent."""
+    """Value of the parent node."""
     leaves: int
 
 
 Credit = Callable[[Node, float], float]
-"""(node, value of the root) -> the advantage of its tokens."""
+"""A function (node, value of the root) -> advantage of the node's tokens."""
 
 
 def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Sequence[float]) -> dict[int, list[Node]]:
-    """The nodes of each rollout below the root, unordered: one for each branching point of the token tree."""
+    """The nodes on the path of each completion, without the root and unordered. There is a node for each branch of the
+    token tree."""
     nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:
@@ -59,11 +60,11 @@ def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Seq
 
 @requires("local", "tokens")
 def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
-    """V(node) - V(parent) on the tokens of each node; along a completion they add up to R - V(root).
+    """V(node) - V(parent) on the tokens of each node. Along a completion these differences add up to R - V(root).
 
-    A correct completion's reward is multiplied by 1 - shorter * (L - min) / (max - min), L its length among the group's
-    correct ones. ROSE, as described in its paper: segments end where completions branch, which
-    rollout.branch.at=meaning chooses by the meanings of continuations."""
+    The reward of a correct completion is first multiplied by 1 - shorter * (L - min) / (max - min), where L is its
+    length, and min and max are over the group's correct completions. ROSE, as described in its paper. Segments end
+    where completions branch; rollout.branch.at=meaning chooses these points by the meanings of continuations."""
     right = grouped.correct(s)
     lengths = torch.where(right, s.lengths, torch.nan)
     low, high = grouped.smallest(lengths, s.group), -grouped.smallest(-lengths, s.group)
@@ -74,7 +75,8 @@ def rose(s: Scores, shorter: Fraction = 0.2) -> list[torch.Tensor]:
 
 @requires("local", "tokens")
 def treerl(s: Scores) -> list[torch.Tensor]:
-    """(V(node) - V(root) + V(node) - V(parent)) / sqrt(completions through the node) on its tokens.
+    """(V(node) - V(root) + V(node) - V(parent)) / sqrt(number of completions through the node), on the tokens of each
+    node.
 
     Global and local advantage of TreeRL (arXiv 2506.11902), section 3.2."""
     return _on_nodes(s, s.rewards,
@@ -83,12 +85,12 @@ def treerl(s: Scores) -> list[torch.Tensor]:
 
 @requires("local", "tokens")
 def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """(R - mean + V_{t+1} - V_t) / (std + eps): V_t is the mean reward of the group's completions that begin with the
-    tokens before t, V_{t+1} that of those that share token t too.
+    """(R - mean + V_{t+1} - V_t) / (std + eps) on token t. V_t is the mean reward of the group's completions that begin
+    with the same tokens before t, and V_{t+1} that of the completions that also have the same token t.
 
-    The completions of a group form a prefix tree. Without branches the correction is 0, and this is grpo. TEMPO:
-    Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv 2509.18314), read so that values are
-    divided like the reward."""
+    The completions of a group form a prefix tree. On tokens at which it does not branch, V_{t+1} - V_t is 0, and the
+    advantage is that of grpo. TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv
+    2509.18314); we read the paper so that values are divided by std + eps like the reward."""
     base = grouped.centred(s.rewards, s.group)
     scale, flat = grouped.std(s.rewards, s.group) + eps, grouped.all_equal(s.rewards, s.group).tolist()
     out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
@@ -107,10 +109,12 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
 @reads("outcome", alone={})
 @requires("local", "nodes")
 def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
-    """V(node) - mean of V(end) over the group on the tokens of each node, V from the search (search_tree.py).
+    """V(node) - mean of V(end) over the group, on the tokens of each node, where V is from the tree search
+    (search_tree.py).
 
-    An end has V = 1 where its completion is correct, else -1. On other nodes tanh(V / temperature) replaces V; None = V
-    unchanged. A completion without search is a single node, an end. DeepSearch (arXiv 2509.25454), section 3.5."""
+    An end is the last node of a completion; it has V = 1 if the completion is correct, else -1. For other nodes V is
+    replaced by tanh(V / temperature), or used as it is with temperature=null. A completion that was generated without
+    search is a single end node. DeepSearch (arXiv 2509.25454), section 3.5."""
     right = grouped.correct(s).tolist()
     nodes = [search_nodes(extra) or [SearchNode(0, len(mask), 1.0 if correct else -1.0, 1)]
              for extra, mask, correct in zip(s.extra or [{}] * len(right), s.masks, right, strict=True)]
@@ -141,7 +145,7 @@ def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Te
 
 
 def scored_by_group(s: Scores) -> Iterator[list[int]]:
-    """The rollouts of each group that have a reward."""
+    """Yields the indices of each group's rollouts that have a reward."""
     groups: dict[int, list[int]] = defaultdict(list)
     for i, number in enumerate(s.group.tolist()):
         if not s.rewards[i].isnan():

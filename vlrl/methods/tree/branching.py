@@ -1,10 +1,10 @@
-"""Groups whose completions branch from each other: `rollout.branch`.
+"""Generates groups whose completions branch from each other (rollout.branch.roots).
 
 Some completions of a group, the roots, are generated from its prompt. Each of the others continues an existing
-completion from a chosen token, with its own random stream. The shared text is neither generated again nor computed
-twice in the update (models/prefix_tree.py). Episodes branch between turns: an action is generated anew in the same
-world, whose environment is reset to the same seed and replays the same actions (episodes.py). Credit by node:
-algo.advantage=rose, treerl or tempo."""
+completion from a chosen token, with a separate random stream. The shared prefix is not generated again, and the update
+computes it only once (models/prefix_tree.py). Episodes branch between turns: an action is generated anew in a copy of
+the environment, which is reset to the same seed and replays the same earlier actions (episodes.py). Advantages by node
+of the tree: algo.advantage=rose, treerl or tempo."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from vlrl.task.variants import has_variants
 from vlrl.types import Completion
 
 Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
-"""(completion, positions [K] that may be sampled again, number of branches it already has, random generator) -> one of
-the positions."""
+"""A rule that chooses where a completion branches: (completion, positions [K] that may be sampled again, number of
+branches it already has, random generator) -> one of the positions."""
 
 
 def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """The token with the lowest log-probability; on the next call the next lowest. TreeRL (arXiv 2506.11902). In an
-    episode the turn that contains it."""
+    """Branches at the token with the lowest log-probability; the next branch of the same completion at the next lowest.
+    TreeRL (arXiv 2506.11902). In an episode, at the start of the turn that contains the token."""
     known = np.nan_to_num(answer.logprobs, nan=0.0)
     lowest = {a.start: known[a.start:a.end].min(initial=0.0) for a in answer.actions}
     order = np.argsort([lowest.get(place, known[place]) for place in places.tolist()], kind="stable")
@@ -42,32 +42,33 @@ def surprise(answer: Completion, places: np.ndarray, before: int, rng: np.random
 
 
 def uniform(answer: Completion, places: np.ndarray, before: int, rng: np.random.Generator) -> int:
-    """Any position with equal probability."""
+    """Branches at any position with equal probability."""
     return int(rng.choice(places))
 
 
 POINTS: dict[str, Point | type[Meaning]] = {"surprise": surprise, "uniform": uniform, "meaning": Meaning}
 _PROBED = 11
-"""First number of the random-stream keys of continuations; the others are in generate.py, episodes.py and recording.py.
-"""
+"""First number of the random-stream keys of continuations. The first numbers of other streams are in generate.py,
+episodes.py and recording.py."""
 
 
 @dataclass(eq=False)
 class Leaf:
-    """A completion of a group."""
+    """A completion of a group, and the branches that start from it."""
 
     completion: Completion
     first: int
-    """The first token that may be sampled again: after the shared tokens, and not the first one of a root."""
+    """Position of the first token that may be sampled again. It comes after the tokens that are shared with other
+    completions, and is not the first token of a root."""
     parted: int = 0
-    """Number of branches from it."""
+    """Number of completions that branch from this one."""
     entropies: dict[int, float] = field(default_factory=dict)
     """Semantic entropy by position, for a rule that uses continuations."""
 
     @property
     def places(self) -> np.ndarray:
-        """[K] positions of its tokens that may be sampled again, without forced ones; for an episode the first tokens
-        of its actions, none where its environment failed."""
+        """[K] positions of tokens that may be sampled again; forced tokens are left out. For an episode, the first
+        tokens of its actions, or none if its environment failed."""
         done = self.completion
         if done.episode_id:
             return np.array([a.start for a in done.actions if a.start >= self.first and not done.error], np.int64)
@@ -76,23 +77,23 @@ class Leaf:
 
 @dataclass(eq=False)
 class BranchingGenerator:
-    """Generates groups whose completions branch, and counts generated and shared tokens."""
+    """Generates groups whose completions branch from each other, and counts generated and shared tokens."""
 
     config: Config
     read: Callable[[np.ndarray], str] = str
-    """Decodes tokens, for a rule that uses continuations."""
+    """Decodes tokens to text, for a rule that uses continuations."""
     written: int = 0
     reused: int = 0
     probed: int = 0
-    """Generated tokens of continuations that are used for the choice only."""
+    """Number of generated tokens of continuations that only serve to choose a branching point."""
 
     def __post_init__(self) -> None:
         self.point = point_of(self.config)
         self._unread = 0
 
     def generate(self, engine: Engine, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """The completions of each request: up to request.n, fewer once rollout.branch.tokens are generated. Called on
-        every process, equally often."""
+        """Returns the completions of each request: request.n of them, or fewer if rollout.branch.tokens are used up.
+        Called on every process, equally often."""
         settings = branch_of(self.config)
         assert settings.roots
         trees = [[Leaf(c, 1) for c in answers] for answers in engine.generate(
@@ -121,8 +122,8 @@ class BranchingGenerator:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call and over all processes: the share of completion tokens that were not generated again, and
-        the share of continuations for the choice among all generated tokens."""
+        """Metrics since the last call, over all processes: the share of completion tokens that are shared prefixes and
+        so were not generated again, and the share of generated tokens that only served to choose branching points."""
         written, reused, probed = comm.total(self.written, self.reused, self.probed)
         self.written = self.reused = self.probed = 0
         shares = {"branch/reused_frac": reused / max(written - probed + reused, 1.0)}
@@ -131,7 +132,8 @@ class BranchingGenerator:
 
     def _probe(self, engine: Engine, rule: Meaning, requests: Sequence[Request], trees: Sequence[list[Leaf]],
                wanted: Sequence[int], spent: list[int]) -> None:
-        """Generates continuations from positions of new completions, and records their entropies."""
+        """Generates short continuations from several positions of each new completion, and records their semantic
+        entropy."""
         probes = [(i, leaf, place, self._probing(rule, requests[i], leaf, number, place)) for i in wanted
                   for number, leaf in enumerate(trees[i]) if not leaf.entropies
                   for place in rule.candidates(leaf.places)]
@@ -147,8 +149,8 @@ class BranchingGenerator:
                        sampling=at_most(request.sampling, place + rule.tokens))
 
     def _round(self, request: Request, tree: list[Leaf]) -> Request:
-        """The next request: all missing completions, with a token budget as many as there are roots; each continues the
-        completion with the fewest branches."""
+        """The next request for a group: all missing completions or, with a token budget, at most as many as there are
+        roots. Each continues the completion that has the fewest branches."""
         settings = branch_of(self.config)
         n, begun = request.n - len(tree), []
         n = n if settings.tokens is None else min(n, settings.roots or n)
@@ -163,7 +165,8 @@ class BranchingGenerator:
         return replace(request, n=n, begun=tuple(begun), way_out="rollout.branch.roots=null")
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
-        """Raises ConfigError where a user's own function fails, or returns none of the positions."""
+        """Chooses the position at which a completion branches. Raises ConfigError if a user's own function fails, or
+        returns a position that it was not given."""
         named, places = f"rollout.branch.at={branch_of(self.config).at.name!r}", leaf.places
         if isinstance(self.point.function, Meaning):
             return self.point(leaf.entropies, leaf.parted, rng)
@@ -178,18 +181,19 @@ class BranchingGenerator:
 
 
 def at_most(sampling: Sampling, tokens: int) -> Sampling:
-    """Sampling with at most `tokens` new tokens; without the thinking budget where that is not lower."""
+    """The sampling settings with at most `tokens` new tokens. The thinking budget is dropped if it is not lower than
+    that."""
     most, budget = min(tokens, sampling.max_new_tokens), sampling.thinking_budget
     return replace(sampling, max_new_tokens=most, thinking_budget=budget if (budget or most) < most else None)
 
 
 def point_of(config: Config) -> Bound:
-    """The rule of rollout.branch.at with its options. Raises ConfigError where it is unknown."""
+    """The rule that rollout.branch.at names, with its options. Raises ConfigError if it is unknown."""
     return bind("rollout.branch.at", branch_of(config).at, POINTS, skip=4)
 
 
 def check(config: Config, task: Task, generates: bool) -> None:
-    """Raises ConfigError where rollout.branch is not supported."""
+    """Raises ConfigError if rollout.branch does not work with this run's task or kind of training."""
     settings, problem = branch_of(config), ""
     if not settings.active:
         return
@@ -211,7 +215,8 @@ def check(config: Config, task: Task, generates: bool) -> None:
 
 
 def _cut(completion: Completion, place: int) -> Completion:
-    """The first `place` tokens, to be continued; for an episode with its turns up to there."""
+    """The first `place` tokens of a completion, as a prefix to continue; for an episode, with its turns up to that
+    position."""
     turns = tuple(t for t in completion.turns if t.end <= place) if completion.episode_id else ()
     return replace(completion, tokens=completion.tokens[:place], logprobs=completion.logprobs[:place],
                    loss_mask=completion.loss_mask[:place], text="", finish_reason="length", turns=turns, shown=None,

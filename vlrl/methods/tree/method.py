@@ -1,4 +1,5 @@
-"""Groups whose completions share text: they branch from each other, or are leaves of a tree search."""
+"""The method behind rollout.branch: generates groups whose completions share text, because they branch from each other
+or are leaves of a tree search."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from vlrl.types import Completion, Sample
 
 
 class TreeRollouts(Method):
-    """Generates the groups of a step as rollout.branch.roots or rollout.branch.search says."""
+    """Generates the groups of a step by branching (rollout.branch.roots) or by tree search (rollout.branch.search)."""
 
     collective = True
     state_at = "source.search"

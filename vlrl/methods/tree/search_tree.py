@@ -1,13 +1,14 @@
-"""The tree of a search: which node is expanded next, and the values of nodes.
+"""The tree of a search: the values of its nodes, and the choice of the node to expand next.
 
     tree = Tree(settings, empty)
     ends = tree.grow(pieces, most)                  # pieces generated from tree.current; most = token limit
     tree.judge(ends, [True, False])                 # one of them is backed up; tree.current is the next node
 
-A node is a piece of a completion, and represents the completion up to its end. N counts its visits: how often it was
-generated, unless it is an end, and one for each backed-up end below it. V is the sum of their values at this node, Q =
-V / N. DeepSearch (arXiv 2509.25454), sections 3.1 to 3.3, and its released code where the paper is silent. Equal pieces
-are one node, which is our addition: otherwise N is 1 on all new nodes, and the first is chosen."""
+A node is a piece of a completion, and stands for the completion up to the end of that piece. An end is a node at which
+the completion ends. N of a node counts how often the node was generated (0 for an end), plus one for each backed-up end
+at or below it. V is the sum of the values that these ends give to the node, and Q = V / N. DeepSearch (arXiv
+2509.25454), sections 3.1 to 3.3, and its released code where the paper gives no detail. Equal pieces are one node,
+which is our addition: otherwise N would be 1 on all new nodes, and the first node would always be chosen."""
 
 from __future__ import annotations
 
@@ -23,37 +24,38 @@ from vlrl.types import Completion
 
 
 class SearchNode(NamedTuple):
-    """A node on the path of a completion: its tokens start..end, and its statistics."""
+    """A node on the path of a completion: tokens start .. end - 1, and the node's statistics."""
 
     start: int
     end: int
     value: float
-    """Sum of the values of the completions through it; 1 or -1 for an end."""
+    """V of the node: the sum of the values of backed-up completions through it; 1 or -1 for an end."""
     visits: int
 
 
 def as_extra(nodes: Sequence[SearchNode]) -> dict[str, Any]:
-    """The nodes of a completion, in order, as Completion.extra; they are stored as its turns."""
+    """Converts the nodes of a completion, in order, to Completion.extra. They are stored under the key "turns"."""
     return {"turns": [{"start": n.start, "end": n.end, "info": {"value": n.value, "visits": n.visits}} for n in nodes]}
 
 
 def search_nodes(extra: Mapping[str, Any]) -> list[SearchNode]:
-    """The nodes on the path of a completion, which cover all of its tokens; empty without a search."""
+    """The nodes on the path of a completion, which cover all of its tokens, from Completion.extra; [] for a completion
+    without search."""
     return [SearchNode(turn["start"], turn["end"], **turn["info"]) for turn in extra.get("turns", ())]
 
 
 @dataclass(eq=False)
 class Node:
-    """A piece of a completion; the root is empty."""
+    """A node of the search tree: a piece of a completion. The root is an empty piece."""
 
     written: Completion
-    """The completion up to its end."""
+    """The completion from its beginning to the end of this piece."""
     parent: Node | None = None
     depth: int = 0
     ended: bool = False
-    """Whether the completion ends here."""
+    """Whether the completion ends at this node."""
     right: bool | None = None
-    """For an end, whether the completion is correct; None = unknown."""
+    """For an end: whether the completion is correct; None = unknown."""
     backed_up: bool = False
     children: list[Node] = field(default_factory=list)
     visits: int = 0
@@ -65,23 +67,23 @@ class Node:
 
     @property
     def start(self) -> int:
-        """Position of its first token in the completion."""
+        """Position of the first token of this piece in the completion."""
         return len(self.parent.written.tokens) if self.parent else 0
 
     @property
     def entropy(self) -> float:
-        """Mean -log p of the sampled tokens of its piece: an estimate of the policy entropy there."""
+        """Mean -log p of the sampled tokens of this piece, as an estimate of the policy entropy."""
         return _entropy(self.written, self.start)
 
     def above(self) -> Iterator[Node]:
-        """The node and its ancestors, the root last."""
+        """Yields the node and its ancestors, the root last."""
         node: Node | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def below(self) -> Iterator[Node]:
-        """The node and its descendants, each before its children."""
+        """Yields the node and its descendants, each before its children."""
         open_: list[Node] = [self]
         while open_:
             node = open_.pop()
@@ -89,27 +91,27 @@ class Node:
             open_.extend(reversed(node.children))
 
     def completion(self) -> Completion:
-        """The completion that ends here, with the nodes on its path."""
+        """The completion that ends at this node, with the nodes on its path in `extra`."""
         nodes = [SearchNode(n.start, len(n.written.tokens), n.value, n.visits) for n in [*self.above()][-2::-1]]
         return Completion(tokens=self.written.tokens, logprobs=self.written.logprobs, loss_mask=self.written.loss_mask,
                           text=self.written.text, finish_reason=self.written.finish_reason, extra=as_extra(nodes))
 
 
 class Tree:
-    """A search for completions of one prompt."""
+    """A tree search for completions of one prompt."""
 
     def __init__(self, settings: SearchSettings, empty: Completion):
         self.settings = settings
         self.root = Node(empty)
         self.current: Node | None = self.root
-        """The node to expand next; None = no node is open."""
+        """The node to expand next; None if no node is left to expand."""
         self.ends: list[Node] = []
-        """The backed-up ends, in order."""
+        """The backed-up ends, in the order in which they were backed up."""
         self.grown = 0
 
     def grow(self, pieces: Sequence[Completion], most: int) -> list[Node]:
-        """Adds the pieces generated from the current node, and returns the ends among them; a completion ends with
-        `most` tokens at the latest."""
+        """Adds the pieces generated from the current node as its children. Returns the ends among them; a completion
+        ends by itself, or when it has `most` tokens."""
         node, new = self.current, dict[bytes, Node]()
         assert node is not None
         ends = [Node(c, node, node.depth + 1, ended=True) for c in pieces if _ends(c, most)]
@@ -121,7 +123,7 @@ class Tree:
         return ends
 
     def judge(self, ends: Sequence[Node], right: Sequence[bool | None]) -> None:
-        """Sets whether the new ends are correct, backs up one of them, and chooses the next node."""
+        """Records whether each new end is correct, backs up one of the ends, and chooses the next node to expand."""
         for node, correct in zip(ends, right, strict=True):
             node.right = correct
         if ends:
@@ -129,41 +131,45 @@ class Tree:
         self.current = self._next(bool(ends))
 
     def settle(self) -> bool:
-        """Backs up one of the remaining ends, once no node is to be expanded; returns whether there was one."""
+        """Backs up one of the remaining ends, after the last expansion. Returns whether there was one."""
         waiting = [node for node in self.root.below() if node.ended and not node.backed_up]
         if waiting:
             self._back_up(_first(waiting))
         return bool(waiting)
 
     def again(self) -> None:
-        """Expands the root again where no node is open."""
+        """Makes the root the current node again if no node is left to expand."""
         self.current = self.current or self.root
 
     def uct(self, node: Node) -> float:
-        """Q + explore * sqrt(ln N(parent) / N); Q alone while the parent has no visit."""
+        """UCT score for the choice among new nodes: Q + explore * sqrt(ln N(parent) / N), or Q if parent or node has no
+        visits."""
         assert node.parent is not None
         if not node.parent.visits or not node.visits:
             return node.q
         return node.q + self.settings.explore * math.sqrt(math.log(node.parent.visits) / node.visits)
 
     def promise(self, node: Node) -> float:
-        """by_value * tanh(Q(parent)) + by_entropy * H + by_depth * sqrt(its depth / depth)."""
+        """Score for the choice among all open nodes: by_value * tanh(Q(parent)) + by_entropy * entropy of the piece +
+        by_depth * sqrt(depth of the node / maximum depth)."""
         assert node.parent is not None
         s = self.settings
         return (s.by_value * math.tanh(node.parent.q) + s.by_entropy * node.entropy
                 + s.by_depth * math.sqrt(node.depth / s.depth))
 
     def _next(self, ended: bool) -> Node | None:
-        """Where nothing has ended the best of the new nodes; else the best of all open ones. The first among equals."""
+        """The node to expand next. If no completion has ended in this expansion, the new node with the highest `uct`;
+        otherwise the open node of the whole tree with the highest `promise`. Among equals the first."""
         open_ = [n for n in self.root.below() if n.parent and not n.ended and not n.children]
         if ended:
             return max(open_, key=self.promise, default=None)
         return max((n for n in open_ if n.parent is self.current), key=self.uct)
 
     def _back_up(self, end: Node) -> None:
-        """Adds +-max((d + 1) / (D + 1), least) to V of the nodes on the path, d their depth and D that of the end.
+        """Backs up an end: adds +-max((d + 1) / (D + 1), least) to V of each node on its path, where d is the depth of
+        the node and D the depth of the end. The sign is + if the completion is correct, else -.
 
-        The value of a correct completion replaces a negative V, that of a wrong one leaves a positive V unchanged. A
+        For a correct completion the value replaces a negative V; for a wrong one a positive V stays unchanged. A
         completion of unknown correctness counts only as a visit."""
         end.backed_up = True
         self.ends.append(end)
@@ -182,8 +188,8 @@ def _ends(answer: Completion, most: int) -> bool:
 
 
 def _first(ends: Sequence[Node]) -> Node:
-    """The end to back up: a correct one if any, else a wrong one; among these the one with the lowest mean entropy from
-    the first token on."""
+    """Chooses the end to back up: a correct one if there is any, else a wrong one; among several, the one whose
+    completion has the lowest mean entropy."""
     return min(ends, key=lambda node: ({True: 0, False: 1, None: 2}[node.right], _entropy(node.written)))
 
 

@@ -10,7 +10,7 @@ from vlrl.config.base import Count, Fraction, MethodSettings, Named, NonNegative
 
 
 class SearchSettings(Settings):
-    """A tree of pieces of completions that is expanded where it is most promising (DeepSearch, 2509.25454)."""
+    """A search tree of pieces of completions, expanded at its most promising node (DeepSearch, 2509.25454)."""
 
     width: Annotated[int, Field(ge=2)] = Field(default=8, description="Pieces generated from one node.")
     depth: Annotated[int, Field(ge=2)] = Field(
@@ -46,7 +46,8 @@ class SearchSettings(Settings):
 
 
 class BranchSettings(MethodSettings):
-    """Completions of a group that continue each other's text instead of starting from the prompt."""
+    """Completions of a group share text: they continue each other's prefixes instead of all starting from the prompt.
+    """
 
     roots: Positive | None = Field(
         default=None, description="Answers of a group that are generated from the prompt; each of the others branches "
@@ -107,7 +108,8 @@ def branch_of(config: Any) -> BranchSettings:
 
 
 def without_nodes(config: Any, advantage: str) -> str:
-    """Why an advantage over search nodes has none; "" with a search."""
+    """The error text for an advantage that reads search nodes while rollout.branch.search=null; "" if there is a
+    search."""
     if branch_of(config).search is not None:
         return ""
     return (f"algo.advantage={advantage!r} reads what a tree search has found, and rollout.branch.search=null: set "
