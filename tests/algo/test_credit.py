@@ -153,7 +153,7 @@ def test_the_preset_corrects_the_second_half_and_forgets_at_low_entropy_alone():
 
 
 def test_forgetting_needs_a_size():
-    with pytest.raises(ConfigError, match=r"rollout\.forget\.entropy=0\.3 would never apply"):
+    with pytest.raises(ConfigError, match=r"rollout\.forget\.entropy=0\.3 has no effect"):
         validate({"task": "x", "model": {"name": "x"}, "rollout": {"forget": {"entropy": 0.3}}})
 
 

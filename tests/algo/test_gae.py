@@ -254,8 +254,8 @@ def test_untrained_tokens_teach_the_critic_nothing():
 @pytest.mark.parametrize("algo, says", [
     *(({"advantage": name}, f"algo.advantage='{name}' needs.*algo.critic=null.*algo.critic={{}}.*algo.advantage=grpo")
       for name in ("gae", "turn_gae", "bilevel_gae", "macro_gae")),
-    ({"critic": {}}, "algo.critic is set, and algo.advantage='grpo' reads no values.*algo.critic=null"),
-    ({"critic": {}, "advantage": "gigpo"}, "algo.advantage='gigpo' reads no values: set algo.advantage=gae"),
+    ({"critic": {}}, "algo.critic is set, but algo.advantage='grpo' does not use its values.*algo.critic=null"),
+    ({"critic": {}, "advantage": "gigpo"}, "algo.advantage='gigpo' does not use its values: set algo.advantage=gae"),
     ({"critic": {"lr": 0}, "advantage": "gae"}, "algo.critic.lr=0"),
     ({"critic": {"gamma": 1.1}, "advantage": "gae"}, "algo.critic.gamma=1.1"),
     ({"critic": {"clip": 0}, "advantage": "gae"}, "algo.critic.clip=0"),

@@ -117,9 +117,9 @@ def test_costs_are_measured_by_those_before_also_after_a_resume():
 
 
 def test_what_is_no_cost_is_refused():
-    with pytest.raises(ValueError, match="no reward part 'cost'; there are: price"):
+    with pytest.raises(ValueError, match="no reward part 'cost'; the reward parts are: price"):
         CallCost()(scores([[1]], parts={"price": [1]}))
-    with pytest.raises(ValueError, match="'cost' is -2, and a cost is at least 0"):
+    with pytest.raises(ValueError, match="'cost' is -2, but a cost must be at least 0"):
         CallCost()(scores([[1]], parts={"cost": [-2]}))
-    with pytest.raises(ValueError, match=r"quantile=0.5: .*below 0.5"):
+    with pytest.raises(ValueError, match=r"quantile=0.5 must be below 0.5"):
         CallCost(quantile=0.5)

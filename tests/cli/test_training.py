@@ -114,7 +114,7 @@ def test_dry_run_without_the_model_shows_what_needs_none(lora, tmp_path, capsys)
     ("limits.prompt_tokens=5", "longer than limits.prompt_tokens=5"),
     ("eval.splits=[other]", "no samples in split 'other'"),
     ("curriculum.name=unifrom", "Did you mean 'uniform'"),
-    ("algo.guided.answers=1", "give it guidance(sample, answers)"),
+    ("algo.guided.answers=1", "define guidance(sample, answers)"),
 ])
 def test_dry_run_names_every_problem(lora, tmp_path, capsys, word, says):
     task = tmp_path / "shades.py"

@@ -101,7 +101,7 @@ def test_what_a_probe_could_not_tell_comes_from_the_field_and_else_last():
 
 
 def test_adcl_options_are_checked():
-    with pytest.raises(ConfigError, match="batches=7 are more than the 6 training rows"):
+    with pytest.raises(ConfigError, match="batches=7 is more than the number of training rows, 6"):
         curriculum.make(CurriculumSettings(name="adcl", batches=7), prompts())  # pyright: ignore
     with pytest.raises(ConfigError, match=r"none of the 2 training rows .* or set curriculum.by=null"):
         ADCL(prompts([None, None]), batches=1)

@@ -130,7 +130,7 @@ def test_forced_tokens_are_not_sampled_again():
 
 
 @pytest.mark.parametrize("point, said", [
-    (lambda *_: 0, "gave 0: it must return one of the 2 positions of tokens that it was given, 1 to 2"),
+    (lambda *_: 0, "returned 0: it must return one of the 2 token positions that it was given, 1 to 2"),
     (lambda *_: None, "gave None"), (lambda *_: 1 / 0, "ZeroDivisionError")])
 def test_a_point_of_ones_own_is_checked(point, said):
     branches = BranchingGenerator(branched(4))
@@ -155,12 +155,12 @@ def test_an_answer_of_one_token_is_written_from_the_prompt():
 @pytest.mark.parametrize("rollout, more, said", [
     ({"branch": {"at": "uniform"}}, {}, "rollout.branch.at=uniform applies to .*rollout.branch.roots"),
     ({"branch": {"tokens": 9}}, {}, "rollout.branch.tokens=9"),
-    ({"branch": {"roots": 4}, "group_size": 4}, {}, "rollout.branch.roots=4 leaves none of rollout.group_size=4"),
-    ({"branch": {"roots": 2}, "step_tokens": 4, "max_new_tokens": 9}, {}, "rollout.step_tokens both say how"),
+    ({"branch": {"roots": 4}, "group_size": 4}, {}, "rollout.branch.roots=4 leaves none of the rollout.group_size=4"),
+    ({"branch": {"roots": 2}, "step_tokens": 4, "max_new_tokens": 9}, {}, "rollout.step_tokens both decide how"),
     ({"branch": {"roots": 2}, "forget": {"lr": 1e-3}}, {"algo": {"correction": "none"}},
-     "rollout.branch.roots=2 and rollout.forget.lr both say how"),
+     "rollout.branch.roots=2 and rollout.forget.lr both decide how"),
     ({"branch": {"roots": 2}}, {"async": {"max_staleness": 1}, "algo": {"correction": "token_truncate"}},
-     "does not go with async.max_staleness=1"),
+     "does not work with async.max_staleness=1"),
 ])
 def test_settings_that_cannot_act_are_refused(rollout, more, said):
     with pytest.raises(ConfigError, match=said):
@@ -176,7 +176,7 @@ def test_tasks_that_cannot_branch_are_refused():
     branching.check(config, World(), True)
     with pytest.raises(ConfigError, match=r"rollout\.branch\.at=meaning reads continuations of single answers"):
         branching.check(branched(4, at="meaning"), World(), True)
-    with pytest.raises(ConfigError, match="supervised fine-tuning draws no answers"):
+    with pytest.raises(ConfigError, match="supervised fine-tuning generates no answers"):
         branching.check(config, Vowels(), False)
     branching.check(config, Vowels(), True)
     for early in (BranchingGenerator, lambda config: branching.check(config, Vowels(), True)):

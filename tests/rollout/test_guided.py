@@ -176,7 +176,7 @@ def test_guidance_follows_the_last_text():
     assert fill("{a}", {"a": "{b}"}) == "{b}"
 
 
-@pytest.mark.parametrize("given, said", [(3, "gave int, expected a text"),
+@pytest.mark.parametrize("given, said", [(3, "returned int, expected a string"),
                                          (ValueError("no"), "failed: .*ValueError: no")])
 def test_guidance_that_fails_is_told(given, said):
     class Odd(Task):

@@ -342,13 +342,13 @@ def test_a_step_reads_and_tells(tiny):
 
 
 @pytest.mark.parametrize("rollout, more, said", [
-    ({"branch": {"roots": 2, "search": {}}}, {}, r"rollout\.branch\.roots=2 and rollout\.branch\.search both say"),
-    ({"branch": {"search": {}, "at": "uniform"}}, {}, r"rollout\.branch\.at=uniform applies .* from roots: leave it"),
-    ({"branch": {"search": {"cache": 0, "hard": 0.5}}}, {}, r"search\.hard=0\.5 cannot act with .*search\.cache=0"),
+    ({"branch": {"roots": 2, "search": {}}}, {}, r"rollout\.branch\.roots=2 and rollout\.branch\.search both decide"),
+    ({"branch": {"search": {}, "at": "uniform"}}, {}, r"rollout\.branch\.at=uniform applies .* from roots, but"),
+    ({"branch": {"search": {"cache": 0, "hard": 0.5}}}, {}, r"search\.hard=0\.5 has no effect with .*search\.cache=0"),
     ({"branch": {"search": {}}, "step_tokens": 4, "max_new_tokens": 9}, {},
-     r"rollout\.branch\.search and rollout\.step_tokens both say .*rollout\.branch\.search=null"),
+     r"rollout\.branch\.search and rollout\.step_tokens both decide .*rollout\.branch\.search=null"),
     ({"branch": {"search": {}}}, {"async": {"max_staleness": 1}, "algo": {"correction": "token_truncate"}},
-     r"rollout\.branch\.search does not go with async\.max_staleness=1"),
+     r"rollout\.branch\.search does not work with async\.max_staleness=1"),
     ({"branch": {"search": {"width": 1}}}, {}, r"rollout\.branch\.search\.width"),
     ({"branch": {"search": {"depth": 1}}}, {}, r"rollout\.branch\.search\.depth"),
     ({"branch": {"tokens": 9}}, {}, r"rollout\.branch\.tokens=9 .*rollout\.branch\.roots or search"),
@@ -368,8 +368,8 @@ def test_tasks_that_cannot_be_searched_are_refused():
             return []
 
     config = config_of()
-    for task, generates, said in ((World(), True, "has an environment or tools"), (Varied(), True, "draws variants"),
-                                  (Vowels(), False, "supervised fine-tuning draws no answers")):
+    for task, generates, said in ((World(), True, "has an environment or tools"), (Varied(), True, "prompt variants"),
+                                  (Vowels(), False, "supervised fine-tuning generates no answers")):
         with pytest.raises(ConfigError, match=rf"rollout\.branch\.search: .*{said}.*rollout\.branch\.search=null"):
             branching.check(config, task, generates)
     branching.check(config, Vowels(), True)

@@ -202,7 +202,7 @@ def test_an_own_advantage_that_teaches_the_critic_nothing_is_refused(made, tmp_p
     (tmp_path / "own.py").write_text("from vlrl.algo.inputs import requires\n\n@requires('values')\ndef own(s):\n"
                                      "    assert len(s.per_token) == len(s.rewards)\n    return s.rewards\n")
     config = other(folder, algo={"advantage": f"{tmp_path}/own.py:own", "critic": {}})
-    with pytest.raises(ConfigError, match=r"gives the critic nothing to learn: return inputs.Estimates"):
+    with pytest.raises(ConfigError, match=r"returns no targets for the critic: return inputs.Estimates"):
         Credit(Algorithm(config), config, policy)(groups, 0)
 
 

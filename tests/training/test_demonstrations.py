@@ -190,7 +190,7 @@ def test_which_rows_are_shown(scene):
     none = [s for s in task.samples("train") if not s.get("solution")]
     with pytest.raises(ConfigError, match="none of the first 256 training rows has one"):
         draw.check(config, task, none)
-    with pytest.raises(ConfigError, match="none of 512 drawn training rows has an answer"):
+    with pytest.raises(ConfigError, match="none of 512 drawn training rows has a given answer"):
         DemonstrationSampler(config, task, encode, None, none, Algorithm(config).methods[0].mix)(0)
 
 
@@ -206,7 +206,7 @@ def test_settings_that_do_not_go_together(more, message):
 def test_sharded_gradients_are_refused(scene, monkeypatch):
     *_, folder = scene
     monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
-    with pytest.raises(ConfigError, match=r"algo\.demonstrations needs the norm of its own.*train\.sharding=none"):
+    with pytest.raises(ConfigError, match=r"algo\.demonstrations needs the gradient norm.*train\.sharding=none"):
         draw.check(of(folder, CHORD), Vowels(), [])
 
 

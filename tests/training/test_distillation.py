@@ -181,12 +181,12 @@ def test_a_teacher_of_other_tokens_or_pictures_is_refused(scene, tiny_models, tm
     teacher.check(of(folder, other))
     with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='.*' is a qwen2_5_vl.*a qwen3_vl.*: name a"):
         teacher.check(of(folder, tiny_models[TWO[1]]))
-    with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='.*/changed' has another vocabulary.*2 tokens"):
+    with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='.*/changed' has a different vocab.*2 tokens"):
         teacher.check(of(folder, changed(folder, tmp_path, "tokenizer.json", swapped)))
     shutil.rmtree(tmp_path / "changed")
     patches = changed(folder, tmp_path, "processor_config.json",
                       lambda c: c["image_processor"].update(patch_size=14))
-    with pytest.raises(ConfigError, match=r"sees pictures by patch_size=14, and the policy .* by 8: name a"):
+    with pytest.raises(ConfigError, match=r"processes images with patch_size=14, but the policy .* with 8: name a"):
         teacher.check(of(folder, patches))
 
 
@@ -199,7 +199,7 @@ def test_a_teacher_that_is_not_there(scene):
 @pytest.mark.parametrize("more, message", [
     ({"model": {"name": "m", "feature_cache_mib": 64}}, r"model\.feature_cache_mib=64 .*set model\.feature_cache_mib"),
     ({"algo": {"advantage": "gae", "critic": {}, "distillation": {"objective": 0}}},
-     r"algo\.distillation\.objective=0 learns from no advantage.*algo\.critic=null")])
+     r"algo\.distillation\.objective=0 trains on no advantage.*algo\.critic=null")])
 def test_settings_that_do_not_go_together(more, message):
     with pytest.raises(ConfigError, match=message):
         configs.validate({"task": "digits", "model": {"name": "m"}, "algo": {"distillation": {}}, **more})
@@ -208,7 +208,7 @@ def test_settings_that_do_not_go_together(more, message):
 def test_a_run_that_draws_no_answers_is_refused(scene):
     *_, folder, other = scene
     (method,) = Algorithm(of(folder, other)).methods
-    with pytest.raises(ConfigError, match="this run draws none: start it with vlrl train"):
+    with pytest.raises(ConfigError, match="this run generates none: use vlrl train"):
         method.check(Vowels(), [], False)
 
 

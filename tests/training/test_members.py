@@ -203,7 +203,7 @@ def test_episodes_have_the_words_of_their_task_alone():
         def environment(self, sample):
             return None
 
-    with pytest.raises(ConfigError, match=r"algo\.guided\.words=critique refers to one answer, and task .* episodes"):
+    with pytest.raises(ConfigError, match=r"algo\.guided\.words=critique refers to a single answer, .* episodes"):
         guided.check(config_of(words="critique"), Acts(), [])
 
 

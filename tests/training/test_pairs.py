@@ -86,7 +86,7 @@ def test_a_pair_is_the_better_answer_and_the_other(made):
     assert encode.processor.tokenizer.decode(first.prompt.ids).count("Which colours has picture 0?") == 1
     task = load_class("preference")()
     sample = task.sample_from_row(row(0))
-    with pytest.raises(DataError, match=r"sample '0': no pair of answers to learn from.*task\.recipe=respond"):
+    with pytest.raises(DataError, match=r"sample '0' has no pair of answers to learn from.*task\.recipe=respond"):
         pair_groups(task, encode, [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))], 0)
 
 

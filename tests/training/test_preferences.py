@@ -94,7 +94,7 @@ def test_a_row_without_a_rejected_answer_is_told(scene):
         def samples(self, split):
             return [Sample(id="a", row={"n": 1, "solution": "x"})]
 
-    with pytest.raises(DataError, match="sample 'a': no rejected answer"):
+    with pytest.raises(DataError, match="sample 'a' has no rejected answer"):
         groups_of(scene, Half())
 
 

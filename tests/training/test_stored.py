@@ -300,7 +300,7 @@ def test_raft_pp_learns_right_answers_alone_each_with_weight_one(scene, folders)
 @pytest.mark.parametrize(("more", "message"), [
     ({"algo": {"stored": {}, "guided": {}}}, "algo.stored and algo.guided both"),
     ({"algo": {"stored": {}, "demonstrations": {}}}, "algo.stored and algo.demonstrations both"),
-    ({"algo": {"stored": {"own": False}}}, "algo.stored.own=false, and algo.stored.runs names no other"),
+    ({"algo": {"stored": {"own": False}}}, "algo.stored.own=false and algo.stored.runs names no other"),
     ({"algo": {"stored": {}}, "store": {"rollouts": False}}, "store.rollouts=false writes none"),
     ({"algo": {"stored": {"groups": 1}}, "rollout": {"minibatches": 2}}, "algo.stored.groups=1 leaves"),
     ({"algo": {"stored": {}}, "async": {"max_staleness": 1}}, "async.max_staleness=1")])
@@ -316,7 +316,7 @@ def test_what_cannot_be_is_refused(scene, monkeypatch):
         parts = Algorithm(config).methods[0].parts
         credit_alone(scene[2][0], parts.advantage, parts.batch, 0, 0, "algo.stored")
     monkeypatch.setattr(draw.shards, "is_sharded", lambda config: True)
-    with pytest.raises(ConfigError, match=r"algo\.stored needs the norm of its own gradient.*train\.sharding=none"):
+    with pytest.raises(ConfigError, match=r"algo\.stored needs the gradient norm of its loss.*train\.sharding=none"):
         Algorithm(of(folder, TRUNCATED)).methods[0].check(Vowels(), [], True)
 
 

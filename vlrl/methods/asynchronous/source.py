@@ -257,8 +257,8 @@ def check(config: Config, sampler: Any) -> None:
     """
     if config.asynchronous.max_staleness and isinstance(sampler, ProbingSampler):
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
-                          f"{config.curriculum.name} needs answers to some prompts before it draws those of a step, "
-                          "which would stall the update. Choose another curriculum.name, or set async.max_staleness=0")
+                          f"{config.curriculum.name} probes prompts before it draws those of a step, which would stall "
+                          "the update. Choose another curriculum.name, or set async.max_staleness=0")
 
 
 def _settle(threads: int, card: int | None) -> None:

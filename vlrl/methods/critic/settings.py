@@ -31,16 +31,16 @@ class CriticSettings(MethodSettings):
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.clip is not None and self.clip != type(self)().clip and config.rollout.one_update:
-            yield ("algo.critic.clip", self.clip, "with one optimizer step per batch no value has moved yet; raise "
-                   "rollout.minibatches or rollout.updates")
+            yield ("algo.critic.clip", self.clip, "with one optimizer step per batch the values have not changed "
+                   "yet; raise rollout.minibatches or rollout.updates")
         if self.warmup >= config.steps:
-            yield ("algo.loss", config.algo.loss, f"algo.critic.warmup={self.warmup} is not before steps="
-                   f"{config.steps}: the critic learns alone in all of them")
+            yield ("algo.loss", config.algo.loss, f"algo.critic.warmup={self.warmup} is not below steps="
+                   f"{config.steps}, so only the critic is trained")
 
 
 def without_values(config: Any, advantage: str) -> str:
     """The error text for an advantage that needs a critic's values while algo.critic=null; "" if there is a critic."""
     if config.algo.critic is not None:
         return ""
-    return (f"algo.advantage={advantage!r} needs the values of a critic, and algo.critic=null: set algo.critic={{}} "
-            "(docs/objectives.md), or an advantage without one, such as algo.advantage=grpo")
+    return (f"algo.advantage={advantage!r} needs the values of a critic, but algo.critic=null: set algo.critic={{}} "
+            "(docs/objectives.md), or choose an advantage without a critic, such as algo.advantage=grpo")

@@ -54,8 +54,8 @@ class GVM(Uniform):
         self.alpha, self.beta, self.probe, self.prior = alpha, beta, probe, prior
         self.least, self.most = least, 4 * prompts.group_size if most is None else most
         if not self.least <= prompts.group_size <= self.most:
-            raise ValueError(f"least={least} <= rollout.group_size={prompts.group_size} <= most={self.most} must hold: "
-                             "it is the mean size of the groups")
+            raise ValueError(f"least={least} <= rollout.group_size={prompts.group_size} <= most={self.most} must hold, "
+                             "because rollout.group_size is the mean group size")
         self.surprise = np.full(prompts.size, np.nan, dtype=np.float32)
         """[N] Outcome.surprise of the last group of each prompt; NaN = never answered."""
         self.sizes: tuple[int, int] | None = None

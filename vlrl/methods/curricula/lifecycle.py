@@ -159,8 +159,8 @@ class Limr(Adaptive):
         if not len(chosen):
             best = known[np.argsort(-scores[known], kind="stable")[:math.ceil(_BEST * len(known))]]
             chosen = np.sort(best) if len(best) else np.arange(self.prompts.size)
-            log.warning("curriculum.threshold=%s: no prompt scores above it, so the %d of %d that score best are kept",
-                        self.threshold, len(chosen), self.prompts.size)
+            log.warning("curriculum.threshold=%s: no prompt has a higher score, so the %d of %d prompts with the best "
+                        "scores are kept", self.threshold, len(chosen), self.prompts.size)
         return chosen
 
     def _choose(self, chosen: np.ndarray) -> None:

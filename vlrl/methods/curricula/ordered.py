@@ -23,8 +23,8 @@ def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") ->
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
         raise ConfigError(f"curriculum.by={by!r}: none of the {prompts.size} training rows has a number in that field, "
-                          f"by which curriculum.name={name} orders them. Let `vlrl data difficulty CONFIG` write "
-                          f"it and name its file in data.difficulty, or name another field{otherwise}.")
+                          f"but curriculum.name={name} orders the rows by it. Let `vlrl data difficulty CONFIG` write "
+                          f"the field and set data.difficulty to its file, or name another field{otherwise}.")
     return values
 
 

@@ -36,13 +36,13 @@ class ProceduralSampler(Adaptive):
 
     def __init__(self, prompts: Prompts):
         if not prompts.knobs:
-            raise ConfigError("curriculum.name: this sampler chooses the difficulty of samples that a task makes, but "
-                              "the task has no knobs. Give it Task.knobs and Task.generate (docs/tasks.md), use a task "
+            raise ConfigError("curriculum.name: this sampler chooses the difficulty of generated samples, but the task "
+                              "has no knobs. Give the task Task.knobs and Task.generate (docs/tasks.md), use a task "
                               "that has them, such as task.name=grounding with task.drawn=true, or choose another "
                               "sampler.")
         wrong = [(k, v) for k, v in prompts.knobs.items() if len(v) != 2 or not -np.inf < v[0] < v[1] < np.inf]
         if wrong:
-            raise ConfigError(f"knob '{wrong[0][0]}' of the task goes from (lowest, highest) = {wrong[0][1]}: give two "
+            raise ConfigError(f"knob '{wrong[0][0]}' of the task has (lowest, highest) = {wrong[0][1]}: give two "
                               "finite numbers, the lower one first")
         super().__init__(prompts)
         self.drawn = 0
@@ -196,7 +196,8 @@ class Weakness(ProceduralSampler):
         super().__init__(prompts)
         self.cells, self.rate, self.explore = cells, rate, explore
         if cells ** len(self.names) > _MOST_CELLS:
-            raise ValueError(f"cells={cells} of each of {len(self.names)} knobs make more than {_MOST_CELLS} cells")
+            raise ValueError(f"cells={cells} for each of {len(self.names)} knobs gives more than {_MOST_CELLS} "
+                             "cells: lower it")
         self.failure = np.full(cells ** len(self.names), np.nan)
         """[cells ** K] F of each cell, where the last knob varies fastest; NaN = never tried."""
 

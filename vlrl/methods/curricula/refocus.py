@@ -43,7 +43,7 @@ class ADCL(Adaptive):
         super().__init__(prompts)
         size = prompts.size
         if batches > size:
-            raise ValueError(f"batches={batches} are more than the {size} training rows")
+            raise ValueError(f"batches={batches} is more than the number of training rows, {size}: lower it")
         self.probe_size = probe_size
         self.field = np.full(size, np.nan, dtype=np.float32) if by is None else required_field(
             prompts, by, "adcl", ", or set curriculum.by=null to probe all prompts first")
@@ -128,7 +128,7 @@ class ADCL(Adaptive):
 def _without_focus(use: FunctionUse) -> str:
     after, size = use.values["after"], use.config.rollout.group_size
     if after >= use.config.steps:
-        return f"curriculum.after={after} is not before steps={use.config.steps}{AS_UNIFORM}"
+        return f"curriculum.after={after} is not below steps={use.config.steps}{AS_UNIFORM}"
     if use.values["share"] == 1 and use.values["group_size"] == size:
         return f"curriculum.share=1 and curriculum.group_size={size} are those of the first stage{AS_UNIFORM}"
     return ""

@@ -152,9 +152,10 @@ class Stage(Settings):
             values = values if isinstance(values, list) else [values]
             if isinstance(wanted, Mapping) and (not wanted or {*wanted} - {"min", "max"}
                                                 or any(type(v) not in (int, float) for v in values)):
-                raise ValueError(f"{name}={wanted!r}: a range has min or max or both, which are numbers")
+                raise ValueError(f"{name}={wanted!r}: a range needs min or max or both, as numbers")
             if not all(isinstance(v, (str, int, float)) for v in values):
-                raise ValueError(f"{name}={wanted!r}: give a text, number, true or false, a list of these, or a range")
+                raise ValueError(f"{name}={wanted!r}: give a string, a number, true or false, a list of these, or "
+                                 "a range")
         return where
 
     def ends(self) -> bool:
@@ -174,13 +175,13 @@ def read_stages(given: Sequence[Mapping[str, Any]]) -> list[Stage]:
             first = error.errors()[0]
             key, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
             if first["type"] == "extra_forbidden":
-                text = f"it is no key of a stage.{did_you_mean(key, Stage.model_fields)} " \
-                       f"Its keys: {', '.join(Stage.model_fields)}."
+                text = f"not a key of a stage.{did_you_mean(key, Stage.model_fields)} " \
+                       f"Keys of a stage: {', '.join(Stage.model_fields)}."
             raise ConfigError(f"curriculum.stages: stage {number}: {key}={first['input']!r}: {text}") from None
         if number < len(given) and not stages[-1].ends():
             raise ConfigError(f"curriculum.stages: stage {number} never ends: give it steps, reward or pass_rate")
     if stages[-1].ends():
-        raise ConfigError(f"curriculum.stages: stage {len(stages)} is the last one, which goes on for ever: leave out "
+        raise ConfigError(f"curriculum.stages: stage {len(stages)} is the last stage, which never ends: leave out "
                           "its steps, reward and pass_rate, or add a stage")
     if stages[0].carry:
         raise ConfigError(f"curriculum.stages: stage 1: carry={stages[0].carry}: there is no earlier stage to carry "
@@ -309,9 +310,9 @@ def _check_fields(stages: Sequence[Stage], known: Collection[str]) -> None:
     for number, stage in enumerate(stages, 1):
         for name in stage.fields:
             if name not in known:
-                lists = f"Its stage_fields: {', '.join(known)}" if known else "It has no stage_fields"
-                raise ConfigError(f"curriculum.stages: stage {number}: fields={stage.fields!r}: the task lets no stage "
-                                  f"set the field {name!r}.{did_you_mean(name, known)} {lists} "
+                lists = f"stage_fields of the task: {', '.join(known)}" if known else "The task has no stage_fields"
+                raise ConfigError(f"curriculum.stages: stage {number}: fields={stage.fields!r}: stages cannot set the "
+                                  f"field {name!r} of this task.{did_you_mean(name, known)} {lists} "
                                   "(docs/write-an-environment.md, \"Help that ends\")")
 
 

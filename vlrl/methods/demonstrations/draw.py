@@ -43,14 +43,14 @@ def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     """Raises ConfigError if none of the first training rows has a demonstration, or if train.sharding prevents
     measuring the gradient norm of the demonstrations."""
     if shards.is_sharded(config):
-        raise ConfigError(f"algo.demonstrations needs the norm of its own gradient, which train.sharding="
+        raise ConfigError(f"algo.demonstrations needs the gradient norm of its loss, which train.sharding="
                           f"{config.train.sharding} does not compute: set train.sharding=none, or "
                           "algo.demonstrations=null")
     episodes = any(map(has_environment, task.members))
     if not episodes and not any(given_answer(task, s) for s in islice(samples, _LOOKED_AT)):
-        raise ConfigError(f"algo.demonstrations learns given answers beside the policy's own, and none of the first "
-                          f"{_LOOKED_AT} training rows has one: give rows a `solution`, the task an oracle, "
-                          "data.solutions a file, or set algo.demonstrations=null")
+        raise ConfigError(f"algo.demonstrations trains on given answers, but none of the first {_LOOKED_AT} training "
+                          "rows has one: give rows a `solution`, give the task an oracle, set data.solutions to a "
+                          "file, or set algo.demonstrations=null")
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class DemonstrationSampler:
         usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
         places = [*islice(usable, count)]
         if not places:
-            raise ConfigError(f"step {step}: none of {_TRIES * count} drawn training rows has an answer to learn from: "
+            raise ConfigError(f"step {step}: none of {_TRIES * count} drawn training rows has a given answer: "
                               "give more rows a `solution`, or set algo.demonstrations=null")
         return places
 

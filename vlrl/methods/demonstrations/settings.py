@@ -24,18 +24,18 @@ class DemonstrationSettings(MethodSettings):
         staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches
         for name in ("guided", "critic"):
             if getattr(config.algo, name) is not None:
-                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
-                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
+                return (f"algo.demonstrations and algo.{name} both add a loss to the objective, but only one added "
+                        f"loss is supported: set algo.{name}=null, or algo.demonstrations=null")
         if staleness:
-            return (f"algo.demonstrations with async.max_staleness={staleness}: environments would play a "
-                    "demonstration while they answer the policy: set async.max_staleness=0, or algo.demonstrations="
+            return (f"algo.demonstrations with async.max_staleness={staleness}: environments would replay "
+                    "demonstrations while the policy acts in them: set async.max_staleness=0, or algo.demonstrations="
                     "null")
         if self.rows < minibatches:
             return (f"algo.demonstrations.rows={self.rows} leaves some of rollout.minibatches={minibatches} optimizer "
-                    "steps without a demonstration: raise the one, or lower the other")
+                    "steps without a demonstration: raise algo.demonstrations.rows, or lower rollout.minibatches")
         return ""
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.mix.name == "relift" and self.rows != type(self)().rows:
-            yield ("algo.demonstrations.rows", self.rows, "relift takes the prompts that failed, "
+            yield ("algo.demonstrations.rows", self.rows, "the mix relift trains on prompts that failed, "
                    "algo.demonstrations.mix.size at a time")

@@ -34,8 +34,8 @@ class Distillation(Method):
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
         if not generates:
-            raise ConfigError("algo.distillation learns from the policy's own answers, and this run draws none: start "
-                              "it with vlrl train, or set algo.distillation=null")
+            raise ConfigError("algo.distillation trains on the policy's own answers, but this run generates none: "
+                              "use vlrl train, or set algo.distillation=null")
         teacher.check(self.config)
 
     def start(self, run: Run) -> None:

@@ -54,32 +54,32 @@ class DistillationSettings(MethodSettings):
     def problem(self, config: Any) -> str:
         kept = config.model.feature_cache_mib
         if self.server and self.loss.name != "sampled_kl":
-            return (f"algo.distillation.loss={self.loss.name} looks at all choices of the teacher, and "
-                    f"algo.distillation.server={self.server} tells the log-probability of the sampled token alone: set "
+            return (f"algo.distillation.loss={self.loss.name} needs the teacher's probabilities of all tokens, but "
+                    f"algo.distillation.server={self.server} returns that of the sampled token only: set "
                     "algo.distillation.loss=sampled_kl, or algo.distillation.server=null")
         engine = config.engine
         if engine.name == "vllm_server" and self.server in (engine.servers or ("http://127.0.0.1:8000",)):
             return (f"algo.distillation.server={self.server} is one of engine.servers, which hold the policy's "
-                    "weights: start a server for the teacher by itself, on another --port and with another --folder")
+                    "weights: start a separate server for the teacher, with another --port and another --folder")
         if kept and not self.server:
-            return (f"model.feature_cache_mib={kept:g} keeps what the policy's vision tower makes of a picture, and "
-                    "algo.distillation.teacher sees by its own: set model.feature_cache_mib=0, or algo.distillation="
-                    "null")
+            return (f"model.feature_cache_mib={kept:g} caches image features of the policy's vision tower, "
+                    "which the teacher (algo.distillation.teacher) cannot use: set model.feature_cache_mib=0, or "
+                    "algo.distillation=null")
         if config.algo.critic is not None and not self.objective:
-            return ("algo.distillation.objective=0 learns from no advantage, which is what algo.critic is for: set "
-                    "algo.critic=null with an advantage without one, or algo.distillation.objective above 0")
+            return ("algo.distillation.objective=0 trains on no advantage, so algo.critic has no use: set "
+                    "algo.critic=null and an advantage without a critic, or algo.distillation.objective above 0")
         return ""
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if not self.server:
             for name in ("key_file", "timeout_s", "retries"):
                 if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                    yield f"algo.distillation.{name}", value, "algo.distillation.server=null: no server is asked"
+                    yield f"algo.distillation.{name}", value, "algo.distillation.server=null: no server is used"
         if self.objective:
             return
         if self.teacher in (None, config.model.name):
-            yield ("algo.distillation.teacher", self.teacher or "null", "it is the model that the run begins with, and "
-                   "nothing leads away from that with algo.distillation.objective=0")
+            yield ("algo.distillation.teacher", self.teacher or "null", "the teacher is the initial model itself, and "
+                   "with algo.distillation.objective=0 nothing changes the policy")
         algo, usual = config.algo, type(config.algo)()
         names = _OF_THE_OBJECTIVE if algo.entropy.name in _SAMPLE else (*_OF_THE_OBJECTIVE, "entropy")
         for name in names:
@@ -87,4 +87,4 @@ class DistillationSettings(MethodSettings):
             if value != getattr(usual, name):
                 shown = ", ".join(one.name for one in value) if isinstance(value, tuple) else getattr(
                     value, "name", value)
-                yield f"algo.{name}", shown, "algo.distillation.objective=0: the objective is measured, not learned"
+                yield f"algo.{name}", shown, "algo.distillation.objective=0: the objective is measured, but not trained"

@@ -42,18 +42,18 @@ def check(config: Config) -> None:
     (kind, own), (other, theirs) = (_read(what, name) for what, name in (
         (f"model.name={config.model.name!r}", config.model.name), (setting_text(config), _name(config))))
     if kind != other:
-        raise ConfigError(f"{setting_text(config)} is a {other}, and the policy (model.name={config.model.name!r}) "
-                          f"a {kind}, whose tokens and pictures it cannot read: {_WAY}")
+        raise ConfigError(f"{setting_text(config)} is a {other}, but the policy (model.name={config.model.name!r}) "
+                          f"is a {kind}, whose tokens and images the teacher cannot read: {_WAY}")
     known, words = own.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     if differ := sorted(word for word in {*known, *words} if known.get(word) != words.get(word)):
-        raise ConfigError(f"{setting_text(config)} has another vocabulary than the policy (model.name="
-                          f"{config.model.name!r}): {len(differ)} tokens differ, such as {differ[0]!r}, which is "
-                          f"{words.get(differ[0])} there and {known.get(differ[0])} here: {_WAY}")
+        raise ConfigError(f"{setting_text(config)} has a different vocabulary from the policy (model.name="
+                          f"{config.model.name!r}): {len(differ)} tokens differ, such as {differ[0]!r}, whose id is "
+                          f"{words.get(differ[0])} in the teacher and {known.get(differ[0])} in the policy: {_WAY}")
     for field in _SEES:
         here, there = (getattr(one.image_processor, field, None) for one in (own, theirs))
         if here != there:
-            raise ConfigError(f"{setting_text(config)} sees pictures by {field}={there}, and the policy (model.name="
-                              f"{config.model.name!r}) by {here}: {_WAY}")
+            raise ConfigError(f"{setting_text(config)} processes images with {field}={there}, but the policy "
+                              f"(model.name={config.model.name!r}) with {here}: {_WAY}")
 
 
 def _read(what: str, name: str) -> tuple[str, Any]:
@@ -73,9 +73,9 @@ def folder(config: Config) -> Path:
     """The folder that holds the teacher's weights. Raises ConfigError if it does not hold a full model."""
     path = Path(resolve(model_folder(_name(config))))
     if not path.is_dir() or adapter_base(str(path)):
-        raise ConfigError(f"{setting_text(config)} is {'an adapter' if path.is_dir() else 'no folder'}, and a server "
-                          "(algo.distillation.server) reads a whole model from a folder that it sees too: name one, "
-                          "such as `vlrl export` writes, or set algo.distillation.server=null")
+        raise ConfigError(f"{setting_text(config)} is {'an adapter' if path.is_dir() else 'not a folder'}, but a "
+                          "server (algo.distillation.server) loads a full model from a folder that it can access too: "
+                          "name one, such as `vlrl export` writes, or set algo.distillation.server=null")
     return path
 
 

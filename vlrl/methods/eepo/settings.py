@@ -24,8 +24,8 @@ class ForgetSettings(MethodSettings):
     @model_validator(mode="after")
     def _takes_place(self) -> ForgetSettings:
         if self.entropy is not None and not self.lr:
-            raise ValueError(f"rollout.forget.entropy={self.entropy} would never apply with rollout.forget.lr=0: give "
-                             "it a size, or leave rollout.forget.entropy out")
+            raise ValueError(f"rollout.forget.entropy={self.entropy} has no effect with rollout.forget.lr=0: set "
+                             "rollout.forget.lr above 0, or leave rollout.forget.entropy out")
         return self
 
     @property
@@ -45,15 +45,16 @@ class ForgetSettings(MethodSettings):
         algo.correction=none is set explicitly."""
         rollout, algo, most = config.rollout, config.algo, config.asynchronous.max_staleness
         if rollout.step_tokens is not None:
-            return (f"rollout.step_tokens={rollout.step_tokens} lets answers go on in the next step, where "
-                    f"rollout.forget.lr={self.lr:g} would suppress halves of groups that are not written together: set "
-                    "one of them to its default")
+            return (f"rollout.step_tokens={rollout.step_tokens} lets answers continue in the next step, but "
+                    f"rollout.forget.lr={self.lr:g} needs both halves of a group in one step: set "
+                    "one of the two settings to its default")
         if most:
-            return (f"async.max_staleness={most} generates while the weights learn, and rollout.forget.lr={self.lr:g} "
-                    "changes them between two halves of a group: set rollout.forget.lr=0, or set async.max_staleness=0")
+            return (f"async.max_staleness={most} generates while the weights are trained, but "
+                    f"rollout.forget.lr={self.lr:g} changes them between the two halves of a group: set "
+                    "rollout.forget.lr=0, or set async.max_staleness=0")
         if algo.corrected or "correction" in algo.model_fields_set:
             return ""
-        return (f"rollout.forget.lr={self.lr:g} has half of each group sampled by other weights than those that learn "
-                f"from it, and algo.loss={algo.loss.name} takes them for answers of its own. Set "
+        return (f"rollout.forget.lr={self.lr:g} samples half of each group with modified weights, but "
+                f"algo.loss={algo.loss.name} treats these answers as on-policy. Set "
                 "algo.correction=token_truncate (extends=algorithms/eepo.yaml has it), or algo.correction=none to "
-                "learn from them as they are")
+                "train on them without correction")

@@ -56,9 +56,9 @@ class GainRL(Adaptive):
         self.angles[indices], self.unknown[indices] = values, False
         self._order = None
         if np.isnan(self.angles).all():
-            raise ConfigError(f"curriculum.name='gain_rl' orders prompts by their angle, but of all {len(self.angles)} "
-                              "prompts none can be measured: each is too long (limits.prompt_tokens) or its media "
-                              "cannot be read. `vlrl data check` names them.")
+            raise ConfigError(f"curriculum.name='gain_rl' orders prompts by their angle, but none of the "
+                              f"{len(self.angles)} prompts can be measured: each is too long (limits.prompt_tokens) "
+                              "or its media cannot be read. `vlrl data check` names them.")
 
     @property
     def order(self) -> np.ndarray:

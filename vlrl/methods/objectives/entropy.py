@@ -102,7 +102,7 @@ class Siren(Saved):
 
 def _cannot_move(use: FunctionUse) -> str:
     bounds = {use.values["low"], use.values["high"], use.config.rollout.temperature}
-    return "algo.entropy.low and high are rollout.temperature: it cannot move" if len(bounds) == 1 else ""
+    return "algo.entropy.low and high equal rollout.temperature, so it cannot change" if len(bounds) == 1 else ""
 
 
 @idle_when(_cannot_move)

@@ -44,7 +44,7 @@ def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None
 
 def _begins_late(use: FunctionUse) -> str:
     after, steps = use.values["after"], use.config.steps
-    return f"it begins after {after} steps, and steps={steps}" if after >= steps else ""
+    return f"it begins after {after} steps, but steps={steps}" if after >= steps else ""
 
 
 @reads("outcome")
@@ -196,7 +196,7 @@ class CallCost(Saved):
 
     def __init__(self, alpha: Fraction = 0.6, part: str = "cost", window: Positive = 1000, quantile: Fraction = 0.05):
         if quantile >= 0.5:
-            raise ValueError(f"quantile={quantile:g}: the upper one is 1 - quantile, so it must be below 0.5")
+            raise ValueError(f"quantile={quantile:g} must be below 0.5, because the upper quantile is 1 - quantile")
         self.alpha, self.part, self.quantile = alpha, part, quantile
         self.seen: deque[float] = deque(maxlen=window)
 
@@ -204,11 +204,11 @@ class CallCost(Saved):
         """Returns the shaped rewards. Raises ValueError if the tasks have no reward part of this name, or if a cost is
         below 0."""
         if self.part not in s.parts:
-            raise ValueError(f"no reward part '{self.part}'; there are: {', '.join(s.parts)}")
+            raise ValueError(f"there is no reward part '{self.part}'; the reward parts are: {', '.join(s.parts)}")
         cost = s.parts[self.part]
         if bool((cost < 0).any()):
-            raise ValueError(f"the reward part '{self.part}' is {float(cost.nan_to_num().min()):g}, and a cost is at "
-                             "least 0")
+            raise ValueError(f"the reward part '{self.part}' is {float(cost.nan_to_num().min()):g}, but a cost "
+                             "must be at least 0")
         self.seen.extend(cost[~cost.isnan() & ~s.rewards.isnan()].sqrt().tolist())
         known = torch.tensor(self.seen or [0.0], dtype=torch.float64)
         low, high = torch.quantile(known, torch.tensor([self.quantile, 1 - self.quantile], dtype=torch.float64))

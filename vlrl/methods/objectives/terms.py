@@ -23,8 +23,8 @@ from vlrl.config.sections import active
 def _without_attempts(use: FunctionUse) -> str:
     if any(settings.adds_members for _, settings in active(use.config)):
         return ""
-    return ("no answer of a group is a second attempt, and on others it is ppo_clip; set algo.guided.use=join or "
-            "replace")
+    return ("no answer of a group is a second attempt, and on other answers it is ppo_clip; set algo.guided.use=join "
+            "or replace")
 
 
 @idle_when(_without_attempts)
@@ -108,8 +108,8 @@ def ppo_macro(x: LossInputs, tokens: Positive = 5, clip_low: ClipRange = 0.2,
 def _one_bound(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     cap, high = given.get("cap"), given.get("clip_high")
     if cap and high is not None:
-        yield ("clip_high", f"algo.loss.cap={cap:g} comes before it") if 1 + high >= cap else (
-            "cap", "algo.clip_high comes before it")
+        yield ("clip_high", f"algo.loss.cap={cap:g} is the tighter bound") if 1 + high >= cap else (
+            "cap", "algo.clip_high is the tighter bound")
 
 
 @acts_through_ratio("cap", "clip_low", "clip_high", hidden=_one_bound)

@@ -113,7 +113,8 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):
         warn_once(f"algo.advantage=thor: no turn has the reward part {part!r}, so turns have the advantage of their "
-                  "episode alone: name it in the rewards of a task with tools, or name another by algo.advantage.part")
+                  "episode alone: name it in the rewards of a task with tools, or set algo.advantage.part to another "
+                  "part")
     called = nan_to_zero(normalized(_flat(steps), s.group[_episode_of(s)], eps))
     return _on_tokens(s, nan_to_zero(normalized(s.rewards, s.group, eps))[_episode_of(s)] + weight * called)
 
@@ -136,8 +137,8 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
     places = [place for own in _subgoals(s) for place in own]
     group, returns = s.group[_episode_of(s)], _flat(_returns(s, gamma))
     if s.turns and not any(plan for _, _, plan in places):
-        warn_once("algo.advantage=hierarchical: no action has a <plan>...</plan>, so each turn has its return to go "
-                  "against the same turn of the other episodes: ask for plans in the prompt")
+        warn_once("algo.advantage=hierarchical: no action has a <plan>...</plan>, so the return to go of each turn is "
+                  "compared with the same turn of the other episodes: ask for plans in the prompt")
     macro_key = _numbered([(int(g), number) if place == 0 else ("none", i)
                            for i, (g, (number, place, _)) in enumerate(zip(group, places, strict=True))])
     macro = normalized(returns, macro_key, eps, normalize)

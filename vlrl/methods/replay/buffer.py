@@ -154,8 +154,8 @@ class RolloutBuffer:
         if other and self._examined.setdefault((source.name, ""), (0, 0)) == (0, 0):
             self._examined[source.name, ""] = None
             self.refused["a folder of another tokenizer"] += 1
-            _log.warning("algo.stored.runs: %s is of a model with another tokenizer, so its answers are other tokens: "
-                         "nothing is taken from it. Leave it out.", source.path)
+            _log.warning("algo.stored.runs: %s is from a model with a different tokenizer, so nothing is replayed "
+                         "from it. Leave it out.", source.path)
         return other
 
     def _copied(self, place: Path, name: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class RolloutBuffer:
         try:
             table, refused = read_stored(place, self.limits, self.capacity)
         except UnreadableFile as error:
-            _log.warning("algo.stored: %s cannot be taken: %s", place, error)
+            _log.warning("algo.stored: %s cannot be replayed: %s", place, error)
             return {"refused": {"file": 1}, "signature": list(signature)}
         if len(table):
             with replacing(self.folder / name) as temporary, pa.ipc.new_file(str(temporary), KEPT) as writer:
@@ -240,8 +240,8 @@ def _mapped(path: Path) -> Iterator[pa.RecordBatch]:
         source = pa.memory_map(str(path))
         batch = pa.ipc.open_file(source).get_batch(0)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), and the run has trained on it: "
-                       "restore it, or start over with resume=never (the old run is kept in a folder beside it)."
+        raise RunError(f"{path} is missing or damaged ({str(error).splitlines()[0]}), but the run has trained on it: "
+                       "restore it, or start over with resume=never (the old run is kept in a folder next to it)."
                        ) from None
     with source:
         yield batch

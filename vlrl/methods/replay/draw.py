@@ -57,8 +57,9 @@ class ReplayFunctions:
         needs = frozenset[str](getattr(rule.function, "requires", ()))
         advantage = bind("algo.stored.advantage", settings.advantage, ADVANTAGES)
         if unknown := advantage.requires - {"local", "tokens", "texts", "parts"}:
-            raise ConfigError(f"algo.stored.advantage={advantage.name!r} needs {', '.join(sorted(unknown))}, which no "
-                              "stored rollout has: choose another, such as algo.stored.advantage=grpo")
+            raise ConfigError(f"algo.stored.advantage={advantage.name!r} needs {', '.join(sorted(unknown))}, which "
+                              "stored rollouts do not have: choose another advantage, such as "
+                              "algo.stored.advantage=grpo")
         return cls(replace(rule, requires=needs), bind("algo.stored.batch", settings.batch, BATCHES), advantage,
                    bind("algo.stored.draw", settings.draw, DRAWS, skip=2),
                    bind("algo.stored.every", settings.every, SCHEDULES))
@@ -211,12 +212,12 @@ class Replay(Method):
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
         config = self.config
         if shards.is_sharded(config):
-            raise ConfigError(f"algo.stored needs the norm of its own gradient, which train.sharding="
+            raise ConfigError(f"algo.stored needs the gradient norm of its loss, which train.sharding="
                               f"{config.train.sharding} does not compute: set train.sharding=none, or "
                               "algo.stored=null")
         if all(map(has_environment, task.members)):
-            raise ConfigError(f"algo.stored learns from plain answers, and task {config.task_name!r} has episodes "
-                              "alone: set algo.stored=null")
+            raise ConfigError(f"algo.stored replays single answers, but task {config.task_name!r} has episodes "
+                              "only: set algo.stored=null")
 
     def start(self, run: Run) -> None:
         self.stored = ReplaySampler(self.config, run.task, run.encode, run.samples, run.score, run.services,

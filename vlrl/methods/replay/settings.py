@@ -55,20 +55,20 @@ class StoredSettings(MethodSettings):
         staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches
         for name in ("guided", "critic", "demonstrations"):
             if getattr(config.algo, name) is not None:
-                return (f"algo.stored and algo.{name} both have a loss beside the objective, and one at a time is "
+                return (f"algo.stored and algo.{name} both add a loss to the objective, but only one added loss is "
                         f"supported: set algo.{name}=null, or algo.stored=null")
         if staleness:
-            return (f"algo.stored with async.max_staleness={staleness}: rollouts would be read and scored while others "
-                    "are made: set async.max_staleness=0, or algo.stored=null")
+            return (f"algo.stored with async.max_staleness={staleness}: stored rollouts would be read and scored while "
+                    "new ones are generated: set async.max_staleness=0, or algo.stored=null")
         if not self.own and not self.runs:
-            return ("algo.stored.own=false, and algo.stored.runs names no other run: there is nothing to learn from. "
-                    "Set one of them, or algo.stored=null")
+            return ("algo.stored.own=false and algo.stored.runs names no other run, so there is nothing to replay: "
+                    "set one of them, or algo.stored=null")
         if self.own and not config.store.rollouts:
-            return ("algo.stored.own=true learns from the rollouts of earlier steps, and store.rollouts=false writes "
+            return ("algo.stored.own=true replays the rollouts of earlier steps, but store.rollouts=false writes "
                     "none: set store.rollouts=true, or algo.stored.own=false")
         if self.groups < minibatches:
             return (f"algo.stored.groups={self.groups} leaves some of rollout.minibatches={minibatches} optimizer "
-                    "steps without a stored group: raise the one, or lower the other")
+                    "steps without a stored group: raise algo.stored.groups, or lower rollout.minibatches")
         return ""
 
     @property
@@ -78,8 +78,8 @@ class StoredSettings(MethodSettings):
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.coef == 0:
-            yield "algo.stored", "{}", "algo.stored.coef=0: nothing is drawn"
+            yield "algo.stored", "{}", "algo.stored.coef=0: nothing is replayed"
         elif (self.logprobs == "own" and config.rollout.one_update
               and self.rule.name in ("truncated", "clipped")):
-            yield ("algo.stored.rule", self.rule, "algo.stored.logprobs=own and one optimizer step a batch, so its "
-                   "ratio is 1 and nothing is clipped; raise rollout.minibatches or rollout.updates")
+            yield ("algo.stored.rule", self.rule, "with algo.stored.logprobs=own and one optimizer step per batch "
+                   "the ratio is 1 and nothing is clipped; raise rollout.minibatches or rollout.updates")

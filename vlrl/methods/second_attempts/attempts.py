@@ -164,8 +164,8 @@ class RetryGenerator:
         """Warns once if no retry has an explanation before its answer."""
         if bare == attempts and not self._warned and comm.is_main():
             self._warned = True
-            log.warning("algo.guided.keep=explains keeps nothing: none of %d retries has an explanation, text before "
-                        "its last <answer>: have the prompt ask for "
+            log.warning("algo.guided.keep=explains keeps nothing: none of %d retries has an explanation (text before "
+                        "its last <answer>). Let the prompt ask for "
                         "<think> and <answer> (task.prompt, task.system), or set algo.guided.keep=correct", attempts)
 
 
@@ -191,14 +191,14 @@ def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     if words.name == "task":
         written = any(getattr(one.guidance, "__func__", None) is not Task.guidance for one in task.members)
         if not written and not any(s.get("hints") for s in first):
-            raise ConfigError(f"algo.guided retries failed groups with guidance, and task '{task.name}' has none: give "
-                              "it guidance(sample, answers) (docs/write-a-task.md), or its rows `hints` (none of the "
-                              f"first {_LOOKED_AT} has any), or set algo.guided=null")
+            raise ConfigError(f"algo.guided retries failed groups with guidance, but task '{task.name}' has none: "
+                              "define guidance(sample, answers) in the task (docs/write-a-task.md), give its rows "
+                              f"`hints` (none of the first {_LOOKED_AT} has any), or set algo.guided=null")
     elif words.name in WORDS and any(map(has_environment, task.members)):
-        raise ConfigError(f"algo.guided.words={words.name} refers to one answer, and task '{task.name}' has episodes: "
-                          "set algo.guided.words=task and give it guidance(sample, answers)")
+        raise ConfigError(f"algo.guided.words={words.name} refers to a single answer, but task '{task.name}' has "
+                          "episodes: set algo.guided.words=task and define guidance(sample, answers) in the task")
     elif words.name in WORDS and not any(words(FirstAnswers(task, s, [nothing], [False])) for s in first):
         more = ", with reasoning before its final answer" if words.name == "hint" else ""
-        raise ConfigError(f"algo.guided.words={words.name} needs a given solution, and none of the first "
-                          f"{_LOOKED_AT} training rows has one{more}: give rows a `solution`, the task an oracle, "
-                          "data.solutions a file, or set algo.guided=null")
+        raise ConfigError(f"algo.guided.words={words.name} needs a given solution, but none of the first "
+                          f"{_LOOKED_AT} training rows has one{more}: give rows a `solution`, give the task an oracle, "
+                          "set data.solutions to a file, or set algo.guided=null")

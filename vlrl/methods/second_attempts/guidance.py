@@ -105,8 +105,8 @@ def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | 
     except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' failed: {failure(error)}") from error
     if guidance is not None and not isinstance(guidance, str):
-        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' gave {type(guidance).__name__}, "
-                        "expected a text, or None")
+        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' returned {type(guidance).__name__}, "
+                        "expected a string or None")
     return guidance or None
 
 

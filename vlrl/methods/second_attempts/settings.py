@@ -44,15 +44,15 @@ class GuidedSettings(MethodSettings):
     def problem(self, config: Any) -> str:
         keep, off = config.curriculum.keep.name, "set algo.guided=null"
         if config.rollout.step_tokens is not None:
-            return (f"algo.guided asks for second attempts once a group is whole, and rollout.step_tokens="
-                    f"{config.rollout.step_tokens} lets groups go on in the next step: leave it out, or {off}")
+            return (f"algo.guided generates second attempts once a group is complete, but rollout.step_tokens="
+                    f"{config.rollout.step_tokens} lets groups continue in the next step: leave it out, or {off}")
         if config.asynchronous.max_staleness:
-            return ("algo.guided asks for second attempts once answers are scored, and async.max_staleness="
-                    f"{config.asynchronous.max_staleness} draws them ahead of that: set async.max_staleness=0, or "
-                    f"{off}")
+            return ("algo.guided generates second attempts once answers are scored, but async.max_staleness="
+                    f"{config.asynchronous.max_staleness} generates answers ahead of that: set "
+                    f"async.max_staleness=0, or {off}")
         if keep in ("mixed", "some_right", "pass_range", "std_ema"):
             return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
-                    f"asks again: set curriculum.keep=all, or {off}")
+                    f"retries: set curriculum.keep=all, or {off}")
         return ""
 
     @property
@@ -67,4 +67,4 @@ class GuidedSettings(MethodSettings):
                     yield (f"algo.guided.{name}", getattr(self, name), f"algo.guided.use={self.use.name} makes "
                            "attempts members of their group, which the objective trains")
         if self.use.name == "hinted" and self.answers != usual.answers:
-            yield "algo.guided.answers", self.answers, "algo.guided.use=hinted draws a whole group"
+            yield "algo.guided.answers", self.answers, "algo.guided.use=hinted retries a whole group"

@@ -104,8 +104,9 @@ def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
     if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):
-        raise TrainingError("out of memory in the update of a second attempt and the failure that algo.guided.loss "
-                            "compares it with: lower train.tokens_per_batch, or set algo.guided.loss=sft.")
+        raise TrainingError("out of memory: a second attempt and the failed answer that algo.guided.loss compares it "
+                            "with do not fit into one micro-batch: lower train.tokens_per_batch, or set "
+                            "algo.guided.loss=sft.")
 
     def flat(values: Sequence[np.ndarray], kind: type) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0), *values]).astype(kind)).to(device)

@@ -175,7 +175,7 @@ class BranchingGenerator:
         except Exception as error:  # anyone's code
             raise ConfigError(f"{named}: {failure(error)}") from error
         if place not in places:
-            raise ConfigError(f"{named} gave {place!r}: it must return one of the {len(places)} positions of tokens "
+            raise ConfigError(f"{named} returned {place!r}: it must return one of the {len(places)} token positions "
                               f"that it was given, {places[0]} to {places[-1]}")
         return int(place)
 
@@ -199,16 +199,16 @@ def check(config: Config, task: Task, generates: bool) -> None:
         return
     point_of(config)
     if not generates:
-        problem = "supervised fine-tuning draws no answers"
+        problem = "supervised fine-tuning generates no answers"
     elif has_environment(task) and settings.search:
-        problem = (f"task '{task.name}' has an environment or tools, and a search cuts single answers into pieces. "
-                   "rollout.branch.roots has episodes branch between turns")
+        problem = (f"task '{task.name}' has an environment or tools, but a search cuts single answers into pieces "
+                   "(rollout.branch.roots supports episodes, which branch between turns)")
     elif has_environment(task) and settings.at.name == "meaning":
-        raise ConfigError("rollout.branch.at=meaning reads continuations of single answers, and task "
+        raise ConfigError("rollout.branch.at=meaning reads continuations of single answers, but task "
                           f"'{task.name}' has an environment or tools, whose episodes branch between turns: set "
                           "rollout.branch.at=surprise or uniform")
     elif has_variants(task):
-        problem = f"task '{task.name}' draws variants, whose answers are generated under other media"
+        problem = f"task '{task.name}' uses prompt variants, whose answers are generated with other media"
     if problem:
         name, value = ("search", "") if settings.search else ("roots", f"={settings.roots}")
         raise ConfigError(f"rollout.branch.{name}{value}: {problem}: set rollout.branch.{name}=null")

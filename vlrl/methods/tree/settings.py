@@ -40,8 +40,9 @@ class SearchSettings(Settings):
     @model_validator(mode="after")
     def _applies(self) -> SearchSettings:
         if not self.cache and self.hard != type(self).model_fields["hard"].default:
-            raise ValueError(f"rollout.branch.search.hard={self.hard:g} cannot act with rollout.branch.search.cache=0: "
-                             "nothing is remembered of a visit. Give it room, or leave rollout.branch.search.hard out")
+            raise ValueError(f"rollout.branch.search.hard={self.hard:g} has no effect with "
+                             "rollout.branch.search.cache=0, because no visit is remembered: set "
+                             "rollout.branch.search.cache above 0, or leave rollout.branch.search.hard out")
         return self
 
 
@@ -69,7 +70,7 @@ class BranchSettings(MethodSettings):
     @model_validator(mode="after")
     def _applies(self) -> BranchSettings:
         if self.search and self.roots is not None:
-            raise ValueError(f"rollout.branch.roots={self.roots} and rollout.branch.search both say where answers "
+            raise ValueError(f"rollout.branch.roots={self.roots} and rollout.branch.search both decide where answers "
                              "begin: set one of them to null")
         for name in self.model_fields_set - {"roots", "search"}:
             if name == "tokens" and self.search:
@@ -78,7 +79,8 @@ class BranchSettings(MethodSettings):
                 value = self.at.name if name == "at" else getattr(self, name)
                 said = f"rollout.branch.{name}={value} applies to answers that branch"
                 if self.search:
-                    raise ValueError(f"{said} from roots: leave it out, as rollout.branch.search says where they part")
+                    raise ValueError(f"{said} from roots, but rollout.branch.search is set: leave "
+                                     f"rollout.branch.{name} out")
                 ways = "roots or search" if name == "tokens" else "roots"
                 raise ValueError(f"{said}: set rollout.branch.{ways} too, or leave it out")
         return self
@@ -93,13 +95,13 @@ class BranchSettings(MethodSettings):
         named = "rollout.branch.search" if self.search else f"rollout.branch.roots={self.roots}"
         off = f"set rollout.branch.{name}=null"
         if self.roots is not None and self.roots >= rollout.group_size:
-            return (f"{named} leaves none of rollout.group_size={rollout.group_size} answers to branch: lower it, or "
-                    f"{off}")
+            return (f"{named} leaves none of the rollout.group_size={rollout.group_size} answers to branch: lower "
+                    f"rollout.branch.roots, or {off}")
         if rollout.step_tokens is not None or rollout.forget.active:
             other = "rollout.forget.lr" if rollout.forget.active else "rollout.step_tokens"
-            return f"{named} and {other} both say how a group is written: {off}, or leave {other} out"
+            return f"{named} and {other} both decide how a group is generated: {off}, or leave {other} out"
         if staleness:
-            return f"{named} does not go with async.max_staleness={staleness}: set async.max_staleness=0, or {off}"
+            return f"{named} does not work with async.max_staleness={staleness}: set async.max_staleness=0, or {off}"
         return ""
 
 
@@ -112,5 +114,6 @@ def without_nodes(config: Any, advantage: str) -> str:
     search."""
     if branch_of(config).search is not None:
         return ""
-    return (f"algo.advantage={advantage!r} reads what a tree search has found, and rollout.branch.search=null: set "
-            "rollout.branch.search={} (docs/objectives.md), or an advantage without one, such as algo.advantage=grpo")
+    return (f"algo.advantage={advantage!r} reads the nodes of a tree search, but rollout.branch.search=null: set "
+            "rollout.branch.search={} (docs/objectives.md), or choose an advantage without a search, such as "
+            "algo.advantage=grpo")
