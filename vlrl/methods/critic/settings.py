@@ -1,4 +1,4 @@
-"""The settings `algo.critic`."""
+"""Settings of the config section `algo.critic`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class CriticSettings(MethodSettings):
 
     lr: Rate = Field(default=1e-5, description="Learning rate of the value head; train.schedule and train.warmup "
         "apply to it too.")
-    warmup: Count = Field(default=0, description="First steps in which only the value head is trained; the policy "
-        "does not change.")
+    warmup: Count = Field(default=0, description="Number of first training steps in which only the value head is "
+        "trained and the policy does not change.")
     coef: NonNegative = Field(
         default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value "
         "head does not train the policy.")
     clip: Rate | None = Field(
-        default=0.2, description="PPO's value clip: no gradient for a value that moved further than this from its "
-        "value before the update, unless the target pulls it back; null = no clip.")
+        default=0.2, description="PPO's value clip: a value that has moved further than this from its value before "
+        "the update has no gradient, unless the target pulls it back; null = no clip.")
     gamma: Fraction = Field(default=1.0, description="Discount per token (gae), turn (turn_gae, bilevel_gae) or macro "
         "action (macro_gae).")
     lam: Fraction = Field(

@@ -1,4 +1,4 @@
-"""The settings `algo.demonstrations`."""
+"""Settings of the config section `algo.demonstrations`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class DemonstrationSettings(MethodSettings):
     task's perfect answer."""
 
     mix: Named = Field(
-        default=Named(name="chord"), description="Their share of each step and their loss: chord, chord_phi, sasr, "
-        "relift, or own module:class.")
+        default=Named(name="chord"), description="Weights of RL and demonstrations in each step, and the loss of "
+        "demonstrations: chord, chord_phi, sasr, relift, or your own module:class.")
     rows: Positive = Field(default=8, description="Demonstrations per step, drawn from the training rows with a given "
         "answer.")
 

@@ -1,4 +1,4 @@
-"""The settings `algo.distillation`."""
+"""Settings of the config section `algo.distillation`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class DistillationSettings(MethodSettings):
     """
 
     teacher: str | None = Field(
-        default=None, min_length=1, description="A model of the policy's family and vocabulary: a model's folder, a "
-        "run's folder (its newest checkpoint), a checkpoint, an adapter, or a hub name; null = the model that the run "
-        "began with.")
+        default=None, min_length=1, description="The teacher, a model of the policy's family and vocabulary: a model "
+        "folder, a run folder (its newest checkpoint), a checkpoint, an adapter, or a hub name; null = the model that "
+        "the run began with.")
     loss: Named = Field(
         default=Named(name="reverse_kl"), description="Loss per token: reverse_kl = KL(policy || teacher) over the "
-        "vocabulary; sampled_kl = its estimate from the sampled token; or own module:function.")
+        "vocabulary; sampled_kl = its estimate from the sampled token; or your own module:function.")
     server: str | None = Field(
         default=None, description="Address of a server of `vlrl serve` that runs the teacher instead of the trainer, "
         "e.g. http://127.0.0.1:8100; requires loss=sampled_kl. null = the teacher is loaded beside the policy.")
@@ -38,9 +38,9 @@ class DistillationSettings(MethodSettings):
         "for the server to start.")
     retries: Count = Field(
         default=3, description="Number of retries of a failed request, with growing delays; then the run stops.")
-    coef: Rate = Field(default=1.0, description="Weight of the distillation loss beside the objective.")
-    objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = only the teacher's loss is "
-        "trained.")
+    coef: Rate = Field(default=1.0, description="Weight of the distillation loss, which is added to the objective.")
+    objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = only the distillation loss "
+        "is trained.")
 
     @field_validator("server")
     @classmethod

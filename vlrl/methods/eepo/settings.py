@@ -1,4 +1,4 @@
-"""The settings `rollout.forget`."""
+"""Settings of the config section `rollout.forget`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class ForgetSettings(MethodSettings):
 
     lr: NonNegative = Field(
         default=0.0, description="Size of the step that makes the first half's answers less likely; 0 = off. A few "
-        "times train.lr. Needs algo.correction: the second half is sampled by other weights than those that are "
-        "trained.")
+        "times train.lr is usual. Needs algo.correction, because the second half is sampled by modified weights.")
     entropy: Rate | None = Field(
-        default=None, description="Only where the first half has at most this mean entropy per token, in nats; null = "
-        "in every step.")
+        default=None, description="That step is taken only if the first half's mean entropy per token is at most this, "
+        "in nats; null = it is always taken.")
 
     @model_validator(mode="after")
     def _takes_place(self) -> ForgetSettings:

@@ -102,7 +102,9 @@ class Siren(Saved):
 
 def _cannot_move(use: FunctionUse) -> str:
     bounds = {use.values["low"], use.values["high"], use.config.rollout.temperature}
-    return "algo.entropy.low and high equal rollout.temperature, so it cannot change" if len(bounds) == 1 else ""
+    if len(bounds) > 1:
+        return ""
+    return "algo.entropy.low and high equal rollout.temperature, so the temperature cannot change"
 
 
 @idle_when(_cannot_move)

@@ -23,7 +23,7 @@ from vlrl.config.sections import active
 def _without_attempts(use: FunctionUse) -> str:
     if any(settings.adds_members for _, settings in active(use.config)):
         return ""
-    return ("no answer of a group is a second attempt, and on other answers it is ppo_clip; set algo.guided.use=join "
+    return ("no answer of a group is a second attempt, and without any the loss is ppo_clip; set algo.guided.use=join "
             "or replace")
 
 

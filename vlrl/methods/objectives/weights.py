@@ -156,8 +156,8 @@ def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: fl
 def _never_away(use: FunctionUse) -> str:
     if not use.config.rollout.one_update or not samples_as_it_trains(use.config):
         return ""
-    return ("with one optimizer step per batch, answers are trained by the weights that sampled them, so none has "
-            "become unlikely; raise rollout.minibatches or rollout.updates")
+    return ("with one optimizer step per batch, the trained weights are those that sampled, so no answer has become "
+            "unlikely; raise rollout.minibatches or rollout.updates")
 
 
 @reads("sign")

@@ -1,4 +1,4 @@
-"""The settings `algo.stored`."""
+"""Settings of the config section `algo.stored`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ class StoredSettings(MethodSettings):
     runs' folders."""
 
     runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="Folders of other runs, or folders with a `rollouts` of the same columns; their "
-        "rollouts on prompts of this run's training rows are replayed too. They may grow during the run. Their "
+        default=(), description="Other run folders, or folders that hold a `rollouts` folder of files with the same "
+        "columns. Their rollouts on this run's training rows are replayed too. The folders may grow during the run. Their "
         "rewards are not trusted: this run scores the answers again.")
     own: bool = Field(default=True, description="Replay this run's own earlier rollouts.")
     groups: Positive = Field(default=8, description="Stored groups replayed per step.")
     rule: Named = Field(
-        default=Named(name="truncated"), description="Off-policy loss: truncated, clipped, a_lol, copg, webrl, or own "
-        "module:class.")
+        default=Named(name="truncated"), description="Off-policy loss: truncated, clipped, a_lol, copg, webrl, or your "
+        "own module:class.")
     batch: Named = Field(
         default=Named(name="all"), description="Which answers of a stored group are trained on: all, right, rest, "
-        "pf_ppo, rorecomp, or own module:function.")
+        "pf_ppo, rorecomp, or your own module:function.")
     advantage: Named = Field(
         default=Named(name="grpo"), description="Advantage within the whole stored group: a name as in algo.advantage "
         "that gives one number per answer.")
     draw: Named = Field(
         default=Named(name="uniform"), description="Sampling weights of stored groups: uniform, by_advantage, recent, "
-        "or own module:function.")
+        "or your own module:function.")
     every: Named = Field(
         default=Named(name="constant"), description="Steps with replay: constant (every k-th), growing (intervals "
-        "grow), or own module:function.")
-    coef: NonNegative = Field(default=1.0, description="Weight of the replay loss beside the objective.")
+        "grow), or your own module:function.")
+    coef: NonNegative = Field(default=1.0, description="Weight of the replay loss, which is added to the objective.")
     logprobs: Literal["stored", "own"] = Field(
         default="stored", description="Denominator of ratios: stored = the stored log-probabilities of the weights "
-        "that sampled; own = the policy before the update.")
+        "that sampled; own = those of the policy before the update.")
     max_age: Positive | None = Field(
         default=None, description="Largest age of a group in steps: since it was sampled, or for another run since it "
         "was read; null = no limit.")
     capacity: Positive = Field(default=100_000, description="Size of the buffer in rollouts; the newest are kept.")
     max_gap: Rate = Field(
         default=0.2, description="A row is refused when its log-probabilities of sampler and trainer differ by more "
-        "than this, as a mean over tokens: they are of different weights.")
+        "than this, as a mean over tokens, because they are then from different weights.")
     max_drift: Rate = Field(
         default=1.0, description="An answer is skipped when log p - stored log p exceeds this in absolute value, as a "
         "mean over tokens: it was sampled by other weights, or is too old.")

@@ -1,4 +1,4 @@
-"""The settings `algo.guided`."""
+"""Settings of the config section `algo.guided`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ class GuidedSettings(MethodSettings):
     words: Named = Field(
         default=Named(name="task"), description="Guidance in the prompt of a retry: task = Task.guidance; hint = a "
         "growing beginning of the given solution; answer = the true answer; solution = the given solution; critique = "
-        "a wrong answer and that it is wrong; or own module:function.")
+        "a wrong answer, with the statement that it is wrong; or your own module:function.")
     keep: Named = Field(
         default=Named(name="correct"), description="Which retries are trained on: correct; explains = correct ones "
-        "that make the true answer more probable under the prompt alone (ExPO); or own module:function.")
+        "that make the true answer more probable under the prompt alone (ExPO); or your own "
+        "module:function.")
     use: Named = Field(
-        default=Named(name="beside"), description="How retries are used: beside = with their own loss "
-        "algo.guided.loss, in no statistic of the group; join = one joins the group; replace = one replaces a wrong "
-        "answer; hinted = the retries and their prompt replace the group; or own module:function.")
+        default=Named(name="beside"), description="How retries are used: beside = trained by the separate loss "
+        "algo.guided.loss, and in no statistic of the group; join = one retry joins the group; replace = one retry "
+        "replaces a wrong answer; hinted = the retries and their prompt replace the group; or your own "
+        "module:function.")
     loss: Named = Field(
         default=Named(name="sft"), description="Loss of retries with use=beside, under the prompt alone: sft = "
         "cross-entropy; expo = cross-entropy that fades out; dpo = preference over the failures of their group; or "
-        "own module:function.")
-    coef: Rate = Field(default=1.0, description="Weight of the retries' loss beside the objective.")
+        "your own module:function.")
+    coef: Rate = Field(default=1.0, description="Weight of the retries' loss, which is added to the objective.")
 
     @property
     def beside(self) -> bool:

@@ -1,4 +1,4 @@
-"""The settings `rollout.branch`."""
+"""Settings of the config section `rollout.branch`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ class SearchSettings(Settings):
         "tokens, rounded up: 256 with the paper's 16,384. Each expanded node computes the text before it again, so "
         "about 4 suits short answers.")
     explore: NonNegative = Field(
-        default=2.0, description="Weight of sqrt(ln N(parent) / N) beside Q in the choice among new pieces, while "
-        "none of them has ended.")
+        default=2.0, description="Weight of sqrt(ln N(parent) / N), which is added to Q, in the choice among new "
+        "pieces, if none of them ends the answer.")
     by_value: NonNegative = Field(
-        default=0.4, description="Weight of tanh(Q(parent)) in the choice among all open nodes, once an answer has "
-        "ended.")
+        default=0.4, description="Weight of tanh(Q(parent)) in the choice among all open nodes, if a new piece "
+        "ends an answer.")
     by_entropy: NonNegative = Field(
-        default=0.0, description="Weight of the piece's entropy (mean -log p in nats) in that choice.")
-    by_depth: NonNegative = Field(default=0.01, description="Weight of sqrt(pieces so far / depth) in that choice.")
+        default=0.0, description="Weight of the piece's entropy (mean -log p in nats) in the choice among all open "
+        "nodes.")
+    by_depth: NonNegative = Field(default=0.01, description="Weight of sqrt(pieces so far / depth) in the "
+        "choice among all open nodes.")
     least: Fraction = Field(
         default=0.1, description="Smallest share of an answer's value that is backed up to a node; the share grows "
         "from the prompt to 1 at the end.")
     hard: Fraction = Field(
         default=0.25, description="A prompt is searched while at most this share of its answers was correct at its "
-        "last visit; others are answered without search.")
+        "last visit; other prompts are answered without search.")
     cache: Count = Field(
-        default=4096, description="Number of prompts whose share of correct answers is remembered, with the correct "
-        "answers of hard ones: these begin the next visit in place of a search. The least recently visited are "
-        "dropped first. 0 = every visit is a search.")
+        default=4096, description="Number of prompts whose share of correct answers is remembered. For hard prompts "
+        "the correct answers are stored too, and begin the group at the next visit in place of a search. The least "
+        "recently visited prompts are dropped first. 0 = every visit is a search.")
 
     @model_validator(mode="after")
     def _applies(self) -> SearchSettings:
@@ -51,17 +53,17 @@ class BranchSettings(MethodSettings):
     """
 
     roots: Positive | None = Field(
-        default=None, description="Answers of a group that are generated from the prompt; each of the others branches "
-        "from one of the existing answers and shares the text before. null = all from the prompt. Credit by node: "
-        "algo.advantage=rose, treerl or tempo.")
+        default=None, description="Number of answers of a group that are generated from the prompt. Each other answer "
+        "branches from an existing one and shares the text before the branch. null = all answers are generated from "
+        "the prompt. Advantages by node of the tree: algo.advantage=rose, treerl or tempo.")
     at: Named = Field(
         default=Named(name="surprise"), description="Where an answer branches: surprise = at the token with the "
         "lowest log-probability, then the next lowest (TreeRL, 2506.11902); uniform = anywhere; meaning = where the "
         "meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, alike); "
-        "or own path/file.py:name. Episodes branch between turns.")
+        "or your own path/file.py:name. Episodes branch between turns.")
     search: SearchSettings | None = Field(
         default=None, description="Generates answers by tree search in place of rollout.branch.roots: "
-        "rollout.group_size leaves, one per expansion. Credit: algo.advantage=deepsearch. {} = with the defaults "
+        "rollout.group_size leaves, one per expansion. Advantage: algo.advantage=deepsearch. {} = with the defaults "
         "below; null = none.")
     tokens: Positive | None = Field(
         default=None, description="Token budget of a group: once it is spent no further answer is begun and no "
