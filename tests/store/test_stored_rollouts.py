@@ -51,23 +51,23 @@ def names(buffer, step, count=100, seed=0, **more):
 # --- files ------------------------------------------------------------------------------------------------------------
 
 BAD = {
-    "lengths differ": [{"logprobs": [-0.5]}, {"loss_mask": [True, True, True]}, {"token_ids": [1, 2, 3]},
+    "lists of different lengths": [{"logprobs": [-0.5]}, {"loss_mask": [True, True, True]}, {"token_ids": [1, 2, 3]},
                        {"logprobs": []}],
     "a value is missing": [{"token_ids": None}, {"logprobs": None}, {"loss_mask": None}, {"prompt": None},
                            {"token_ids": [1, None]}, {"loss_mask": [None, True]}, {"loss_mask": [False, False]},
                            {"index": None}, {"policy_step": None}],
-    "ids that no answer holds": [{"token_ids": [1, 7]}, {"token_ids": [1, 30]}, {"token_ids": [-1, 2]}],
-    "ids that are not the text": [{"token_ids": [1, 3]}, {"completion": "b"}],
-    "no log-probabilities": [{"logprobs": [float("nan"), -1.0], "trainer_logprobs": None},
+    "token ids that are never sampled": [{"token_ids": [1, 7]}, {"token_ids": [1, 30]}, {"token_ids": [-1, 2]}],
+    "token ids that do not decode to the text": [{"token_ids": [1, 3]}, {"completion": "b"}],
+    "no valid log-probabilities": [{"logprobs": [float("nan"), -1.0], "trainer_logprobs": None},
                              {"logprobs": [float("-inf"), -0.5]}, {"logprobs": [0.1, -0.5]}, {"logprobs": [None, -0.5],
                                                                                             "trainer_logprobs": None}],
-    "log-probabilities of other weights": [{"logprobs": [-0.9, -0.9]}, {"logprobs": [-0.1, -0.1]},
+    "log-probabilities from other weights": [{"logprobs": [-0.9, -0.9]}, {"logprobs": [-0.1, -0.1]},
                                            {"trainer_logprobs": [float("nan"), -0.5]}],
-    "too long, empty or not ended": [{"token_ids": [], "loss_mask": [], "logprobs": []},
+    "too long, empty or unfinished": [{"token_ids": [], "loss_mask": [], "logprobs": []},
                                      {"finish_reason": "turns"}, {"finish_reason": None},
                                      {"token_ids": [1] * 7, "loss_mask": [True] * 7, "logprobs": [-0.5] * 7}],
     "not scored": [{"reward": None}, {"reward": float("nan")}, {"reward": float("inf")}, {"error": "it failed"}],
-    "no plain answer to a training row": [{"split": "heldout"}, {"variant": "guided"}, {"episode_id": "e"},
+    "not a single-turn answer to a training row": [{"split": "heldout"}, {"variant": "guided"}, {"episode_id": "e"},
                                           {"split": None}]}
 
 
@@ -91,7 +91,7 @@ def test_groups(tmp_path):
     table, refused = read_stored(write(tmp_path, 0, rows), LIMITS, 100)
     assert [*zip(table["group_id"].to_pylist(), table["index"].to_pylist(), strict=True)] == [
         ("b", 0), ("b", 1), ("a", 0), ("a", 1)]
-    assert refused == {"alone in its group": 2, "twice": 2, "a group of several prompts": 2}
+    assert refused == {"only row of its group": 2, "repeated row": 2, "group with several prompts": 2}
 
 
 def test_files_that_cannot_be_taken(tmp_path):
@@ -204,7 +204,7 @@ def test_the_newest_are_kept(tmp_path):
     assert sorted(names(buffer, 6)) == ["3", "4"] and buffer.rollouts == 4
     fresh = RolloutBuffer(tmp_path / "new", [SourceFolder(tmp_path)], LIMITS, 5)
     fresh.take(0)
-    assert sorted(names(fresh, 0)) == ["4", "5"] and fresh.refused["older than what fits"] == 3
+    assert sorted(names(fresh, 0)) == ["4", "5"] and fresh.refused["older than the rows that fit"] == 3
 
 
 def test_a_group_that_comes_again_under_another_name_of_file_is_taken_once(tmp_path):
@@ -214,7 +214,7 @@ def test_a_group_that_comes_again_under_another_name_of_file_is_taken_once(tmp_p
     buffer.take(0)
     write(other, 3, [*group_of("g"), *group_of("h")], "steps-000000-000009.parquet")
     buffer.take(1)
-    assert sorted(names(buffer, 1)) == ["g", "h"] and buffer.refused == {"taken before": 2}
+    assert sorted(names(buffer, 1)) == ["g", "h"] and buffer.refused == {"already taken": 2}
 
 
 def test_a_half_written_file_is_looked_at_again(tmp_path, caplog):

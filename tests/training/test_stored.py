@@ -244,7 +244,7 @@ def test_groups_of_other_prompts_rows_and_media_are_not_used(scene, folders):
     shown = {r["sample_id"] for r in RunFolder(folders / "other").rollouts().to_pylist() if r["media"]}
     rewrite(folders / "other", lambda r: {**r, "media": [{**m, "hash": "0" * 64} for m in r["media"]]})
     found, show = drawn(scene, folders, own=False)
-    assert not shown & {g.sample.id for g in found} and show.unused["another prompt"] == len(shown) > 0
+    assert not shown & {g.sample.id for g in found} and show.unused["different prompt"] == len(shown) > 0
     rewrite(folders / "other", lambda r: {**r, "prompt": r["prompt"] + " "})
     found, show = drawn(scene, folders, own=False)
     assert not found and show.metrics()["stored/unused_frac"] == 1
@@ -259,8 +259,9 @@ def test_planted_rows_are_counted_and_nothing_of_them_is_learned(scene, folders)
     rewrite(folders / "other", change)
     found, show = drawn(scene, folders, own=False)
     assert not found
-    assert show.buffer.refused["log-probabilities of other weights"] == 4
-    assert show.buffer.refused["ids that are not the text"] + show.buffer.refused["alone in its group"] == 8
+    assert show.buffer.refused["log-probabilities from other weights"] == 4
+    refused = show.buffer.refused
+    assert refused["token ids that do not decode to the text"] + refused["only row of its group"] == 8
     assert show.metrics()["stored/refused"] == 12
 
 

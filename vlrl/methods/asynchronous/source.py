@@ -44,8 +44,8 @@ CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
 
 @dataclass(eq=False, kw_only=True)
 class AheadBatch(DrawBatch):
-    """The prompts drawn for a later step, and their completions as far as they exist. In a resumed run the prompts are
-    encoded only when training reaches that step."""
+    """The prompts drawn for a later step, and the completions generated for them so far. In a resumed run the prompts
+    are encoded only when training reaches that step."""
 
     step: int
     policy_step: int
@@ -93,8 +93,8 @@ class AsyncGroupSource(GroupSource):
         return super().state_dict(), partial(_written, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Waits for running generation and hands the policy's weights to the engine, if `now` is set or the queue holds
-        no step after this one. Otherwise it only remembers the policy. Batches in the queue do not change."""
+        """Hands the policy's weights to the engine, after waiting for running generation, if `now` is set or the queue
+        holds no step after this one. Otherwise only remembers the policy. Batches in the queue do not change."""
         self._policy, self.step = policy, step
         if now or all(batch.step <= step for batch in self.queue):
             self._ready()
@@ -121,7 +121,7 @@ class AsyncGroupSource(GroupSource):
         self._thread.shutdown(cancel_futures=True)
 
     def _ready(self) -> None:
-        """Waits for the thread, then hands this step's weights to the engine unless it has them."""
+        """Waits for the thread, then hands this step's weights to the engine unless the engine already has them."""
         with self.clock("rollout"):
             concurrent.futures.wait([batch.work for batch in self.queue if batch.work])
         if self.synced != self.step:
@@ -264,5 +264,5 @@ def check(config: Config, sampler: Any) -> None:
 def _settle(threads: int, card: int | None) -> None:
     """Initializes the thread: leaves half of the CPU threads to the update, and selects this process's GPU."""
     torch.set_num_threads(threads)
-    if card is not None:  # a new thread begins with the first one
+    if card is not None:  # a new thread starts on GPU 0
         torch.cuda.set_device(card)

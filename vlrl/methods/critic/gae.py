@@ -136,9 +136,9 @@ def discounted(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float
 
 def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
     """The critic's loss and its metrics, for this process's tokens: 1/2 mean (V - target)^2 over all tokens of the
-    optimizer step that have a target, weighted by row. `values` [N] are the critic's current values, with gradient.
-    With clip=c the squared error is the larger of (V - target)^2 and (V_old + clip(V - V_old, -c, c) - target)^2, as
-    in OpenAI's PPO2 and verl.
+    optimizer step that have a target, multiplied by the weights of the data rows. `values` [N] are the critic's
+    current values, with gradient. With clip=c the squared error is the larger of (V - target)^2 and (V_old + clip(V
+    - V_old, -c, c) - target)^2, as in OpenAI's PPO2 and verl.
 
     Metrics are scaled like those of the objective, which are divided by the number of trained tokens."""
     before, targets = x.per_token["values"], x.per_token["targets"]
@@ -175,7 +175,7 @@ def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool
 def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
     ends = np.array([turn.end for turn in s.turns[i]])
     paid = np.zeros(len(trained))
-    # a turn without trained tokens is paid with the one before it, or else with what comes first
+    # the reward of a turn without trained tokens goes to the turn before it, or else to the first trained token
     np.add.at(paid, (np.searchsorted(trained, ends) - 1).clip(0), turn_rewards(s.turns[i], float(s.rewards[i])))
     penalty = s.kl_coef * np.asarray(s.kl[i], np.float64)[trained] if s.kl else np.zeros(len(trained))
     _, first = np.unique(np.searchsorted(ends, trained, side="right"), return_index=True)
@@ -184,7 +184,7 @@ def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
 
 class Critic(Head):
     """A value head trained by the value loss at learning rate algo.critic.lr. The policy's weights receive
-    algo.critic.coef times the gradient of that loss, and none of it during algo.critic.warmup."""
+    algo.critic.coef times the gradient of that loss, and no such gradient during algo.critic.warmup."""
 
     key = "critic"
     reads = ("values", "targets")

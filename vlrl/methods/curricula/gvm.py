@@ -37,11 +37,11 @@ class GVM(Uniform):
         sum of n_i = prompts * rollout.group_size,   least <= n_i <= most
 
     rounded by largest remainder. p_i is the pass rate of the prompt's last group. g_i stands for the prompt's gradient
-    norm: it is Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which equals the gradient norm with respect
-    to the logits up to a constant factor; the paper uses the full gradient. A prompt without results has p_i = `prior`,
-    and as g_i the mean of the known values. Before a step is drawn, `probe` completions of each of its prompts measure
-    p_i and g_i; as in the paper's first stage, these completions are not trained on. With probe=0 the values of the
-    prompt's last visit are used.
+    norm: it is Outcome.surprise, sqrt(sum over tokens of (1 - p(token))^2), which is within a constant factor of the
+    gradient norm with respect to the logits; the paper uses the full gradient. A prompt without results has p_i =
+    `prior`, and its g_i is the mean of the known values. Before a step is drawn, `probe` completions of each of its
+    prompts measure p_i and g_i; as in the paper's first stage, these completions are not trained on. With probe=0 the
+    values of the prompt's last visit are used.
 
     alpha and beta have the values of the released code; probe, least, most (null = 4 * rollout.group_size) and prior
     are ours."""
@@ -70,8 +70,8 @@ class GVM(Uniform):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, without drawing them. Empty if prompts are probed, because the group sizes depend on the
-        probes."""
+        """A preview of the next draws; the state of the sampler does not change. Empty if prompts are probed, because
+        the group sizes then depend on the probes."""
         return [] if self.probe else self._sized(super().upcoming(count, step))
 
     def probes(self, step: int) -> list[Draw]:

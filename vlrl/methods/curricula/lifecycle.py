@@ -86,7 +86,7 @@ class Lifecycle(Adaptive):
                 self._visited(o.draw.index, p, o.reward, step)
 
     def _visited(self, i: int, p: float, reward: float, step: int) -> None:
-        gain = max(0.0, reward - float(self.before[i]))  # 0 where there was none: max keeps its first argument
+        gain = max(0.0, reward - float(self.before[i]))  # 0 if `before` is NaN: max keeps its first argument
         use = p * (1 - p) + gain
         first = bool(np.isnan(self.before[i]))
         self.utility[i] = use if first else self.decay * self.utility[i] + (1 - self.decay) * use

@@ -62,7 +62,8 @@ class PassRates(Saved):
         self._open[places] = np.where(known > 0, self.strength / np.maximum(known, 1e-30), 1.0)
 
     def expected(self) -> np.ndarray:
-        """[N] in [0, 1]: the pass rate that is expected of each prompt without regard to its own groups."""
+        """[N] in [0, 1]: the pass rate that the initial estimate and the drift of its kind predict for each prompt,
+        without the prompt's own groups."""
         if self.kinds is None:
             return self.start.copy()
         rates = self.drift.astype(np.float32)[self.kinds.of]

@@ -169,7 +169,7 @@ def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.nd
 
     fits = []
     with warnings.catch_warnings(), threadpool_limits(1):  # matrices this small are slower in many threads
-        warnings.simplefilter("ignore", ConvergenceWarning)  # few different rows
+        warnings.simplefilter("ignore", ConvergenceWarning)  # expected when there are few distinct rows
         for count in range(2, min(components, len(rows)) + 1):
             model = GaussianMixture(count, random_state=seed).fit(rows)
             fits.append((float(model.aic(rows)), count, model))

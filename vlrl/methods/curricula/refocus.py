@@ -61,8 +61,8 @@ class ADCL(Adaptive):
         """Whether all prompts still have to be probed, because there is no difficulty to start from."""
 
     def difficulty(self, indices: np.ndarray) -> np.ndarray:
-        """[n] difficulty of the prompts `indices` [n]: 1 - the last pass rate, or the field if there is no pass rate;
-        NaN = unknown."""
+        """[n] difficulty of the prompts `indices` [n]: 1 - the last pass rate, or the field `by` for a prompt without a
+        pass rate; NaN = unknown."""
         measured = 1 - self.history.pass_rate[indices]
         return np.where(np.isnan(measured), self.field[indices], measured)
 
@@ -82,14 +82,14 @@ class ADCL(Adaptive):
         while count:
             if self.at == self.prompts.size:
                 self._next_pass()
-                late = np.isin(self.order, pieces[-1:])  # none twice in a call while others are left
+                late = np.isin(self.order, pieces[-1:])  # no prompt twice in one call while others are left
                 self.order = np.concatenate([self.order[~late], self.order[late]])
             pieces.append(self.order[self.at:self.at + count].copy())
             self.at, count = self.at + len(pieces[-1]), count - len(pieces[-1])
         return np.concatenate(pieces)
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next draws, as far as the prompts are sorted, without drawing them."""
+        """A preview of the next draws, as far as the prompts are sorted. The state of the sampler does not change."""
         return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, place: int) -> int:
@@ -163,8 +163,8 @@ class HardFocus(Adaptive):
         return next_distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would return, without drawing it. Empty if that call would choose the hardest
-        prompts again."""
+        """A preview of what `next(count, step)` would return. The state of the sampler does not change. Empty if that
+        call would choose the hardest prompts again."""
         if self._ends(step):
             return []
         return uncounted_draws(self.history, next_distinct(copy.copy(self.cycle), count, set()), **self._sizes())
@@ -183,7 +183,7 @@ class HardFocus(Adaptive):
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)
         rate[self.history.rejected] = 2.0
-        rate += 1e-9 * stream(self.prompts.seed, 5, self.chosen).random(size)  # less than between two pass rates
+        rate += 1e-9 * stream(self.prompts.seed, 5, self.chosen).random(size)  # smaller than the difference of any two pass rates
         return np.sort(np.argpartition(rate, count - 1)[:count]).astype(np.int32)
 
     def draws(self, indices: Any, **more: Any) -> list[Draw]:

@@ -41,11 +41,12 @@ class CarryPool:
         return self._weights
 
     def take(self, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws `count` prompts. Returns those from the shuffled pass, and those that return from `before`."""
+        """Draws `count` prompts. Returns two arrays: the prompts from the shuffled pass, and the answered prompts
+        marked in `before`."""
         return self._take(self.cycle, count, draw)
 
     def peek(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """The prompts that `take` would draw, in one array, without drawing them."""
+        """The prompts that `take` would draw, as one array. The state of the pool does not change."""
         return np.concatenate(self._take(copy.copy(self.cycle), count, draw))
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
@@ -60,7 +61,7 @@ class CarryPool:
 
     def _take(self, cycle: Cycle, count: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         old = np.zeros(0, dtype=np.int64)
-        wanted = int(count * self.carry + draw.random()) if self.carry else 0  # on average the exact share
+        wanted = int(count * self.carry + draw.random()) if self.carry else 0  # stochastic rounding: exact on average
         if wanted:
             weights = self.weights()
             there = min(wanted, int(np.count_nonzero(weights)))
@@ -335,7 +336,7 @@ def matching(prompts: Prompts, name: str, wanted: Any) -> np.ndarray:
     if isinstance(wanted, Mapping):
         numbers = prompts.numbers(name).astype(np.float64)
         low, high = wanted.get("min", -np.inf), wanted.get("max", np.inf)
-        with np.errstate(over="ignore"):  # the limits as coarse as the numbers, so that .7 is .7
+        with np.errstate(over="ignore"):  # float32 limits, like the numbers, so that .7 == .7
             return (numbers >= np.float32(low)) & (numbers <= np.float32(high))
     known = [(isinstance(w, bool), w) for w in (wanted if isinstance(wanted, list) else [wanted])]
     return np.fromiter(((isinstance(v, (bool, np.bool_)), v) in known for v in prompts.field(name)), dtype=bool,

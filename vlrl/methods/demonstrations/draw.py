@@ -90,7 +90,8 @@ class DemonstrationSampler:
         return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
     def _places(self, step: int, count: int) -> list[int]:
-        """Indices of `count` rows with a demonstration, without repetition; fewer if fewer are found."""
+        """Indices of `count` rows with a demonstration, without repetition; fewer if fewer are found. Raises
+        ConfigError if none is found."""
         draw = np.random.default_rng([self.config.seed, _STREAM, step])
         draws = draw.integers(len(self.samples), size=_TRIES * count)
         usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
@@ -117,7 +118,7 @@ class DemonstrationSampler:
             try:
                 accepted.append(AcceptedDraw(number, Draw(place, 0), sample, self.encode(self.task, sample)))
             except PromptTooLong:
-                continue  # as one that is drawn to be answered
+                continue  # skipped, like a prompt that is drawn for generation
         return demonstrated(self.task, self.encode, self.engine, self.config, accepted, step)
 
 

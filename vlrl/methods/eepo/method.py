@@ -103,7 +103,7 @@ class Forgetting:
         rollouts = [(prompt, row) for prompt, completions in answers for done in completions
                     for _, row in training_rows(done)]
         (total,) = comm.total(float(sum(c.loss_mask.sum() for _, c in rollouts)))
-        # dropout is keyed by the step, so a resumed run draws the same
+        # dropout is seeded by the step, so that a resumed run repeats it
         torch.manual_seed(np.random.SeedSequence([self.config.seed, 7, step, comm.rank()]).generate_state(1)[0])
         for pieces in policy.plan([p for p, _ in rollouts], [c.tokens for _, c in rollouts], train,
                                   shown=[c.shown for _, c in rollouts]):

@@ -69,14 +69,14 @@ class Angles:
         policy, train = self.policy, self.config.train
         angles = np.full(len(prompts), np.nan, np.float32)
         places = {Piece(p[0], (), ()): (i, p[1]) for i, p in enumerate(prompts) if p is not None}
-        alone = policy.layout(train.packing) == "padded"  # one prompt a pass, which has no padding then
+        alone = policy.layout(train.packing) == "padded"  # one prompt per pass, so that there is no padding
         parts = policy.fill([[p] for p in places] if alone else plan([*places], train.tokens_per_batch))
         with phase("angles"), torch.no_grad(), policy.evaluating():
             for part in parts:
                 states, end = self._states(policy.pack(part, train)), 0
                 for piece in part:
                     start, end = end, end + len(piece.prompt)
-                    if piece in places:  # an idle one has no question
+                    if piece in places:  # filler pieces have no question
                         i, question = places[piece]
                         span = question_span(piece.prompt.ids, question, policy.banned, self._decode)
                         angles[i] = angle(states[start:end], *span)

@@ -246,7 +246,7 @@ def simko(x: LossInputs, share: Fraction = 0.01, quantile: Fraction = 0.8, penal
     push = (1 - smooth) * (x.logprobs - x.logprobs.detach()) + smooth * (top - top.detach()).mean(-1)
     per_token, metrics = surrogate(x, replace(x, logprobs=x.logprobs.detach() + push).log_ratio.exp(), clip_low,
                                    clip_high)
-    first = x.logprobs.detach() >= top[:, 0].detach() - 1e-4  # two ways to compute one number
+    first = x.logprobs.detach() >= top[:, 0].detach() - 1e-4  # the two are computed differently, up to rounding
     return per_token * torch.where(fork & first & (x.advantages < 0), penalty, 1.0), metrics
 
 

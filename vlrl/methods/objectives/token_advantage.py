@@ -60,7 +60,7 @@ def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, no
     if not known and bool((~s.rewards.isnan()).any()):
         warn_once("algo.advantage=clip_delta: no answer has step values, so this acts as grpo: add "
                   "task.parts=[process]")
-    if eta is None and known:  # of equal values exactly these, whatever their mean is rounded to
+    if eta is None and known:  # clipped, because the mean of equal values may differ from them by rounding
         eta = float(np.clip(np.mean(known), min(known), max(known)))
     out = []
     for value, mask, own in zip(base.tolist(), s.masks, s.steps, strict=True):

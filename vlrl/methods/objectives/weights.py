@@ -50,7 +50,8 @@ STRATEGIC_GRAMS = (
     "let me verify", "let's consider", "let me consider", "we need to", "we can use", "first, i", "next, i", "wait",
     "alternatively", "on the other hand", "another approach", "another way", "to solve this", "this means that",
     "going back", "looking again", "hold on")
-"""English phrases of planning, checking and turning back, as a start for a list for your own data."""
+"""English phrases of planning, checking and turning back: the default phrases of `Hicra`, and a starting point for your
+own list."""
 
 
 @reads("sign")

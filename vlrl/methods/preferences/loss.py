@@ -18,8 +18,9 @@ def bradley_terry(x: LossInputs, head_lr: Rate = HEAD_LR, centre: NonNegative = 
 
 def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple[torch.Tensor, Metrics]:
     """The reward model's loss and its metrics, for this process's pairs: -mean log sigmoid(s+ - s-) + centre mean (s+ +
-    s-)^2 over the pairs of the optimizer step, weighted by row. `values` [N] are the head's outputs, with gradient.
-    The score s of an answer is the value at its last trained token; s+ is that of the answer with the larger reward.
+    s-)^2 over the pairs of the optimizer step, multiplied by the weights of the data rows. `values` [N] are the
+    head's outputs, with gradient. The score s of an answer is the value at its last trained token; s+ is that of the
+    answer with the larger reward.
 
     Bradley and Terry (1952), the usual loss of reward models since 2009.01325; centre: 2312.09244. Metrics are scaled
     like those of the objective, which are divided by the number of trained tokens."""

@@ -114,7 +114,7 @@ class RolloutBuffer:
         for line in lines:
             try:
                 out.append(json.loads(line))
-            except ValueError:  # a killed process left half of it; the step was not drawn
+            except ValueError:  # a killed process left half a line; its step was not drawn
                 continue
         return sorted(out, key=lambda line: line["step"])
 
@@ -126,7 +126,7 @@ class RolloutBuffer:
         for source, name, place in reversed(candidates):
             entry: dict[str, Any] = {"from": source.name, "name": name, "own": source.own}
             if room <= 0:
-                entries.append({**entry, "refused": {"older than what fits": 1}})
+                entries.append({**entry, "refused": {"older than the rows that fit": 1}})
                 continue
             entries.append({**entry, **self._copied(place, f"{step:06d}-{len(entries):05d}.arrow")})
             room -= entries[-1].get("rows", 0)
@@ -140,7 +140,7 @@ class RolloutBuffer:
             names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in seen
                      or seen[source.name, e.name] not in (None, _signature(folder / e.name))]
         except OSError:
-            return []  # a run that has not begun
+            return []  # the run has no rollouts yet
         if not source.own and names and self._other_tokenizer(source):
             return []
         matched = [(ROLLOUT_FILE.fullmatch(name), name) for name in names]
@@ -150,10 +150,10 @@ class RolloutBuffer:
         try:
             other = hashlib.sha256(read_small(source.path / "tokenizer.json")).digest() != self._tokenizer
         except OSError:
-            return False  # then the texts of its answers tell
+            return False  # then rows whose tokens do not decode to their text are refused
         if other and self._examined.setdefault((source.name, ""), (0, 0)) == (0, 0):
             self._examined[source.name, ""] = None
-            self.refused["a folder of another tokenizer"] += 1
+            self.refused["folder with a different tokenizer"] += 1
             _log.warning("algo.stored.runs: %s is from a model with a different tokenizer, so nothing is replayed "
                          "from it. Leave it out.", source.path)
         return other
@@ -180,7 +180,7 @@ class RolloutBuffer:
             fresh = self._indexed(entry, step)
             known = np.isin(fresh["key"], self.groups["key"])
             if known.any():
-                self.refused["taken before"] += int(fresh["size"][known].sum())
+                self.refused["already taken"] += int(fresh["size"][known].sum())
             self.groups = np.concatenate([self.groups, fresh[~known]])
             sizes = np.cumsum(self.groups["size"][::-1])
             self.groups = self.groups[len(self.groups) - int(np.searchsorted(sizes, self.capacity, "right")):]

@@ -107,7 +107,7 @@ class ReplaySampler:
         if not parts.every(step):
             return []
         rng = np.random.default_rng([self.config.seed, _STREAM, step])
-        # groups of equal rewards have which answers are right, too
+        # even with equal rewards some answers of a group may be correct and others wrong
         by_outcome = "outcome" in getattr(parts.advantage.function, "reads", ())
         return self.buffer.draw(settings.groups, step, rng, parts.draw, settings.max_age, by_outcome)
 
@@ -162,10 +162,10 @@ class ReplaySampler:
             try:
                 prompt = self.encode(self.task, candidate)
             except DataError:
-                continue  # as one that is drawn to be answered
+                continue  # skipped, like a prompt that is drawn for generation
             if utf8(prompt.text) == first["prompt"] and [m.sha256 for m in prompt.media] == first["hashes"]:
                 return candidate, prompt
-        self.unused["another prompt"] += 1
+        self.unused["different prompt"] += 1
         return None
 
     def _credited(self, group: Group, step: int, parts: ReplayFunctions) -> Group | None:
@@ -173,7 +173,7 @@ class ReplaySampler:
         seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
         credited = credit_alone(group, parts.advantage, parts.batch, step, seed, "algo.stored")
         if group.zero_variance and not any(r.advantage for r in credited.rollouts):
-            self.unused["settled"] += 1
+            self.unused["equal rewards"] += 1
             return None
         return replace(credited, rollouts=tuple(r for r in credited.rollouts if r.trained))
 

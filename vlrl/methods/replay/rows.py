@@ -76,7 +76,7 @@ def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]
     for row in (row for batch in table.to_batches(max_chunksize=1024) for row in _plain(batch)):
         why = problem(row, limits)
         group = rows.setdefault((row["step"], row["group_id"]), {}) if not why else {}
-        why = why or ("twice" if row["index"] in group else "")
+        why = why or ("repeated row" if row["index"] in group else "")
         if why:
             refused[why] += 1
         else:
@@ -84,7 +84,7 @@ def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]
     usable = []
     for group in rows.values():
         if len(group) < 2 or len({(r["sample_id"], r["prompt"], r["task"]) for r in group.values()}) > 1:
-            refused["alone in its group" if len(group) < 2 else "a group of several prompts"] += len(group)
+            refused["only row of its group" if len(group) < 2 else "group with several prompts"] += len(group)
         else:
             usable += [group[i] for i in sorted(group)]
     return pa.Table.from_pylist(usable, KEPT), refused
@@ -108,7 +108,7 @@ def problem(row: Mapping[str, Any], limits: RowLimits) -> str:
     """Why a row is unusable; "" if it is usable. Where the engine's log-probabilities are missing, it fills in the
     trainer's."""
     if row["split"] != "train" or row["variant"] or row["episode_id"]:
-        return "no plain answer to a training row"
+        return "not a single-turn answer to a training row"
     if any(row[name] is None for name in ("group_id", "sample_id", "index", "step", "policy_step", "prompt",
                                           "completion", "token_ids", "loss_mask", "logprobs")):
         return "a value is missing"
@@ -120,21 +120,21 @@ def problem(row: Mapping[str, Any], limits: RowLimits) -> str:
 def _tokens_problem(row: Mapping[str, Any], limits: RowLimits) -> str:
     ids, mask, logprobs = row["token_ids"], row["loss_mask"], row["logprobs"]
     if not len(ids) == len(mask) == len(logprobs):
-        return "lengths differ"
+        return "lists of different lengths"
     if not 0 < len(ids) <= limits.most_tokens or row["finish_reason"] not in _FINISHED:
-        return "too long, empty or not ended"
+        return "too long, empty or unfinished"
     if [v.dtype.kind for v in (ids, mask, logprobs)] != ["i", "b", "f"] or not mask.any():
         return "a value is missing"
     if ids.min() < 0 or ids.max() >= limits.vocabulary or not limits.banned.isdisjoint(ids.tolist()):
-        return "ids that no answer holds"
+        return "token ids that are never sampled"
     trainer = row["trainer_logprobs"]
     known = trainer is not None and len(trainer) == len(ids) and trainer.dtype.kind == "f"
     if known and not np.isfinite(logprobs).all():
         logprobs = row["logprobs"] = np.where(np.isnan(logprobs), trainer, logprobs)  # type: ignore[index]
     if not np.isfinite(logprobs[mask]).all() or (logprobs[mask] > _ABOVE_ZERO).any():
-        return "no log-probabilities"
+        return "no valid log-probabilities"
     if known and not np.abs(logprobs - trainer)[mask].mean() <= limits.most_gap:
-        return "log-probabilities of other weights"
+        return "log-probabilities from other weights"
     if utf8(limits.decode(ids.tolist())) != row["completion"]:
-        return "ids that are not the text"
+        return "token ids that do not decode to the text"
     return ""

@@ -17,8 +17,8 @@ class StoredSettings(MethodSettings):
 
     runs: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="Other run folders, or folders that hold a `rollouts` folder of files with the same "
-        "columns. Their rollouts on this run's training rows are replayed too. The folders may grow during the run. Their "
-        "rewards are not trusted: this run scores the answers again.")
+        "columns. Their rollouts on this run's training rows are replayed too. The folders may grow during the run. "
+        "Their rewards are not trusted: this run scores the answers again.")
     own: bool = Field(default=True, description="Replay this run's own earlier rollouts.")
     groups: Positive = Field(default=8, description="Stored groups replayed per step.")
     rule: Named = Field(

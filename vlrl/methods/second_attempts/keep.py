@@ -60,7 +60,7 @@ def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[boo
 
 
 def answer_start(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> int:
-    """Index of the first token of the final answer in `tokens` [T]."""
+    """Position, in `tokens` [T], of the first token of the final answer. `decode` converts tokens to text."""
     place = answer_offset(decode(tokens))
     return max(bisect_right(range(len(tokens) + 1), place, key=lambda k: len(decode(tokens[:k]))) - 1, 0)
 

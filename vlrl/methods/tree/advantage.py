@@ -135,7 +135,7 @@ def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Te
     for rollouts in scored_by_group(s):
         known = rewards.tolist()
         if len({known[i] for i in rollouts}) == 1:
-            continue  # means of equal values need not be equal to the last bit
+            continue  # the mean of equal values may differ from them in the last bit
         root = sum(known[i] for i in rollouts) / len(rollouts)
         for i, nodes in nodes_of(rollouts, s.tokens, known).items():
             for node in sorted(nodes, key=lambda node: node.start):

@@ -156,7 +156,7 @@ class BranchingGenerator:
         n = n if settings.tokens is None else min(n, settings.roots or n)
         for index in range(len(tree), len(tree) + n):
             leaf = min((leaf for leaf in tree if len(leaf.places)), key=lambda leaf: leaf.parted, default=None)
-            if leaf is None:  # nothing can be gone on from: from the prompt, in a stream of its own
+            if leaf is None:  # no completion can be continued: start from the prompt, with a new random stream
                 return replace(request, n=n, key=(*request.key, len(tree)))
             rng = np.random.default_rng([self.config.seed, *request.key, index])
             place = self._place(leaf, rng)
@@ -172,7 +172,7 @@ class BranchingGenerator:
             return self.point(leaf.entropies, leaf.parted, rng)
         try:
             place = self.point(leaf.completion, places, leaf.parted, rng)
-        except Exception as error:  # anyone's code
+        except Exception as error:  # user code can raise anything
             raise ConfigError(f"{named}: {failure(error)}") from error
         if place not in places:
             raise ConfigError(f"{named} returned {place!r}: it must return one of the {len(places)} token positions "

@@ -99,7 +99,8 @@ class _Searching:
         return count < self.request.n and (self.spent < self.budget or not count)
 
     def asks(self) -> Request:
-        """The request for pieces from the current node. Each piece has a number of its own within the group."""
+        """The request for new pieces that continue the current node. Each piece has its own number within the group,
+        and so its own random stream."""
         node = self.tree.current
         assert node is not None
         sampling = at_most(self.request.sampling, len(node.written.tokens) + self.piece)
