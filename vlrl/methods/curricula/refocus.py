@@ -183,7 +183,7 @@ class HardFocus(Adaptive):
         count = math.ceil(self.share * size)
         rate = np.nan_to_num(self.history.pass_rate, nan=-1.0).astype(np.float64)
         rate[self.history.rejected] = 2.0
-        rate += 1e-9 * stream(self.prompts.seed, 5, self.chosen).random(size)  # smaller than the difference of any two pass rates
+        rate += 1e-9 * stream(self.prompts.seed, 5, self.chosen).random(size)  # breaks ties only
         return np.sort(np.argpartition(rate, count - 1)[:count]).astype(np.int32)
 
     def draws(self, indices: Any, **more: Any) -> list[Draw]:
