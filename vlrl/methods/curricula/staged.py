@@ -1,4 +1,4 @@
-"""Samplers with a training run in stages (Staged), and with seen prompts that return, most often those with low rewards
+"""Samplers for training in stages (Staged), and for mixing seen prompts back in, most often those with low rewards
 (Retrospective)."""
 
 from __future__ import annotations

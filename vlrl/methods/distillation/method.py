@@ -52,8 +52,8 @@ class Distillation(Method):
                 if part.total_tokens else None for part, scores in zip(parts, known, strict=True)]
 
     def _asked(self, parts: Sequence[Minibatch]) -> list[list[np.ndarray]]:
-        """Log-probabilities [T] of the tokens of each row under the teacher on a server, by optimizer step. Sends all
-        rows of the step in one call."""
+        """Asks the teacher's server, in one call for the whole step, for the log-probabilities of the completions'
+        tokens. Returns, for each optimizer step, an array [T] per row."""
         with phase("teacher"):
             scores = iter(self.teacher([t for part in parts for t in part.rollouts], self.algorithm.temperature))
         return [[next(scores) for _ in part.rollouts] for part in parts]

@@ -40,7 +40,7 @@ class RowLimits:
     """What a stored row must fulfil to be usable."""
 
     vocabulary: int
-    """Token ids must be below this number."""
+    """Size of the vocabulary; all token ids must be below it."""
     banned: frozenset[int]
     """Token ids that are never sampled; a row must not contain them."""
     most_tokens: int

@@ -133,7 +133,7 @@ class RetryGenerator:
         return replace(group, aside=(*group.aside, *second))
 
     def taught(self, group: Group) -> Group:
-        """Returns the group as it is trained, with retries used as algo.guided.use says."""
+        """Returns the group in the form that is trained: its retries are used as algo.guided.use says."""
         out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
         self.counts["members"] += sum(r.variant == GUIDED for r in out.rollouts)

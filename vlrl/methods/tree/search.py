@@ -221,8 +221,8 @@ class SearchGenerator:
 
 def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,
                    kept_at: int) -> Completion:
-    """A completion to use at later visits. Its log-probabilities are unknown (NaN), because other weights will be
-    trained on it."""
+    """A completion to use at later visits. Its log-probabilities are unknown (NaN), because the weights will have
+    changed when it is trained on."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
                       finish_reason=finish_reason, policy_step=kept_at)
 
