@@ -1,13 +1,14 @@
-"""Data: rows become samples; images and videos are read safely. No torch.
+"""Data: turns rows into samples, and loads their images and videos safely. Imports no torch.
 
-    samples, media   samples of a split and their images and videos; row_samples: canonical rows -> samples
-    sources/         rows in files of many kinds, on the Hub, behind URLs; imported when a task reads files
-    formats/         annotation formats of other projects
-    video/           frames of video files and their timestamps
+    samples, media   the samples of a split; loading of images and videos
+    row_samples      turns a canonical row into a sample
+    sources/         reads rows from files, Hub data sets and URLs; imported only when a task reads files
+    formats/         recognises and converts the annotation formats of other projects
+    video/           video files: timestamps, frame sampling and decoding
 
-- Times in rows, in answers and in prompts count in seconds from the start of the clip (`video_start`). Processors get
-  them through video.sampling.clock, never as frame numbers and a mean frame rate.
-- Media are decoded once their size is known, and downloaded only from hosts that `data.urls` allows.
+- Times in rows, answers and prompts are seconds from the start of the clip (`video_start`). Processors of transformers
+  get timestamps from video.sampling.clock, which are also right for clips and variable frame rates.
+- No image or video is decoded before its size is checked. Files are downloaded only from hosts that `data.urls` allows.
 - A bad row stops the run, or is left out under `data.quarantine`. row_index reads files larger than memory row by row.
 """
 

@@ -1,8 +1,7 @@
-"""Decoded frames of video files in memory, so that a clip that several prompts or steps show is decoded once.
+"""A memory cache of decoded video frames, so that a clip shown by several prompts or steps is decoded only once.
 
-The key of a clip is the hash of its file, its sampling and its start and end. A file is hashed again when its size or
-modification time differ. Pixels are the same with and without the cache.
-"""
+The cache key is the hash of the video file, the sampling settings, and the start and end of the clip. A file is hashed
+again when its size or modification time changes. The cache never changes pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ _MOST_HASHES = 2**16
 
 
 class ClipCache:
-    """At most `mib` MiB of frames; the least recently used clips are dropped first. 0 disables it. Thread-safe."""
+    """A thread-safe cache of at most `mib` MiB of frames (0 disables it); the least recently used clips are dropped
+    first."""
 
     def __init__(self, mib: int):
         self._room, self._used = mib << 20, 0
@@ -28,7 +28,8 @@ class ClipCache:
         self._hashes: dict[tuple[str, int, int], str] = {}
 
     def sha256(self, path: Path) -> str:
-        """Hash of a file, which is read in blocks. Raises OSError."""
+        """Returns the SHA-256 of a file; computed again only if the file's size or modification time has changed.
+        Raises OSError."""
         status = path.stat()
         file = str(path), status.st_size, status.st_mtime_ns
         digest = self._hashes.get(file)
@@ -41,8 +42,9 @@ class ClipCache:
         return digest
 
     def clip(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """The clip of this key: cached, awaited while another thread decodes it, or `read()`, whose errors are raised.
-        """
+        """Returns the clip cached under `key`, or calls `read()` to decode it and caches the result.
+
+        If another thread is decoding the same clip, waits for its result. Raises the errors of `read()`."""
         if not self._room:
             return read()
         with self._lock:
@@ -74,5 +76,5 @@ class ClipCache:
 
 
 def _size(clip: Any) -> int:
-    """Bytes of the frames; a repeated frame counts once."""
+    """The size of the clip's frames in bytes; a frame that occurs several times counts once."""
     return sum(w * h * 3 for w, h in {id(f): f.size for f in clip.frames}.values())

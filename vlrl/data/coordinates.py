@@ -1,13 +1,12 @@
-"""Conversion between original pixels and the convention in which a model writes boxes and points.
+"""Conversion of boxes and points between pixels of the original image and the coordinate convention of a model.
 
-A task works in pixels of the original image; `make("norm1000")` converts for the model. Conventions:
+A task works in pixels of the original image; `make("norm1000")` returns the converter for a model. Conventions:
 
     original    pixels of the original image
     processed   pixels after the processor's resize; needs the row's `processed_size: [w, h]`
-    norm1000    0..1000 of width and height
-    norm999     integers 0..999
-    norm1       0..1
-"""
+    norm1000    0 to 1000 along the width and along the height
+    norm999     integers from 0 to 999
+    norm1       0 to 1"""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -21,41 +20,40 @@ _FULL_SCALE = {"norm1000": 1000.0, "norm999": 999.0, "norm1": 1.0}
 
 
 class Coordinates:
-    """Converts between original pixels and a model's convention. This base class changes nothing."""
+    """Converts boxes and points between original pixels and a model's convention. This base class converts nothing."""
 
     convention = "original"
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point in original pixels, from the one that the model wrote."""
+        """Converts a box or point that the model wrote to pixels of the original image."""
         return [float(v) for v in box]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point as the model is expected to write it, from original pixels."""
+        """Converts a box or point in pixels of the original image to the model's convention."""
         return [float(v) for v in box]
 
 
 class Convention(Coordinates):
-    """One convention; a row's own `coordinates` overrides it.
+    """Converts to and from one coordinate convention, unless a row names another one in its field `coordinates`.
 
-    Both directions take a box (4 numbers) or a point (2) and need the row's `width` and `height` in original pixels.
-    They raise DataError naming the row when it has no size or names an unknown convention.
-    """
+    Both methods take a box (4 numbers) or a point (2 numbers) and need the row's `width` and `height` in original
+    pixels. They raise DataError naming the row if it has no size or names an unknown convention."""
 
     def __init__(self, convention: str):
         self.convention = convention
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point in original pixels, not rounded."""
+        """Converts a box or point that the model wrote to pixels of the original image, without rounding."""
         used = self.used(sample)
         if used == "original":
             return [float(v) for v in box]
         return [v * size / full for v, size, full in _scaled(sample, used, box)]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Box or point as the model is expected to write it.
+        """Converts a box or point in pixels of the original image to the model's convention.
 
-        Whole numbers for processed, norm1000 and norm999, four decimals for norm1, unchanged for original.
-        """
+        The result is rounded to integers for processed, norm1000 and norm999, to four decimals for norm1, and not at
+        all for original."""
         used = self.used(sample)
         if used == "original":
             return [float(v) for v in box]
@@ -63,7 +61,7 @@ class Convention(Coordinates):
         return [round(v * full / size, digits) for v, size, full in _scaled(sample, used, box)]
 
     def used(self, sample: Sample) -> str:
-        """The convention of this row."""
+        """Returns the convention for a sample: its row's field `coordinates` if set, else that of this converter."""
         own = sample.get("coordinates") or self.convention
         if own not in CONVENTIONS:
             raise DataError(f"row '{sample.id}': coordinates={own!r} is not a coordinate convention."
@@ -72,7 +70,7 @@ class Convention(Coordinates):
 
 
 def make(convention: str) -> Coordinates:
-    """The converter of a convention. Raises ConfigError for an unknown one."""
+    """Returns the converter for the convention with this name. Raises ConfigError for an unknown name."""
     if convention not in CONVENTIONS:
         raise ConfigError(f"task.coordinates={convention!r} is not a coordinate convention."
                           f"{did_you_mean(convention, CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")
@@ -80,7 +78,8 @@ def make(convention: str) -> Coordinates:
 
 
 def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
-    """(value, side of the original, side in the convention) for each number of a box or point."""
+    """Yields for each number of a box or point: (number, the image's width or height in original pixels, its full range
+    in the convention)."""
     original = _size(sample, "width", sample.get("width")), _size(sample, "height", sample.get("height"))
     if convention == "processed":
         sides = sample.get("processed_size")

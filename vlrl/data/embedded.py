@@ -1,4 +1,5 @@
-"""Images and videos inside a row: bytes in a table, base64, pixel values. No torch."""
+"""Images and videos embedded in rows: bytes in a table cell, base64 strings, lists of pixel values. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +21,21 @@ import numpy as np
 from vlrl.errors import DataError
 
 _BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
-"""How the base64 of JPEG, PNG, GIF and WebP begins."""
+"""Matches the beginning of a base64-encoded JPEG, PNG, GIF or WebP image."""
 _BEGINS = ("/9j/", "ivbo", "r0lg", "uklg", "data")  # the first four characters of these and of data URLs
 _DATA_URL = re.compile(r"data:(?:image|video)/[\w.+-]{1,80};base64,", re.IGNORECASE)
 MEDIA_HASH = re.compile(r"sha256:[0-9a-f]{64}")
-"""What replaces embedded media in the row of a sample."""
+"""Matches the hash that replaces embedded media in a sample's row."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"\x1aE\xdf\xa3")
 _STILL = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"II*\0", b"MM\0*")  # formats of still images
 _LARGE = 4096
-"""Media of at least this many bytes are moved to a SpillFile; smaller ones stay in their row."""
+"""Embedded media of at least this many bytes are moved to a SpillFile; smaller media stay in their row."""
 _STILL_NAME = re.compile(r"\.(?:png|jpe?g|bmp|tiff?|ppm)$|^data:image/(?:png|jpe?g|bmp|tiff?);", re.IGNORECASE)
 
 
 class SpillFile:
-    """An unnamed file that holds embedded media on disk while rows are in memory; deleted when the process ends."""
+    """An unnamed temporary file that holds embedded media, so that rows in memory stay small. It vanishes with the
+    process."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,8 @@ class SpillFile:
         self._end = 0
 
     def put(self, data: bytes) -> EmbeddedMedia:
-        """Appends the bytes of one image or video. Raises OSError when the disk is full."""
+        """Appends the bytes of one image or video; returns a reference to them. Raises OSError when the disk is full.
+        """
         begin, rest = self._end, memoryview(data)
         while rest:
             written = os.pwrite(self.descriptor, rest, self._end)
@@ -61,12 +64,12 @@ class StoredBytes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedMedia:
-    """An image or video inside a row; the source of a Media. Equal bytes are equal media."""
+    """An image or video embedded in a row, used as the `source` of a Media. Two with equal bytes compare equal."""
 
     content: bytes | StoredBytes = field(repr=False)
-    """The bytes, or where they are stored."""
+    """The bytes, or their position in a SpillFile."""
     row: str = ""
-    """Id of the row, for messages."""
+    """Id of the row, for error messages."""
 
     @property
     def data(self) -> bytes:
@@ -97,13 +100,15 @@ class EmbeddedMedia:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """A description of this image or video for error messages."""
         whose = f"row {self.row!r}" if self.row else "the row"
         return f"media inside {whose} ({self.count} bytes, {str(self)[:23]}...)"
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """The path of a temporary copy, for video decoders, which read files; errors name the row instead of it."""
+        """Yields the path of a temporary copy, for video decoders, which read files only.
+
+        A DataError raised inside the block names the row in place of the temporary file."""
         with tempfile.NamedTemporaryFile(prefix="vlrl-") as file:
             file.write(self.data)
             file.flush()
@@ -114,8 +119,9 @@ class EmbeddedMedia:
 
 
 def decode_base64(text: str) -> bytes | None:
-    """The bytes in a data URL or in bare base64 of an image; None for any other text. Raises DataError for a broken
-    data URL."""
+    """Decodes a data URL or the bare base64 of an image to bytes; returns None for any other string.
+
+    Raises DataError for a malformed data URL."""
     head = _DATA_URL.match(text)
     if not head and not _BASE64.match(text):
         return None
@@ -128,7 +134,10 @@ def decode_base64(text: str) -> bytes | None:
 
 
 def media_item(value: Any, row: str = "") -> Any:
-    """One image or video of a row: EmbeddedMedia or a path. Raises DataError for anything else."""
+    """Converts one image or video value of a row to EmbeddedMedia if it holds the content, or to a path or URL.
+
+    Accepts bytes, base64, pixel values, a path, or an object with 'bytes' or 'path'. Raises DataError for an object
+    with neither and for malformed content."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path") or value.get("url")
         if not data and not path:
@@ -144,7 +153,9 @@ def media_item(value: Any, row: str = "") -> Any:
 
 
 def video_items(value: Any, row: str = "") -> list[Any]:
-    """The videos in a value of a row, each a media item or the list of its frames."""
+    """Converts a row's video field to a list of videos, each a media item or a list of frames (see `media_item`).
+
+    A list that holds only still images is one video given as frames."""
     several = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, (list, tuple)) and several and all(map(_is_still, several)):
         return [[media_item(frame, row) for frame in several]]
@@ -153,13 +164,13 @@ def video_items(value: Any, row: str = "") -> list[Any]:
 
 
 def image_items(value: Any, row: str = "") -> list[Any]:
-    """The images in a value of a row."""
+    """Converts a row's image field, a single image or a list of images, to a list of media items (see `media_item`)."""
     several = isinstance(value, (list, tuple)) and not is_pixels(value)
     return [media_item(one, row) for one in (value if several else [value])]
 
 
 def is_pixels(value: Any) -> bool:
-    """Whether a list holds pixel values, [height][width] or [height][width][channels]."""
+    """Whether a value looks like a list of pixel values: [height][width] or [height][width][channels]."""
     for _ in range(2):
         value = value[0] if isinstance(value, (list, tuple)) and value else None
     value = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -167,7 +178,7 @@ def is_pixels(value: Any) -> bool:
 
 
 def without_bytes(value: Any) -> Any:
-    """A value of a row with embedded media replaced by their hash, and other bytes by their number."""
+    """Returns a value of a row with embedded media replaced by their hash, and other bytes by their length."""
     if isinstance(value, str):
         return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
     if value is None or isinstance(value, (int, float)):
@@ -182,8 +193,10 @@ def without_bytes(value: Any) -> Any:
 
 
 def spill(value: Any, aside: SpillFile) -> Any:
-    """A value of a row with its media moved to a file: bytes, `{"bytes": ...}` and base64. Broken base64 stays as it
-    is. Raises OSError when the disk is full."""
+    """Returns a value of a row with its large embedded media (bytes, `{"bytes": ...}`, base64) moved to the file
+    `aside`.
+
+    Malformed base64 is left unchanged. Raises OSError when the disk is full."""
     if isinstance(value, str):
         try:
             data = decode_base64(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
@@ -202,7 +215,7 @@ def spill(value: Any, aside: SpillFile) -> Any:
 
 
 def _known(data: bytes | bytearray) -> bool:
-    """Whether bytes begin like an image or a video."""
+    """Whether the bytes begin with the signature of a known image or video format."""
     return data.startswith(_MAGIC) or data[4:8] == b"ftyp"
 
 
@@ -215,7 +228,7 @@ def _short(text: str) -> str:
 
 
 def _is_still(item: Any) -> bool:
-    """Whether an item of a list is an image, so that the list is the frames of one video."""
+    """Whether a list item is a still image, so that the list holds the frames of a video."""
     if isinstance(item, Mapping):
         item = item.get("bytes") or item.get("path")
     item = item.data if isinstance(item, EmbeddedMedia) else item
@@ -226,7 +239,7 @@ def _is_still(item: Any) -> bool:
 
 
 def _netpbm(rows: Any) -> bytes:
-    """Pixel values as a PGM or PPM file. Raises DataError unless they are bytes in a known shape."""
+    """Encodes pixel values as a PGM or PPM file. Raises DataError for a wrong shape or values outside 0 to 255."""
     try:
         pixels = np.array(rows)
     except (ValueError, OverflowError):  # rows of different lengths, numbers beyond 64 bits

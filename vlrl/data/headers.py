@@ -1,4 +1,4 @@
-"""Size and orientation of an image file from its header; no pixel is decoded. No torch."""
+"""Reads the size and orientation of an image from the file's header, without decoding pixels. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ROTATED = (5, 6, 7, 8)
 
 
 class Header(NamedTuple):
-    """The header of an image file."""
+    """Size and orientation from the header of an image file."""
 
     size: tuple[int, int]
-    """Width and height as displayed, EXIF orientation applied."""
+    """Width and height as displayed, with the EXIF orientation applied."""
     orientation: int
-    """EXIF orientation: 1 = as stored, 5 to 8 = rotated by 90 degrees."""
+    """EXIF orientation: 1 = displayed as stored, 5 to 8 = rotated by 90 degrees."""
 
 
 def header(source: Path | bytes | EmbeddedMedia) -> Header | None:
-    """The header of an image; None for a file that is missing or cannot be read."""
+    """Reads the header of an image; returns None if the file is missing or unreadable."""
     data = source.data if isinstance(source, EmbeddedMedia) else source
     try:
         with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=IMAGE_FORMATS) as opened:

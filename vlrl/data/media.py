@@ -1,11 +1,10 @@
-"""Safe loading of images and videos from a file, the bytes in a row, or PIL images drawn by code.
+"""Safe loading of images and videos from files, from bytes in rows, or from PIL images created by code.
 
     load(Media(source=Path("cat.jpg")), config.limits)        # one RGB frame, EXIF orientation applied
     load(Media(kind="video", source=Path("clip.mp4")), config.limits, VideoSampling(fps=1, max_frames=16))
 
-Nothing is decoded before its size is known, nothing is downloaded unless `data.urls` allows it, and every failure is a
-DataError that names the file.
-"""
+Nothing is decoded before its size is checked, and nothing is downloaded unless `data.urls` allows it. Every failure is
+a DataError that names the file."""
 
 from __future__ import annotations
 
@@ -33,15 +32,15 @@ from vlrl.store.files import cache_folder
 from vlrl.types import LoadedMedia, Media
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
-"""Image formats that are opened. Formats that start other programs (EPS) are not."""
+"""Image formats that are opened. Formats for which Pillow starts other programs (EPS) are excluded."""
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
 _READING = threading.Lock()
-"""Held while Pillow reads pixels: an image that was opened and not yet read must not be read by two threads."""
+"""Held while Pillow decodes pixels: two threads must not decode the same lazily opened image."""
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.loading:load_video", "edited": "vlrl.data.media_edits:apply_edits",
                 "urls": "vlrl.data.sources.download:Policy"})
-"""Imported only for rows that need them."""
+"""Functions that are imported only when a row needs them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -50,31 +49,34 @@ class VideoSampling:
     """How frames are sampled from a video: `model.video_fps`, `model.video_min_frames`, `model.video_max_frames`."""
 
     fps: float = 2.0
-    """Sampled frames per second of video."""
+    """Number of frames sampled per second of video."""
     max_frames: int = 64
-    """Maximum number of frames; an odd number is rounded down to an even one."""
+    """Maximum number of sampled frames; an odd number is rounded down to an even number."""
     min_frames: int = 4
-    """Minimum number of frames, if the video has so many; an odd number is rounded up to an even one."""
+    """Minimum number of sampled frames (fewer if the video has fewer); an odd number is rounded up to an even number.
+    """
 
 
 @dataclass(frozen=True)
 class MediaAccess:
-    """Where media may come from besides the root folder of the rows."""
+    """The folders and URLs from which media may be read, in addition to the root folder of the rows."""
 
     roots: tuple[Path, ...] = ()
-    """Further folders, absolute and with links resolved: data.media_roots."""
+    """Additional folders (data.media_roots) as absolute paths with symbolic links resolved."""
     urls: Any = None
-    """A download.Policy; None = nothing is downloaded."""
+    """A download.Policy that decides which URLs may be downloaded; None forbids all downloads."""
 
     @classmethod
     def of(cls, data: DataSettings | None) -> MediaAccess:
-        """The access that the settings `data.*` allow. Raises ConfigError for entries of data.urls that are not hosts.
-        """
+        """Returns the access that the settings data.media_roots and data.urls allow; only the root folder if `data` is
+        None.
+
+        Raises ConfigError if an entry of data.urls is not a host."""
         return _access(data.media_roots, data.urls, data.cache) if data else ROOT_ONLY
 
 
 ROOT_ONLY = MediaAccess()
-"""Access to the root folder alone."""
+"""Access to the root folder only."""
 
 
 @cache
@@ -85,7 +87,7 @@ def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) ->
 
 
 class RemoteMedia:
-    """The source of a Media that is downloaded when it is loaded."""
+    """Base class of a Media's `source` that is downloaded when it is loaded."""
 
     def fetched(self, limits: LimitsSettings) -> Path:
         raise NotImplementedError
@@ -95,12 +97,11 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
          clips: ClipCache | None = None) -> LoadedMedia:
     """Loads one image or video.
 
-    Images become RGB, with the EXIF orientation applied and transparency drawn over white. Of a video between `start`
-    and `end` an even number of frames is sampled (models merge two at a time), see `video.sampling.choose`; frames of
-    video files are cached in `clips`. Edits are applied last.
+    An image becomes RGB, with its EXIF orientation applied and transparency blended over white. From a video between
+    `start` and `end`, an even number of frames is sampled, because models merge frames in pairs (see
+    `video.sampling.choose`). Frames decoded from video files are cached in `clips`. The media's edits are applied last.
 
-    Raises DataError naming the file when it is missing, unreadable, truncated or above `limits`.
-    """
+    Raises DataError naming the file if it is missing, unreadable, truncated or above `limits`."""
     def read() -> LoadedMedia:
         loaded = _load(media, limits, video or VideoSampling(), clips)
         return _KINDS["edited"](loaded, media.edits) if media.edits else loaded
@@ -127,8 +128,10 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Cli
 
 
 def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
-    """The source of an image or video that a row names: a file (see `resolve`), an allowed URL, media inside the row,
-    or a list of frames of these kinds. Raises DataError."""
+    """Returns the source of an image or video that a row names, after checking that it may be read.
+
+    The result is a file path (see `resolve`), a URL that `access` allows, embedded media, or a list of frames of these
+    kinds. Raises DataError for anything else."""
     if isinstance(path, EmbeddedMedia):
         return path
     if isinstance(path, list):
@@ -139,10 +142,10 @@ def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
 
 
 def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
-    """The absolute path of a file that a row names relative to `root`; it need not exist.
+    """Returns the absolute path of a file that a row names relative to `root`; the file need not exist.
 
-    Raises DataError for a URL and for a path outside `root` and all of `roots` ("..", absolute, through a link).
-    """
+    Raises DataError for a URL, and for a path that leaves `root` and all of `roots` ("..", an absolute path, a symbolic
+    link)."""
     if not isinstance(path, str):
         raise DataError(f"media path {path!r} must be text")
     if not path.strip():
@@ -189,7 +192,7 @@ def checked_bytes(source: bytes | EmbeddedMedia, limits: LimitsSettings) -> Embe
 
 
 def missing_file(path: str | Path) -> str:
-    """What is wrong with a path that is not a regular file; "" for a file."""
+    """Returns an error message if the path is not a regular file, else ""."""
     if os.path.isfile(path):  # Path.is_file raises for long names
         return ""
     kind = "a folder" if os.path.isdir(path) else "not a regular file"
@@ -204,8 +207,9 @@ def _refuse_url(path: str) -> None:
 
 
 def guard_read(path: Path | str, read: Any) -> Any:
-    """The result of `read()`. Whatever the system or a decoder raises becomes a DataError that names the file, or
-    starts with `path` if that is a text."""
+    """Returns the result of `read()`; any error of the system or a decoder becomes a DataError about the file `path`.
+
+    If `path` is a string, the error message starts with that string."""
     name = path if isinstance(path, str) else f"media file {path}"
     try:
         return read()
@@ -250,7 +254,8 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """A PIL image of any mode in RGB, transparency drawn over white, so that it can be pickled for another process.
+    """Converts a PIL image of any mode to RGB, with transparency blended over white; the result can be pickled.
+
     Raises DataError for an image that cannot be decoded or has no palette."""
     return guard_read(_DRAWN, lambda: _converted(image, _DRAWN))
 
@@ -280,7 +285,8 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
 
 
 def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
-    """An image in [0, 255] from one number per pixel: floats in [0, 1], or integers of 8 or 16 bits."""
+    """Converts one number per pixel (floats from 0 to 1, or 8-bit or 16-bit integers) to a greyscale image of 8 bits.
+    """
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
     if not 0 <= low <= high <= most:  # also nan
@@ -290,7 +296,8 @@ def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
 
 
 def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
-    """Raises DataError, with the name, for an empty image or one above limits.image_pixels."""
+    """Raises DataError for an empty image or one with more than limits.image_pixels pixels; `name` starts the message.
+    """
     width, height = size
     if width < 1 or height < 1:
         raise DataError(f"{name} is {width}x{height} pixels: it is empty")

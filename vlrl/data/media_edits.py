@@ -1,11 +1,11 @@
-"""Edits of decoded frames, for shuffled, noisy or smaller variants of an image or video.
+"""Edits of decoded frames that make a shuffled, noisy or smaller variant of an image or video.
 
     load(replace(media, edits=(("shuffle", 17),)), limits)          # frames in another order, same timestamps
     load(replace(media, edits=(("noise", 500, 17),)), limits)       # diffusion noise of step 500
     load(replace(media, edits=(("shrink", 50_176),)), limits)       # at most this many pixels
 
-An edit is a name of EDITS and its arguments; the same edit of the same frames gives the same pixels.
-"""
+An edit is a name in EDITS followed by its arguments. Edits are deterministic: the same edit of the same frames gives
+the same pixels."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ NOISE_STEPS = 1000
 
 
 def shuffle(frames: Frames, seed: int) -> Frames:
-    """The frames in a random order that differs visibly from the given one (unless all frames are equal).
+    """Returns the frames in a random order that visibly differs from the original order, unless all frames are equal.
 
-    Shuffled frames are the contrast of T-GRPO: Video-R1, arXiv 2503.21776.
-    """
+    T-GRPO contrasts ordered with shuffled frames: Video-R1, arXiv 2503.21776."""
     looks = [frame.tobytes() for frame in frames]
     if len(set(looks)) < 2:
         return frames
@@ -39,12 +38,11 @@ def shuffle(frames: Frames, seed: int) -> Frames:
 
 
 def noise(frames: Frames, t: int, seed: int) -> Frames:
-    """Forward diffusion noise of step `t` in 0..1000; 0 changes nothing.
+    """Adds forward diffusion noise of step `t` (0 to 1000) to each frame; 0 changes nothing.
 
-    With pixels x in [-1, 1]: x sqrt(abar_t) + sqrt(1 - abar_t) eps, eps standard normal, abar_t the product of (1 -
-    beta) over the first t of 1000 betas from 1e-4 to 0.02 (DDPM, arXiv 2006.11239), clipped to the pixel range. Noisy
-    rollouts: NoisyRollout, arXiv 2504.13055.
-    """
+    Pixels x in [-1, 1] become x sqrt(abar_t) + sqrt(1 - abar_t) eps with standard normal eps. abar_t is the product of
+    (1 - beta) over the first t of 1000 betas from 1e-4 to 0.02 (DDPM, arXiv 2006.11239). The result is clipped to the
+    pixel range. For rollouts on noisy images see NoisyRollout, arXiv 2504.13055."""
     if not isinstance(t, (int, np.integer)) or not 0 <= t <= NOISE_STEPS:
         raise DataError(f"edit ('noise', {t!r}, ...): the diffusion step must be an integer from 0 to "
                         f"{NOISE_STEPS}")
@@ -60,13 +58,13 @@ def noise(frames: Frames, t: int, seed: int) -> Frames:
 
 
 def shrink(frames: Frames, pixels: int) -> Frames:
-    """Frames scaled down to at most `pixels` pixels each, aspect ratio kept."""
+    """Scales each frame down to at most `pixels` pixels; the aspect ratio is preserved."""
     scale = min(1.0, *((pixels / (frame.width * frame.height)) ** 0.5 for frame in frames))
     return tuple(f.resize((max(1, int(f.width * scale)), max(1, int(f.height * scale)))) for f in frames)
 
 
 def blank(frames: Frames) -> Frames:
-    """Frames of the same sizes, each filled with its mean colour."""
+    """Replaces each frame by a uniform image of the same size in the frame's mean colour."""
     def mean(frame: Image.Image) -> tuple[int, ...]:
         return tuple(np.asarray(frame.convert("RGB")).mean(axis=(0, 1)).round().astype(int).tolist())
 
@@ -74,14 +72,13 @@ def blank(frames: Frames) -> Frames:
 
 
 EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "shrink": shrink, "blank": blank}
-"""Edits by name: (frames, *arguments) -> as many frames."""
+"""Edit functions by name. Each takes (frames, *arguments) and returns the same number of frames."""
 
 
 def apply_edits(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
-    """The media with edited frames, under a new hash; timestamps and metadata are unchanged.
+    """Returns the media with edited frames and a new hash; timestamps and metadata are unchanged.
 
-    Raises DataError for an unknown edit or arguments that do not fit.
-    """
+    Raises DataError for an unknown edit or wrong arguments."""
     if not edits:
         return loaded
     frames = loaded.frames

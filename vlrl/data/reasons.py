@@ -1,4 +1,4 @@
-"""Reasons why rows are bad, in few lines: reasons that differ in their values alone become one line with a count."""
+"""Groups the error messages of bad rows: messages that differ only in their values become one line with a count."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ _VALUE = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\[[^\]\n]*\]|\{[^}\n]*\}"  # quoted
 
 
 def shape(reason: str) -> str:
-    """A reason without the parts that differ between rows: numbers, paths, quoted and bracketed text."""
+    """Returns an error message with its row-specific parts (numbers, paths, quoted and bracketed text) replaced by "#".
+    """
     plain = _VALUE.sub("#", _FILE.sub("#", without_row(reason)))
     return re.sub(r"#(?:[\s,]*#)*", "#", plain)
 
 
 def without_row(reason: str) -> str:
-    """A reason without the row name at its beginning."""
+    """Returns an error message without the "row ...: " at its beginning."""
     return _ROW.sub("", reason, count=1) if _ROW.match(reason) else reason
 
 
 def counted(line: str, rows: int) -> str:
-    """A line about the first of `rows` rows, with the number of the others."""
+    """Appends to a line about the first of `rows` rows how many more rows it concerns."""
     return line + (f" (and {rows - 1:,} rows more)" if rows > 1 else "")
 
 
 def reason_lines(bad: Iterable[tuple[str, str]]) -> list[str]:
-    """One line per shape of reason of (where, reason) pairs: the first such reason and the number of others."""
+    """Groups pairs (location, error message) by the shape of the message; returns one line per group.
+
+    A line shows the group's first message and the number of further rows."""
     same: dict[str, list[str]] = {}
     for whose, reason in bad:
         row = _ROW.match(reason)

@@ -1,5 +1,5 @@
-"""Checks of single row fields, shared by readers, tasks and the rules of vlrl.checks. Each returns a problem or None.
-"""
+"""Checks of single row fields, shared by readers, tasks and vlrl.checks. Each returns an error message, or None if
+valid."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from vlrl.rewards.text import clean_label
 
 
 def positive_problem(name: str, value: Any) -> str | None:
-    """The problem with a length or rate."""
+    """Checks that the field `name`, a length or a rate, is a number above 0."""
     return None if is_number(value) and value > 0 else f"{name}={short(value)} must be a number above 0"
 
 
 def cut_problem(start: Any, end: Any) -> str | None:
-    """The problem with the order of `video_start` and `video_end`, if both are numbers."""
+    """Checks that `video_start` is before `video_end`, if both are numbers."""
     if is_number(start) and is_number(end) and not start < end:
         return f"video_start={short(start)} must be before video_end={short(end)}"
     return None
 
 
 def label_problem(given: Sequence[Any], labels: Any) -> str | None:
-    """The label that is missing from the row's `labels`, compared as answers are: no answer that the prompt allows
-    would be right."""
+    """Checks that each correct label in `given` is among the row's `labels`; otherwise no allowed answer could be
+    right.
+
+    Labels are normalised as in scoring."""
     offered = [str(name) for name in labels] if isinstance(labels, list) else []
     known = set(map(clean_label, offered))
     missing = next((str(name) for name in given if known and clean_label(str(name)) not in known), None)
@@ -34,7 +36,7 @@ def label_problem(given: Sequence[Any], labels: Any) -> str | None:
 
 
 def responses_problem(pair: Any, answer: Any) -> str | None:
-    """The problem with two `responses`, or with the `answer` that says which is better."""
+    """Checks that `responses` are two different strings, and that `answer` names the better response: 1 or 2."""
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
         return f"responses={short(pair)} must be two non-empty strings"
     if pair[0] == pair[1]:
@@ -45,7 +47,7 @@ def responses_problem(pair: Any, answer: Any) -> str | None:
 
 
 def spans_problem(spans: Any) -> str | None:
-    """The problem with `spans`."""
+    """Checks that `spans` is a list of [start, end] in seconds with 0 <= start < end."""
     if not isinstance(spans, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_number, s))
                                               for s in spans):
         return f"spans={short(spans)} must be a list of [start, end] in seconds from the start of the clip"
@@ -54,7 +56,7 @@ def spans_problem(spans: Any) -> str | None:
 
 
 def tracks_problem(tracks: Any) -> str | None:
-    """The problem with `tracks`, wherever their boxes lie."""
+    """Checks the form of `tracks` and of their boxes and times, not whether the boxes lie inside the frames."""
     if not isinstance(tracks, list) or not tracks or not all(
             isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
         return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"

@@ -1,5 +1,5 @@
-"""Media that a row names and its sample does not show: a column `photo` instead of `image`, an image that a task
-dropped."""
+"""Finds media that a row names but its sample does not show, such as an image in a column `photo` instead of `image`,
+or an image that the task dropped."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from vlrl.types import Media, Sample
 _SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
 _INLINE = re.compile(r"data:(image|video)/", re.I)
 _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re.I)
-"""Names of columns whose values are media even if the file name has no suffix."""
+"""Matches names of columns that usually hold media, even if the file names have no suffix."""
 _LONGEST = 1024
 
 
 def unshown_columns(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None
                     ) -> list[str]:
-    """Columns of a sample's row that hold or name media which the sample does not show.
+    """Returns the columns of a sample's row that hold or name media which the sample does not show.
 
-    `fields` are the canonical media fields; other `known` columns, `meta` among them, may hold anything. [] for a
-    sample with media that its task has drawn or edited, since their origin is unknown.
-    """
+    `fields` are the canonical media fields. Other columns in `known`, such as `meta`, may hold anything and are not
+    searched. Returns [] if the task drew or edited the sample's media, because their origin is then unknown."""
     shown = [source for media in sample.media for source in sources_of(media)]
     if not all(isinstance(source, (str, os.PathLike, EmbeddedMedia)) for source in shown):
         return []
@@ -35,7 +34,7 @@ def unshown_columns(sample: Sample, known: Collection[str], fields: Collection[s
 
 
 def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> str:
-    """Why a sample without media cannot be intended; "" if its row names none."""
+    """Returns an error message if the row of a sample without media names media; else ""."""
     columns = [] if sample.media else unshown_columns(sample, known, fields, root)
     if not columns:
         return ""
@@ -44,13 +43,13 @@ def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[s
 
 
 def named_media(row: Mapping[str, Any], column: str) -> str:
-    """A column with its shortened value, as the subject of a message."""
+    """Returns "the column ... names media (...)" with the shortened value, as the subject of an error message."""
     shown = ascii(row[column])
     return f"the column {column!r} names media ({shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
 def unshown_advice(column: str, fields: Collection[str]) -> str:
-    """What to do about a media column that no prompt shows."""
+    """Returns what the user should do about a media column that no prompt shows."""
     if column in fields:
         return "the task's sample_from_row leaves it out; give the Sample its media"
     return (f"media are read from {', '.join(fields)}. Rename it, or, where no prompt is to show it, move it below "
@@ -58,8 +57,7 @@ def unshown_advice(column: str, fields: Collection[str]) -> str:
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
-    """Yields each image or video in a value of a row, also inside lists and objects: paths, URLs, hashes of embedded
-    media."""
+    """Yields the path, URL or hash of each image or video in a value of a row, including nested lists and objects."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
             yield from media_names(column, value.get(key), root)
@@ -89,5 +87,5 @@ def _is_among(value: Any, names: Collection[str]) -> bool:
 
 
 def sources_of(media: Media) -> list[Any]:
-    """The source of an image or video, or the sources of its frames."""
+    """Returns the source of an image or video as a list; for a video given as frames, the source of each frame."""
     return list(media.source) if isinstance(media.source, (list, tuple)) else [media.source]

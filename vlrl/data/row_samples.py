@@ -1,8 +1,8 @@
-"""Rows of a data file -> samples. A row is a JSON object with canonical fields; media paths are relative to a root.
+"""Turns rows of data files into samples. A row is a JSON object with canonical fields; media paths are relative to a
+root.
 
     {"id": "7", "image": "img/7.jpg", "width": 640, "height": 480, "expression": "the red mug",
-     "boxes": [{"box": [31, 40, 75, 84], "label": "mug"}]}
-"""
+     "boxes": [{"box": [31, 40, 75, 84], "label": "mug"}]}"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlrl.types import Media, Sample
 _VIDEO = Table({"frame_times": "vlrl.data.video.loading:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
 OUTSIDE = 1.0
-"""Pixels by which a box or point may lie outside the image, since annotations are rounded."""
+"""How many pixels a box or point may lie outside the image, because annotations are rounded."""
 _FIELDS = (
     "id difficulty category source split weight processed_size coordinates solution hints group_key meta "
     "image images video width height video_start video_end duration fps frames frame_times "
@@ -37,19 +37,18 @@ _FIELDS = (
     "cameras drivable ego_size to_pixels outcomes system_prompt original_id turns tools environment"
 )
 FIELDS = frozenset(_FIELDS.split())
-"""The canonical fields of all tasks. Other fields stay in the row and are copied into its `meta`."""
+"""The canonical fields of all tasks. Other fields stay in the row and are also copied into its `meta`."""
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: MediaAccess = ROOT_ONLY) -> Sample:
-    """A sample from a canonical row. `image`, `images` or `video` become its media, unread; they must lie under `root`
-    or where `access` allows.
+    """Turns a canonical row into a sample. Its `image`, `images` and `video` become the sample's media without being
+    read.
 
-    Fields that are not canonical stay in the row and are copied into its `meta`; a weight of null becomes 1. Embedded
-    media become media of the sample and are replaced by their hash in its row.
+    Media paths must lie under `root` or where `access` allows. Fields that are not canonical stay in the row and are
+    copied into its `meta`. A weight of null becomes 1. In the sample's row, embedded media are replaced by their hash.
 
     Raises DataError naming the row for a missing id, an unusable media path, a difficulty outside [0, 1], a number that
-    is negative or not finite, unknown `coordinates`, or text that is not Unicode.
-    """
+    is negative or not finite, unknown `coordinates`, or text that is not Unicode."""
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
         if row and "id" not in row and not row.keys() & FIELDS:
@@ -77,10 +76,10 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
 
 
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """The sample that `task.sample_from_row` makes of a row; its media need not exist.
+    """Turns a row into a sample with `task.sample_from_row`; media files need not exist. A DataError as `row` is
+    raised.
 
-    Raises DataError naming the row, and TaskError when the task does not return a Sample.
-    """
+    Raises DataError naming the row, and TaskError if the task does not return a Sample."""
     if isinstance(row, DataError):
         raise row
     try:
@@ -99,7 +98,8 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """The sample of a row, after checking that its media files exist and its boxes and points lie inside the image.
+    """Turns a row into a sample, then checks that its media files exist and its boxes and points lie inside the image.
+
     Raises DataError naming the row."""
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
@@ -113,7 +113,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
 
 
 def repeated_id(first: dict[str, str], id: str, where: str) -> str:
-    """The problem with an id that is already in `first` (id -> location); a new id is added and "" returned."""
+    """Records in `first` where an id occurs and returns ""; for an id that is already there, returns an error message.
+    """
     if id in first:
         return f"id {id!r} occurs before, in {first[id]}; ids must be unique"
     first[id] = where
@@ -121,10 +122,10 @@ def repeated_id(first: dict[str, str], id: str, where: str) -> str:
 
 
 def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
-    """Yields the problems with boxes and points of a row: swapped corners, coordinates outside of (width, height).
+    """Yields an error message for each box with swapped corners and each box or point outside the image (`size`: width,
+    height).
 
-    Values that are not lists of numbers are left to the task. An unknown size disables the second check.
-    """
+    Values that are not lists of numbers are left to the task. An unknown size disables the check against the image."""
     boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
     for box in boxes:
         if _numbers(box, 4):
@@ -154,14 +155,15 @@ def _outside(values: Any, size: Sequence[Any]) -> bool:
 
 
 def _with_media_hashes(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The row as it is stored, logged and compared: embedded media replaced by their hash."""
+    """Returns the row as it is stored, logged and compared: embedded media are replaced by their hash."""
     flat = {field: value if isinstance(row[field], (list, tuple)) else value[0] for field, value in items.items()}
     return {field: without_bytes(value) for field, value in {**row, **flat}.items()}
 
 
 def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Field -> its images or videos, each a path, EmbeddedMedia, or a list of frames. Raises DataError for anything
-    else."""
+    """Returns the images or videos of each media field; each is a path, EmbeddedMedia, or a list of frames.
+
+    Raises DataError for anything else."""
     return {field: (video_items if field == "video" else image_items)(row[field], str(row.get("id", "")))
             for field in MEDIA_FIELDS if row.get(field) is not None}
 
@@ -187,7 +189,8 @@ def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Me
 
 
 def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
-    """The `frame_times` of each video of a row: one list for a single video, else a list for each."""
+    """Returns the `frame_times` of each video of a row. The field is one list for a single video, else one list per
+    video."""
     given = row.get("frame_times")
     if given is None:
         return [None] * videos

@@ -1,8 +1,7 @@
-"""Fields of a canonical row around its question: earlier turns, tools, and the positions of its media.
+"""Row fields that surround the question: earlier turns, tools, and the placeholders that position images and videos.
 
     {"id": 1, "images": ["a.png", "b.png"], "turns": [{"role": "user", "content": "<image>Colour?"},
-     {"role": "assistant", "content": "red"}], "question": "<image>And this?", "answer": "blue"}
-"""
+     {"role": "assistant", "content": "red"}], "question": "<image>And this?", "answer": "blue"}"""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from vlrl.types import Record
 log = logging.getLogger(__name__)
 
 MARK = re.compile(r"<(image|video)>")
-"""Placeholder of an image or a video in the text of a turn or a question."""
+"""Matches the placeholder of an image or video in the text of a turn or question."""
 _FOLLOWS = {None: ("user",), "user": ("assistant",), "assistant": ("user",), "call": ("tool",),
             "tool": ("tool", "assistant")}
 
 
 def marks_of(row: Record) -> list[str]:
-    """The kinds of media whose placeholders stand in the turns and the question of a row, in order."""
+    """Returns the kind ("image" or "video") of each media placeholder in a row's turns and question, in order."""
     texts = [*(str(turn.get("content") or "") for turn in turns_of(row)), str(row.get("question") or "")]
     return [kind for text in texts for kind in MARK.findall(text)]
 
@@ -35,8 +34,9 @@ def turns_of(row: Record) -> list[Record]:
 
 
 def check_turns(row: Record, kinds: Sequence[str]) -> None:
-    """Raises DataError if the turns of a row are malformed or out of order, call unknown tools, or if the placeholders
-    in its texts do not match its media, which are of these kinds."""
+    """Raises DataError if a row's turns are malformed or out of order, or call tools although the row has none.
+
+    Also raises it if the placeholders do not match the row's media; `kinds` lists the kind of each of them."""
     turns, before = row.get("turns") or [], None
     if not isinstance(turns, list):
         raise DataError(f'turns={short(turns)} must be a list of {{"role": ..., "content": ...}}')
@@ -56,8 +56,9 @@ def check_turns(row: Record, kinds: Sequence[str]) -> None:
 
 
 def _check_marks(row: Record, kinds: Sequence[str], before: Sequence[str]) -> None:
-    """Turns have placeholders for their own media; the question has placeholders for all others, or none, and then
-    shows them first."""
+    """Checks the placeholders: those in turns take the first media; the question has one for each of the rest, or none.
+
+    The prompt of a question without placeholders shows the remaining media first."""
     marks = marks_of(row)
     in_question, rest = len(marks) - len(before), len(kinds) - len(before)
     if rest < 0 or in_question not in (0, rest):
@@ -77,8 +78,8 @@ def _check_call(row: Record, turn: Record) -> None:
 
 
 def media_in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
-    """Images and videos in the order of their placeholders; in the given order without placeholders or with one kind of
-    media."""
+    """Returns images and videos in the order of the row's placeholders, or unchanged if the placeholders do not match
+    them."""
     left = {kind: iter([m for m in media if m.kind == kind]) for kind in ("image", "video")}
     marks = marks_of(row)
     if sorted(marks) != sorted(m.kind for m in media):
@@ -94,8 +95,10 @@ def are_tools(tools: Any) -> bool:
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
-    """The tools of a row as chat templates take them; bare functions (LLaMA-Factory) and JSON strings (TRL) are
-    accepted too. Raises DataError for anything else."""
+    """Returns the tools of a row in the form that chat templates take.
+
+    Also accepts bare function definitions (LLaMA-Factory) and JSON strings (TRL). Raises DataError for anything else.
+    """
     if not are_tools(tools):
         raise DataError(f'tools={short(tools)} must be a list of {{"type": "function", "function": {{"name", ...}}}}')
     functions = [unpacked(tool) for tool in tools]
@@ -109,7 +112,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
 
 
 def check_tools(row: Record) -> None:
-    """Raises DataError for malformed `tools` or `environment`; warns once that no task reads the latter."""
+    """Raises DataError for malformed `tools` or `environment`; warns once that no task reads `environment`."""
     if row.get("tools") is not None:
         tools_of(row["tools"])
     if row.get("environment") is not None:

@@ -1,4 +1,4 @@
-"""Values in rows: how messages show them, and numbers and JSON written as text."""
+"""Values of rows: shortening them for messages, and parsing numbers and JSON from strings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 40
-"""Maximum length of a number as text."""
+"""Maximum length of a string that is parsed as a number."""
 DIGITS = 9
-"""Decimals of numbers that may be fractions of an image."""
+"""Decimals to which numbers are rounded; enough for coordinates given as fractions of an image."""
 
 
 def short(value: Any) -> str:
-    """A value as messages show it, cut after 200 characters."""
+    """Returns the `repr` of a value for a message, cut off after 200 characters."""
     text = str(value) if isinstance(value, Path) else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def unpacked(value: Any) -> Any:
-    """The list or object in a JSON string; any other value unchanged."""
+    """Parses a string that holds a JSON list or object; returns any other value unchanged."""
     if isinstance(value, str) and value[:1] in "[{" and value.strip()[-1:] in ("]", "}"):
         try:
             return json.loads(value)
@@ -30,7 +30,7 @@ def unpacked(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, also from a string; None for anything else."""
+    """Converts a finite number or a numeric string to int or float; returns None for anything else."""
     if isinstance(value, str) and len(value) <= LONGEST:
         try:
             value = float(value)
@@ -45,6 +45,6 @@ def number(value: Any) -> float | None:
 
 
 def tidy(value: float, digits: int = 3) -> float:
-    """A number without digits due to rounding, integers as int. Pixels need at most 3 decimals."""
+    """Rounds a number to `digits` decimals; returns an int if it is whole. Pixels need at most 3 decimals."""
     value = round(value, digits) if isinstance(value, float) else value
     return int(value) if value == int(value) else value

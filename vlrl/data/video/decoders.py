@@ -1,9 +1,8 @@
-"""Video files: the timestamps of their frames (PyAV), and the pixels of some frames (decord or PyAV).
+"""Reads the timestamps of all frames of a video file (PyAV) and decodes selected frames (decord or PyAV).
 
-Timestamps come from the packets of the stream, so nothing is decoded to know them. They account for edit lists, frame
-reordering, variable frame rates and a first timestamp other than 0. decord is used where its timestamps agree; they
-differ for edit lists, some AVI files, and streams without an index.
-"""
+Timestamps come from the packets of the stream, which need not be decoded. They account for edit lists, frame
+reordering, variable frame rates and a first timestamp other than 0. decord is used only if its timestamps agree; they
+differ for edit lists, some AVI files, and streams without an index."""
 
 from __future__ import annotations
 
@@ -23,23 +22,23 @@ from PIL import Image
 from vlrl.errors import DataError
 
 MOST_FRAMES = 20_000_000
-"""Files with more frames are refused; 92 hours at 60 frames per second."""
+"""Maximum number of frames in a file, 92 hours at 60 frames per second; larger files are rejected."""
 _FORMATS = ("mov,mp4,matroska,webm,avi,mpegts,mpeg,flv,gif,ogg,asf,mjpeg,mpjpeg,apng,webp,h264,hevc,ivf,mxf,nut,rm,"
             "swf,dv,wtv,y4m,yuv4mpegpipe,vob,m4v,mpegvideo,av1,obu")
-"""Containers that are opened. None of them can refer to other files or addresses, as playlists do."""
+"""Container formats that are opened. None can refer to other files or URLs, as playlists do."""
 _INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-"""Containers in which decord seeks exactly; in streams without an index it returns neighbouring frames."""
+"""Container formats in which decord seeks exactly; in streams without an index it may return neighbouring frames."""
 
 
 @dataclass(frozen=True, eq=False)
 class VideoTrack:
-    """The video stream of a file and its timestamps; no frame is decoded."""
+    """Timestamps and properties of a file's video stream, known without decoding all frames."""
 
     path: Path
     pts: np.ndarray
-    """[frames] int64 presentation timestamps in units of the stream, ascending."""
+    """[frames] int64 presentation timestamps in the stream's time base, ascending."""
     keys: np.ndarray
-    """[K] int64 timestamps of the keyframes."""
+    """[K] int64 presentation timestamps of the keyframes."""
     times: np.ndarray
     """[frames] seconds from the first frame."""
     fps: float
@@ -50,12 +49,12 @@ class VideoTrack:
 
 
 class HiddenFrames(ValueError):
-    """Some packets of the stream are never displayed as frames."""
+    """Raised when some packets of the stream are never displayed as frames."""
 
 
 def read_track(path: Path) -> VideoTrack:
-    """The timestamps of the video stream of a file. Raises DataError naming a file without video or with a truncated
-    one."""
+    """Reads the timestamps of a file's video stream. Raises DataError naming a file whose video is missing or
+    truncated."""
     if not importlib.util.find_spec("av"):
         raise DataError(f"{path}: reading videos needs a decoder: pip install av")
     try:
@@ -67,7 +66,7 @@ def read_track(path: Path) -> VideoTrack:
 
 
 def header_duration(path: Path) -> float | None:
-    """Duration in seconds from the header of a file; no packet is read. None without a video or a known duration."""
+    """Returns the duration in seconds stated in a file's header, without reading packets; None if unknown."""
     try:
         with _opened(path) as (container, _):
             return container.duration / 1e6 if container.duration else None
@@ -76,10 +75,9 @@ def header_duration(path: Path) -> float | None:
 
 
 def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
-    """The frames at these ascending indices, upright and in RGB, and the name of the decoder; an index may repeat.
+    """Decodes the frames at the given ascending indices, which may repeat; returns (upright RGB frames, decoder name).
 
-    Raises DataError naming the file, HiddenFrames when the timestamps of packets and frames differ.
-    """
+    Raises DataError naming the file, and HiddenFrames if the timestamps of packets and decoded frames differ."""
     errors = []
     for name, decoder in DECODERS.items():
         if not importlib.util.find_spec("av" if name == "pyav" else name):
@@ -94,10 +92,10 @@ def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.I
 
 
 def recount_frames(track: VideoTrack) -> VideoTrack:
-    """The same track with the timestamps of its decoded frames, one held at a time; for streams with hidden frames.
+    """Returns the track with the timestamps of its decoded frames only, for streams with packets that are never
+    displayed.
 
-    Raises DataError when the frames end before the packets do.
-    """
+    Decodes the whole file, one frame at a time. Raises DataError if decoding ends before the last packet."""
     try:
         with _opened(track.path) as (container, stream):
             decoded = sorted({frame.pts for frame in container.decode(stream) if frame.pts is not None})
@@ -115,7 +113,8 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """(container, its video stream), decoded by one thread. Cover images of audio files do not count as video."""
+    """Opens a file and yields (container, video stream) for single-threaded decoding. Cover images do not count as
+    video."""
     import av
     from av.stream import Disposition
 
@@ -150,7 +149,8 @@ def _track(path: Path) -> VideoTrack:
 
 
 def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, float]:
-    """Timestamps of displayed frames and of keyframes, number of all frames, and the time of the last packet."""
+    """Returns timestamps of displayed frames, timestamps of keyframes, number of all frames, and time of the last
+    packet."""
     pts, keys, count, end = [], [], 0, 0.0
     for packet in container.demux():
         if packet.pts is not None:
@@ -170,13 +170,13 @@ def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, fl
 
 
 def _rotation(path: Path) -> int:
-    """Degrees, counterclockwise, by which the first frame is rotated for display."""
+    """Returns the degrees by which the first frame must be rotated counterclockwise for display."""
     with _opened(path) as (container, stream):
         return _turn(next(container.decode(stream)))
 
 
 def _rate(times: np.ndarray, declared: float) -> float:
-    """Frames per second: the declared rate if the timestamps agree within one frame, else their mean rate."""
+    """Returns the declared frame rate if the timestamps agree with it within one frame, else their mean rate."""
     last, gaps = float(times[-1]), len(times) - 1
     if math.isfinite(declared) and declared > 0 and abs(gaps / declared - last) <= 1 / declared:
         return declared
@@ -189,7 +189,7 @@ def _unreadable(path: Path, why: str) -> DataError:
 
 
 def _why(error: Exception) -> str:
-    """A decoder's message without source locations in C++ and what follows them."""
+    """Returns a decoder's error message, shortened and without C++ source locations."""
     text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
     return " ".join(str(text).split())[:150]
 
@@ -241,10 +241,11 @@ def _by_pyav(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
 
 
 def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Frames that are decoded in one go, each run from the last keyframe before its first frame.
+    """Groups the wanted timestamps into runs that are decoded in one go; returns (keyframe to seek to, timestamps) of
+    each run.
 
-    A run ends where the decoder would pass another keyframe on the way to the next frame: seeking there is cheaper.
-    """
+    A new run begins where a later keyframe precedes the next wanted frame, because seeking there is cheaper than
+    decoding on."""
     runs: list[tuple[int, list[int]]] = []
     for pts in wanted:
         place = bisect.bisect_right(keys, pts) - 1
@@ -257,8 +258,9 @@ def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[in
 
 
 def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Image.Image]:
-    """The frames with these timestamps from the current position on; frames before the first keyframe cannot be decoded
-    correctly."""
+    """Decodes from the current position and returns the frames with the wanted timestamps.
+
+    Skips frames before the first keyframe, which cannot be decoded correctly."""
     pictures: dict[int, Image.Image] = {}
     left, started = set(wanted), False
     for packet in container.demux(stream):
@@ -279,4 +281,4 @@ def _turn(frame: Any) -> int:
 
 
 DECODERS: dict[str, Callable[[VideoTrack, Sequence[int]], list[Image.Image]]] = {"decord": _by_decord, "pyav": _by_pyav}
-"""Decoders by name, the preferred one first."""
+"""Decoders by name, in order of preference."""

@@ -1,4 +1,4 @@
-"""Loading of videos: files, embedded bytes, and lists of frames."""
+"""Loads videos from files, from embedded bytes, and from lists of frames."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from vlrl.rewards.boxes import is_number
 from vlrl.types import LoadedMedia, Media
 
 _APART, _LATEST = 0.99e-6, 1e9
-"""Minimum seconds between two frames (a microsecond, allowing for float rounding), and the upper bound of timestamps.
+"""Minimum seconds between two frames (a microsecond, less a tolerance for rounding), and the upper bound of timestamps.
 """
 _SAME_RATE = 0.01
-"""Relative tolerance between a given frame rate and the rate of the timestamps, since both are rounded."""
+"""Relative tolerance between a row's `fps` and the frame rate of its timestamps, since both are rounded."""
 
 
 def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, clips: ClipCache | None) -> LoadedMedia:
-    """Sampled frames of a video, see media.load."""
+    """Samples the frames of a video; see media.load."""
     cache = clips or ClipCache(0)
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
@@ -66,7 +66,7 @@ def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsS
 
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
-    """A video given as images, drawn or in files, with `Media.fps` or `Media.times`."""
+    """Loads a video given as a list of images or image files, with `Media.fps` or `Media.times`."""
     times, fps = frame_times(len(media.source), media.fps, media.times)
     if not media.source:
         raise DataError("a video given as frames has no frame")
@@ -81,8 +81,10 @@ def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) 
 
 
 def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, float]:
-    """Seconds of each frame of a video given as frames, and the mean frame rate: from `times` if given, else from
-    `fps`. Raises DataError for times that do not match the frames or the rate."""
+    """Returns the time of each frame of a video given as frames, in seconds, and the mean frame rate.
+
+    Takes them from `times` if given, else from `fps`. Raises DataError if `times` does not match the number of frames
+    or `fps`."""
     if times is None:
         rate = _checked_rate(frames, fps)
         return np.arange(frames) / rate, rate

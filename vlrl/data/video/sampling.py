@@ -1,7 +1,6 @@
-"""Video sampling: which frames are read, and the timestamps that the model sees.
+"""Video sampling: selects the frames to decode and computes the timestamps that the model sees.
 
-All times count in seconds from the start of the clip: from `start` if given, else from the first frame.
-"""
+All times are seconds from the start of the clip, which is `start` if given, else the first frame."""
 
 from __future__ import annotations
 
@@ -20,24 +19,24 @@ from vlrl.errors import DataError
 from vlrl.types import LoadedMedia
 
 TICKS = 1_000_000
-"""Frames per second of the virtual clock in `clock`: the number of a frame is its time in microseconds."""
+"""Frames per second of the virtual clock in `clock`: a frame's number is its time in microseconds."""
 
 
 @dataclass(frozen=True)
 class FrameChoice:
-    """The frames to read."""
+    """The frames selected from a video."""
 
     indices: list[int]
-    """Index of each frame in the whole video."""
+    """Index of each selected frame in the whole video."""
     times: tuple[float, ...]
-    """Seconds of each frame from the start of the clip."""
+    """Time of each selected frame in seconds from the start of the clip."""
     duration: float
-    """Seconds of the clip."""
+    """Length of the clip in seconds."""
 
 
 @dataclass(frozen=True)
 class SampledClip:
-    """The frames read from a video."""
+    """The frames decoded from a video."""
 
     frames: tuple[Image.Image, ...]
     chosen: FrameChoice
@@ -50,14 +49,14 @@ class SampledClip:
 
 def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float | None, end: float | None,
            name: str) -> FrameChoice:
-    """The frames to read between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
+    """Selects frames between `start` and `end`, uniformly in time and including the first and the last frame.
 
-    They are uniform in time, first and last included. Their number is the duration of the range times `sampling.fps`,
-    at least `min_frames`, at most `max_frames` and the number of available frames, rounded down to an even number. For
-    constant frame rates these are the frames of qwen-vl-utils 0.0.14. A single frame is taken twice.
+    `times` holds the seconds of each frame from the first one. The number of frames is the clip's duration times
+    `sampling.fps`, at least `min_frames`, at most `max_frames` and the number of available frames, rounded down to an
+    even number. A clip of one frame shows it twice. For constant frame rates the selection equals that of qwen-vl-utils
+    0.0.14.
 
-    Raises DataError when the range has no frame.
-    """
+    Raises DataError if there is no frame between `start` and `end`."""
     whole = float(times[-1]) + 1 / fps
     low, high = max(0.0, start or 0.0), whole if end is None else min(end, whole)
     inside = np.flatnonzero((times >= low - 1e-3) & (times <= high + 1e-3)) if low < high else np.empty(0, int)
@@ -76,11 +75,10 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
            check: Callable[[tuple[int, int], int], None]) -> SampledClip:
-    """The frames of a file that `choose` picks, by decord if it is installed and reliable, else by PyAV.
+    """Decodes the frames of a file that `choose` selects, with decord if it is installed and reliable, else with PyAV.
 
-    No other frame is kept in memory. `check` gets size and number of frames before they are decoded and may refuse
-    them. Raises DataError naming the file.
-    """
+    Only the selected frames are held in memory. `check(size, number of frames)` runs before decoding and may raise an
+    error. Raises DataError naming the file."""
     video_track = read_track(path)
     try:
         return _clip(video_track, sampling, start, end, check)
@@ -97,13 +95,12 @@ def _clip(video_track: VideoTrack, sampling: VideoSampling, start: float | None,
 
 
 def clock(loaded: LoadedMedia) -> dict[str, Any]:
-    """Metadata of a video for a processor of transformers, such that it computes the true timestamps.
+    """Returns video metadata from which processors of transformers compute the true timestamps.
 
-    A processor takes number / fps as the time of a frame, and (sampled frames) / (total frames) * fps as the rate of
-    the sampled frames. True numbers give wrong times for variable rates or a clip that does not begin with the file. So
-    frames get numbers on a clock of TICKS per second, on which the total number of frames reproduces the rate of the
-    frames' mean distance.
-    """
+    A processor computes a frame's time as number / fps, and the rate of the sampled frames as (sampled frames) / (total
+    frames) * fps. The file's true values would give wrong times for variable frame rates and for clips that start
+    inside the file. So frames are numbered on a virtual clock of TICKS per second, and the total number of frames is
+    set to reproduce the mean rate of the sampled frames."""
     times, given = loaded.timestamps, loaded.metadata
     count = len(times)
     apart = (times[-1] - times[0]) / max(1, count - 1) or given["duration"] / max(1, count)
