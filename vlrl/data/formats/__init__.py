@@ -1,1 +1,1 @@
-"""Annotation formats of other projects, converted to canonical rows."""
+"""Annotation formats of other projects: functions that recognise their records and convert them to canonical rows."""

@@ -1,8 +1,8 @@
-"""Steps of Android in the Wild -> canonical rows: AITZ with its chains of thought (2403.02713), AITW (2307.10088).
+"""Converts steps of Android in the Wild (AITW, 2307.10088) and of AITZ, which adds chains of thought (2403.02713), to
+canonical rows.
 
-Points are [y, x] as fractions of the screen. A gesture whose ends are closer than _TAP is a tap; any other is a scroll
-in the direction in which the finger moves.
-"""
+Points are [y, x] as fractions of the screen. A gesture shorter than _TAP is a tap; any other is a scroll in the
+direction in which the finger moves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vlrl.types import Record, Row
 _TAP = 0.04
 _GESTURE = 4
 _TYPES = {3: "type", 5: "press_back", 6: "press_home", 7: "press_enter", 10: "complete", 11: "impossible"}
-"""result_action_type -> type of the action; _GESTURE is a tap or a scroll."""
+"""Maps result_action_type to the type of the row's action. _GESTURE, a tap or a scroll, is handled separately."""
 _NAMES = {"type": 3, "dual_point": 4, "press_back": 5, "press_home": 6, "press_enter": 7, "status_task_complete": 10,
           "status_task_impossible": 11}
-"""The same numbers by their names in AITW."""
+"""Maps the names of action types in AITW to their numbers."""
 _USED = ("instruction", "goal", "result_action_type", "result_action_text", "result_touch_yx", "result_lift_yx",
          "result_action", "episode_id")
 
@@ -33,7 +33,8 @@ def is_aitw(record: Record) -> bool:
 
 
 def aitw(record: Record, source: RecordSource) -> list[Row]:
-    """One step: instruction, action, and its episode, which never spans two splits."""
+    """Converts a record of one step to a row with its instruction and action; all steps of an episode stay in one
+    split."""
     row = base_fields(record, source)
     episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
     return [{**row, "instruction": text(record, "instruction", "goal"), "action": _action(record, row),
@@ -41,7 +42,8 @@ def aitw(record: Record, source: RecordSource) -> list[Row]:
 
 
 def steps_before(rows: Placed) -> Placed:
-    """Adds to each step the history of its episode, if the file describes actions (`coat_action_desc`)."""
+    """Adds to each step the descriptions of its episode's earlier steps as `history`, if the file has
+    `coat_action_desc`."""
     episodes: dict[str, list[tuple[float, str]]] = {}
     for _, _, row in rows:
         done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")

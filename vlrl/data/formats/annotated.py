@@ -1,4 +1,5 @@
-"""Custom annotations -> canonical rows: exports of Label Studio, tables with one box per line, lists of boxes."""
+"""Converts custom annotations to canonical rows: Label Studio exports, tables with one box per line, and lists of
+boxes."""
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ def is_label_studio(record: Record) -> bool:
 
 
 def label_studio(record: Record, source: RecordSource) -> list[Row]:
-    """One row per task, with the rectangles, polygons (as bounding boxes) and key points of its last valid annotation.
+    """Converts a Label Studio task to one row with the regions of its last valid annotation, in original pixels.
 
-    `boxes` and `points` in original pixels; `labels` are those of the task, and after `ask_for_all` those of the file.
-    Regions without a label have an empty one if no region of the file has a label.
-    """
+    Rectangles, ellipses and polygons become `boxes` (their bounding boxes); key points become `points`. `labels` are
+    those of this task; `ask_for_all` later replaces them with the labels of the whole file. A region without a label
+    gets an empty label."""
     data = record.get("data") if isinstance(record.get("data"), Mapping) else record
     assert isinstance(data, Mapping)
     named = {**data, **{k: _uploaded(data[k]) for k in data if isinstance(data[k], str)}, "id": record.get("id")}
@@ -69,7 +70,8 @@ def label_studio(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _uploaded(path: str) -> str:
-    """The path of a file as Label Studio serves it: /data/upload/3/8-name.png, /data/local-files/?d=folder/name.png."""
+    """Converts a path as Label Studio serves it (/data/upload/3/8-name.png, /data/local-files/?d=folder/name.png) to a
+    file path."""
     return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "/", path)  # absolute: its end is searched under the root
 
 
@@ -85,7 +87,8 @@ def _regions(record: Record) -> list[Record]:
 
 
 def _joined(results: Sequence[Record]) -> list[Record]:
-    """Each region once: its position, label and text are separate results with the id of the region."""
+    """Merges the results that describe the same region: Label Studio stores position, label and text of a region as
+    separate results."""
     regions: dict[Any, Record] = {}
     for n, result in enumerate(results):
         key = result["id"] if isinstance(result.get("id"), str) else n
@@ -100,7 +103,7 @@ def _original_size(region: Record) -> tuple[float, float] | None:
 
 
 def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
-    """(box, point or [], label) of a region, in pixels; [] for anything else."""
+    """Converts a region to (its box, its point or [], its label) in pixels; [] for a region of another kind."""
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):
@@ -124,7 +127,7 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
 
 
 def _turned(box: Sequence[float], degrees: float) -> list[float]:
-    """The bounding box of [x, y, width, height] rotated clockwise about its upper left corner."""
+    """Returns the bounding box of [x, y, width, height] rotated clockwise about its upper left corner."""
     x, y, width, height = box
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return hull([(x + a * cos - b * sin, y + a * sin + b * cos) for a, b in
@@ -132,7 +135,7 @@ def _turned(box: Sequence[float], degrees: float) -> list[float]:
 
 
 def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
-    """The bounding box of an ellipse [x, y, radius, other radius] rotated about its centre."""
+    """Returns the bounding box of an ellipse [x, y, x radius, y radius] rotated about its centre."""
     x, y, a, b = ellipse
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     wide, high = math.hypot(a * cos, b * sin), math.hypot(a * sin, b * cos)
@@ -146,26 +149,27 @@ LABEL = ("label", "class", "category", "class_name", "category_name", "label_nam
 NAMED = (*EXPRESSION, "text")
 INSTRUCTION = ("instruction", "command", "goal")
 _CENTRES = (("x_center", "y_center"), ("x_centre", "y_centre"), ("center_x", "center_y"), ("xc", "yc"), ("cx", "cy"))
-"""Column names of a box centre, as in YOLO."""
+"""Column names of a box's centre, as in YOLO."""
 _UNNAMED = "object"
-"""The label of boxes in a table without labels."""
+"""The label given to boxes of a table without labels."""
 ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INSTRUCTION}
-"""Canonical field -> columns that may hold it."""
+"""Maps each canonical field to the columns that may hold its value."""
 
 
 def is_table(record: Record) -> bool:
-    """Whether a record names an image and has a box, or columns for one; a record with a question belongs to other
-    formats."""
+    """Whether a record names an image and has a box or columns for one, but no question, which other formats convert.
+    """
     empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
 
 
 def table(record: Record, source: RecordSource) -> list[Row]:
-    """One box in columns with common names, with a label, an expression or an instruction.
+    """Converts a record with one box in columns with common names, and a label, an expression or an instruction, to a
+    row.
 
-    [x1, y1, x2, y2], or [x, y, width, height] if the names say so; fractions of the image if no number is above 1.
-    """
+    The box is [x1, y1, x2, y2], or [x, y, width, height] if the column names say so. Numbers that are all at most 1 are
+    fractions of the image."""
     for role, names in ROLES.items():
         if len(given := [n for n in names if has(record, n)]) > 1:
             raise DataError(f"the columns {' and '.join(given)} may each be the {role}; choose one with --columns "
@@ -191,13 +195,14 @@ def table(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _box_fields(record: Record) -> tuple[str, ...] | None:
-    """The fields that hold the box: one with four numbers, or four."""
+    """Returns the fields that hold a box: a single field with four numbers, or four fields with one number each; None
+    without a box."""
     single = next(((name,) for name in BOX if has(record, name)), None)
     return single or next((names for names in (*CORNERS, *SIDES) if all(has(record, n) for n in names)), None)
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """The four columns of a box if only some have a value, which is an error; all empty means no box."""
+    """Returns the four columns of a box of which only some have a value, which is an error; None if all are empty."""
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
@@ -223,10 +228,11 @@ def is_box_list(record: Record) -> bool:
 
 
 def box_list(record: Record, source: RecordSource) -> list[Row]:
-    """`boxes` with a list of `labels` of the same length, or `objects` with a box and a label each.
+    """Converts a record with all boxes of an image to one row.
 
-    [x1, y1, x2, y2] unless `bbox_format` is xywh; fractions of the image if no number is above 1.
-    """
+    Boxes come from `boxes` with `labels` of the same length, or from a list such as `objects` with a box and a label in
+    each entry. A box is [x1, y1, x2, y2] unless `bbox_format` is xywh. Numbers that are all at most 1 are fractions of
+    the image."""
     boxes, labels = _paired(record) or ([], [])
     if not isinstance(labels, list) or len(boxes) != len(labels):
         raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of one length, a label for "
@@ -244,15 +250,17 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _paired(record: Record) -> tuple[list[Any], Any] | None:
-    """Boxes and labels of a record with a field for each, whatever their lengths; entries of canonical boxes are
-    objects."""
+    """Returns the boxes and the labels of a record that has a list of each, whatever their lengths; None for other
+    records.
+
+    Canonical rows are excluded: their boxes are objects."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     plain = isinstance(boxes, list) and not any(isinstance(box, Mapping) for box in boxes)
     return (boxes, labels) if plain and labels is not None else None
 
 
 def _listed(record: Record) -> list[tuple[str, list[Record]]]:
-    """(field, entries with a box and a label each) of the fields that are such lists."""
+    """Returns (field name, entries with a box and a label each) of every field that holds such a list."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
@@ -262,7 +270,8 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """The entries of a list, or of a column layout as `datasets` writes it: {"bbox": [...], "category": [...]}."""
+    """Returns the entries of a list, or of the column layout that `datasets` writes: {"bbox": [...], "category":
+    [...]}."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) and value else None
     boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")
@@ -274,8 +283,9 @@ def _entries(value: Any) -> list[Any] | None:
 # --- all rows of a file together --------------------------------------------------------------------------------------
 
 def ask_for_all(rows: Placed) -> Placed:
-    """Gives each detection row all labels of the file, so that absent objects are asked for too. If other boxes have a
-    label, a box without one is an error."""
+    """Gives each detection row all labels of the file, so that prompts also ask for absent objects.
+
+    If some boxes of the file have a label, a box without one is an error."""
     rows = _all_or_none(rows, "")
     labels = list(dict.fromkeys(b["label"] for _, _, row in rows if not isinstance(row, DataError) and "labels" in row
                                 for b in row["boxes"]))
@@ -286,7 +296,7 @@ def ask_for_all(rows: Placed) -> Placed:
 
 
 def _all_or_none(rows: Placed, unnamed: str) -> Placed:
-    """The rows, with an error for boxes without a label if other rows have labels."""
+    """Replaces rows that have boxes labelled `unnamed` with an error if other boxes of the file have real labels."""
     labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
     if labels == {unnamed} or unnamed not in labels:
         return rows
@@ -295,8 +305,9 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
 
 
 def one_row_per_image(rows: Placed) -> Placed:
-    """Joins boxes of the same image and expression, which a table has on separate lines. If other boxes have a label, a
-    box without one is an error."""
+    """Joins the boxes of the same image and expression, which a table has on separate lines, into one row.
+
+    If some boxes of the file have a label, a box without one is an error."""
     rows = _all_or_none(rows, _UNNAMED)
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:

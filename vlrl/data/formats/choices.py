@@ -1,4 +1,4 @@
-"""Answers of other projects' records: options, the letter of the correct one, and the answer type of the rest."""
+"""Reads the answers of other projects' records: the options, the letter of the correct option, and the answer type."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _COLUMNS = (tuple("ABCDEFGH"), tuple(f"choice_{c}" for c in "abcdefgh"), tuple(f
             tuple(f"option{c}" for c in "ABCDEFGH"), tuple(f"a{n}" for n in range(8)),
             *(tuple(f"{word}{n}" for n in range(first, first + 8)) for first in (0, 1)
               for word in ("option", "option_", "option ", "candidate_", "choice_")))
-"""Names of fields with one option each."""
+"""Names of fields that hold one option each."""
 LETTERED = tuple(name for names in _COLUMNS for name in names)
 INDICES = ("golden_choice_idx", "correct_choice_idx", "correct_choice", "correct_idx", "answer_idx", "answer_index",
            "answer_id", "correct_answer_idx")
-"""Fields with the index of the correct option, from 0, or its letter."""
+"""Fields that hold the index of the correct option (from 0) or its letter."""
 _BEFORE = re.compile(r"\s*[(\[]?([A-Z])(?:[)\].:、]|\s*[-–]\s)\s*(?=\S)")
 _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
@@ -33,7 +33,7 @@ _NO_OPTIONS = ("", "none", "null", "nan", "n/a", "[]", "{}")
 _SINGLE = OPTIONS[3:]  # a field "option" or "choice" may be the chosen one
 _PICTURE = re.compile(r"\S+\.(?:png|jpe?g|webp)", re.IGNORECASE)
 _SPLIT = re.compile(r"\n|;\s*(?=[A-H][.):])")
-"""Separators of options in one text; a semicolon only before letters (We-Math)."""
+"""Separators of options in a single string; a semicolon counts only before a letter (We-Math)."""
 _CODE = re.compile(r"\"bbox(?:_2d)?\"\s*:|\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|"
                    r"\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
 _POINT = re.compile(r"[(\[]\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]|\d+(?:\.\d+)?,\s+\d+(?:\.\d+)?")
@@ -42,18 +42,17 @@ _ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|bu
 
 
 def answer_text(value: Any) -> str:
-    """The text of an answer: inside its last <answer> tag, else after its thinking."""
+    """Returns the text of an answer: the content of its last <answer> tag, else what follows </think>."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
     return (said.rpartition("</think>")[2] if inner is None else inner).strip()
 
 
 def options_of(record: Record) -> list[str]:
-    """The options of a record in order, without their letters; [] if it has none.
+    """Returns the options of a record in order, without their letters; [] if it has none.
 
-    They may be a list, an object keyed by letters, a text with one per line, or one field each. Raises DataError for
-    anything else.
-    """
+    Options may be a list, an object keyed by letters, a string with one option per line, or one field per option.
+    Raises DataError for anything else."""
     given = pick(record, *OPTIONS)
     if given is None:
         given = _columns(record)
@@ -75,13 +74,14 @@ def options_of(record: Record) -> list[str]:
 
 
 def _by_commas(given: str, record: Record) -> list[str] | None:
-    """Options separated by commas (IconQA), if the answer is one of them."""
+    """Splits options that are separated by commas (IconQA); returns None unless the answer is one of them."""
     parts = [part.strip() for part in given.split(",")]
     return parts if len(parts) > 1 and str(record.get("answer")).strip() in parts else None
 
 
 def _columns(record: Record) -> list[Any] | None:
-    """The options of a record with a field for each; trailing fields may be empty."""
+    """Returns the options of a record that has one field per option; trailing fields may be empty. None without such
+    fields."""
     gap = None
     for names in _COLUMNS:
         own = [name for name in names if has(record, name)]
@@ -98,8 +98,10 @@ def _columns(record: Record) -> list[Any] | None:
 
 
 def _keyed(given: Mapping[str, Any]) -> list[Any]:
-    """The options of an object by its keys, or by `label` beside `text`: A, B ... or indices from 0. Other keys would
-    shift the answer."""
+    """Returns the options of an object, ordered by its keys (A, B ... or indices from 0) or as in its lists `label` and
+    `text`.
+
+    Raises DataError for keys with gaps, which would shift the answer."""
     texts = given["text"] if isinstance(given.get("text"), list) else None
     keys = sorted(given) if texts is None else given.get("label")
     keys = [str(key).strip() for key in keys] if isinstance(keys, list) else []
@@ -120,7 +122,9 @@ def _option(value: Any) -> str:
 
 
 def _bare(options: Sequence[str]) -> list[str]:
-    """Options without "(A) ", "B. " in front, if all have the letter of their position."""
+    """Removes the letters before options ("(A) ", "B. ") if every option has the letter of its position.
+
+    Raises DataError if the letters do not match the positions."""
     matches = [_BEFORE.match(option) for option in options]
     if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(matches)):
         return [option[m.end():].strip() for option, m in zip(options, matches, strict=True) if m]
@@ -132,10 +136,10 @@ def _bare(options: Sequence[str]) -> list[str]:
 
 
 def option_letter(answer: Any, options: Sequence[str]) -> str:
-    """The letter of the correct option, given by letter ("A", "(A)", "A. cat"), by text, or by index from 0.
+    """Returns the letter of the correct option.
 
-    Several, as in "A, C", are kept. Raises DataError when the answer is none of the options.
-    """
+    `answer` may be a letter ("A", "(A)", "A. cat"), the text of an option, or its index from 0. Several letters ("A,
+    C") are returned as such. Raises DataError if the answer matches no option."""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     said = answer_text(answer)
@@ -163,20 +167,22 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
 
 
 def letter_at(place: Any, options: Sequence[str]) -> str:
-    """The letter of the correct option in a field of INDICES: an integer is its index from 0, whatever the options say;
-    else as in `option_letter`."""
+    """Returns the letter of the correct option from the value of a field in INDICES.
+
+    An integer is always an index from 0, even if an option has that text; any other value is read by `option_letter`.
+    """
     index = number(place)
     return option_letter(place if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)
 
 
 def _clash(said: str, options: Sequence[str]) -> bool:
-    """Whether a single letter is the text of one option and the letter of another."""
+    """Whether the answer is a single letter that is both the text of one option and the position of another."""
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
 def _of_most(answers: list[Any]) -> list[Any]:
-    """The majority answer to a yes/no question with disagreeing annotators; other answers unchanged."""
+    """Returns the majority answer if annotators disagree on a yes/no question; other answers unchanged."""
     said = [str(v).lower().rstrip(".") for v in answers]
     yes, no = said.count("yes"), said.count("no")
     if not yes or not no or yes + no < len(said) / 2:
@@ -187,11 +193,10 @@ def _of_most(answers: list[Any]) -> list[Any]:
 
 
 def answer_fields(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
-    """`answer`, `answer_type` and `options` of a row. `said` is the answer type that a field of the record states.
+    """Returns the fields `answer`, `answer_type` and, if any, `options` of a row.
 
-    Several texts are all correct, the most frequent first. Raises DataError for a missing answer, or one that is not
-    among the options.
-    """
+    `given` is the answer or a list of accepted answers; the most frequent comes first. `said` is the answer type that a
+    field of the record states. Raises DataError for a missing answer, or one that is not among the options."""
     several = list(given) if isinstance(given, list) else [given]
     if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or answer_text(v) == "" for v in several):
         raise DataError(f"answer={short(given)} must be a text or a number")

@@ -1,12 +1,12 @@
-"""Conversations in records of other projects: earlier turns, the question, and the answer to it.
+"""Reads conversations in records of other projects: earlier turns, the question, and its answer.
 
     conversation_of({"messages": [{"role": "user", "content": "<image>Who?"},
                                   {"role": "assistant", "content": "a cat"}]})
     # Conversation(question="<image>Who?", answer="a cat")
 
-`conversations`, `messages`, `prompt` (with or without `completion`), `input` (OpenAI's responses), `texts` (The
-Cauldron), `query` with `response`, and `instruction` with `output`, these two with or without `history`.
-"""
+A conversation may be in `conversations`, `messages`, `prompt` (with or without `completion`), `input` (OpenAI's
+responses) or `texts` (The Cauldron), or consist of `query` with `response` or `instruction` with `output`, and
+optionally `history`."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ log = logging.getLogger(__name__)
 LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts")
 """Fields that may hold a list of turns."""
 _REPLIES = {"prompt": "completion", "input": "output"}
-"""Fields that hold just a prompt -> the field with the reply to it."""
+"""Maps each field that holds only a prompt to the field with the reply."""
 _SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Fields that may also hold other lists -> keys of which a turn has one."""
+"""Maps fields that may also hold other lists to the keys of which every turn has one."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
-"""Every field that a conversation may come from."""
+"""Every field from which a conversation may be read."""
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
           "system": "system", "developer": "system", "tool": "tool", "observation": "tool", "function_call": "call"}
 _MEDIA = {"image": "image", "image_url": "image", "input_image": "image", "video": "video", "video_url": "video",
           "input_video": "video"}
-"""Type of a content part -> kind of media."""
+"""Maps the type of a content part to the kind of media."""
 _TEXTS = ("text", "input_text", "output_text")
 _FOLLOWS = {None: ("user",), "user": ("assistant", "call"), "assistant": ("user",), "call": ("tool",),
             "tool": ("tool", "assistant", "call"), "system": ()}
-"""Role -> roles of the next turn."""
+"""Maps the role of a turn to the allowed roles of the next turn."""
 _NAMES = {"user": "a user", "assistant": "the assistant", "call": "the assistant, a call,",
           "tool": "a tool", "system": "the system"}
 _OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_height", "resized_width")
 _TIMES = {"fps": "fps", "sample_fps": "fps", "times": "frame_times", "timestamps": "frame_times",
           "frame_times": "frame_times"}
-"""Frame times in a content part -> field of the row; of two names for one field the later counts."""
+"""Maps names of frame times in a content part to the field of the row; if two names mean the same field, the later one
+counts."""
 _MARK = re.compile(r"<(?:image|video)>")
 _QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
-"""How Qwen-VL names an image inside a text."""
+"""Matches an image named inside a text in Qwen-VL's notation."""
 _SWIFT = re.compile(r"<(?:bbox|ref-object)>")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation up to the wanted answer. Texts hold <image> and <video> placeholders."""
+    """A conversation up to the answer to train on. Its texts contain <image> and <video> placeholders."""
 
     question: str = ""
     answer: str = ""
-    """The assistant's answer to the question; empty if missing."""
+    """The assistant's answer to the question; empty if there is none."""
     system: str = ""
     turns: tuple[dict[str, Any], ...] = ()
-    """Turns before the question: {"role", "content"} each, and `tool_calls` of a call."""
+    """Turns before the question: {"role", "content"} each, and `tool_calls` for a tool call."""
     media: Mapping[str, list[Any]] = field(default_factory=dict)
-    """Paths or bytes of the media named in turns, under `images` and `videos`."""
+    """Paths or bytes of the media in turns, under the keys `images` and `videos`."""
     times: Mapping[str, Any] = field(default_factory=dict)
     """`fps` or `frame_times` of a video given as frames."""
 
 
 def conversation_of(record: Record) -> Conversation | None:
-    """The conversation of a record; None if it has none.
+    """Returns the conversation of a record; None if it has none.
 
-    Raises DataError if two fields hold different ones, and as `read_turns` does.
-    """
+    Raises DataError if two fields hold different conversations, and for the reasons given in `read_turns`."""
     conversations = {name: turns for name in conversation_fields(record)
                      if (turns := _list_under(record, name)) is not None}
     if len(conversations) > 1 and any(turns != next(iter(conversations.values())) for turns in conversations.values()):
@@ -89,7 +89,9 @@ def conversation_of(record: Record) -> Conversation | None:
 
 
 def conversation_fields(record: Record) -> list[str]:
-    """The fields that hold a conversation: lists of turns, else a question beside its answer (`query` and `response` of
+    """Returns the names of the fields that hold a conversation.
+
+    These are lists of turns, or else a question that has its answer in another field (`query` and `response` of
     ms-swift, `instruction` and `output` of LLaMA-Factory)."""
     lists = [name for name in LISTS if _list_under(record, name) is not None]
     return lists or [question for question, _ in _pairs(record)]
@@ -114,7 +116,8 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
 
 
 def _flat(record: Record) -> list[Row]:
-    """The turns of a record with a field for each side, and earlier turns in `history`."""
+    """Returns the turns of a record that has its question and its answer in separate fields, and earlier turns in
+    `history`."""
     ((question, answer),) = _pairs(record)
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
     said = pick(record, "history") or []
@@ -126,18 +129,20 @@ def _flat(record: Record) -> list[Row]:
 
 
 def read_reply(turns: Any) -> Conversation:
-    """The content of a response written as turns: those of the assistant, or the whole conversation."""
+    """Reads a response that is written as turns: either only the assistant's turns, or the whole conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
 
 
 def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -> Conversation:
-    """The conversation in a list of turns: the last turn of the assistant is the answer, everything before the last
-    question is context. A `prompt` ends with its question; `before` is the role before the first turn.
+    """Reads a list of turns: the last turn of the assistant is the answer, the user's turn before it the question.
 
-    Raises DataError for unknown roles, turns out of order or empty, and content that is not text, image or video.
-    """
+    Everything before the question is context. With `prompt`, the list must end with the question and has no answer.
+    `before` is the role of the turn that precedes the list, if any.
+
+    Raises DataError for unknown roles, turns that are empty or out of order, and content that is not text, image or
+    video."""
     named: dict[str, list[Any]] = {"images": [], "videos": [], "times": []}
     said = [_turn(turn, named) for turn in turns] if isinstance(turns, (list, tuple)) else []
     heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
@@ -167,7 +172,8 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
 
 
 def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The media named in content parts; {} if fields beside the conversation name them."""
+    """Returns the media named in content parts; {} if the parts are placeholders only, and fields of the record name
+    the media."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none")
@@ -178,7 +184,7 @@ def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
-    """Role, content and calls of a turn; adds its media to `named`."""
+    """Reads role, content and tool calls of a turn; appends the turn's media to `named`."""
     if not isinstance(turn, Mapping):
         raise DataError(f"the turn {short(turn)} of its conversation must be an object")
     who = turn.get("from") or turn.get("role")
@@ -198,7 +204,7 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """A tool call as chat templates take it, with arguments as an object."""
+    """Converts a tool call to the form that chat templates take, with its arguments as an object."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     arguments = unpacked(function.get("arguments")) if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not isinstance(
@@ -208,7 +214,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _words(turn: Record, named: dict[str, list[Any]]) -> str:
-    """The text of a turn, with a placeholder for each image or video among its content parts."""
+    """Returns the text of a turn, with a placeholder for each image or video among its content parts."""
     words = turn.get("value") if turn.get("value") is not None else turn.get("content")
     if isinstance(words, list):
         return "".join(_part(part, named) for part in words)
@@ -239,7 +245,8 @@ def _part(part: Any, named: dict[str, list[Any]]) -> str:
 
 
 def _path(part: Record) -> Any:
-    """The path, URL or bytes of a part that is an image or video; None if it is just a placeholder."""
+    """Returns the path, URL or bytes of a content part with an image or video; None if the part is only a placeholder.
+    """
     location = pick(part, *_MEDIA, "path", "url")
     if isinstance(location, Mapping) and not location.get("bytes"):
         location = pick(location, "url", "path")

@@ -1,4 +1,4 @@
-"""Records of driving decisions -> canonical rows: AlphaDrive (2503.07608)."""
+"""Converts records of driving decisions (AlphaDrive, 2503.07608) to canonical rows."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
 
 
 def is_alphadrive(record: Record) -> bool:
-    """Whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a question.
-    Other questions about driving have such answers too ("What could lead to a collision?", DriveLM)."""
+    """Whether a record's answer consists of driving meta-actions and its question asks for a plan.
+
+    A record qualifies if its question mentions planning, if its answer is in capitals, or if it has no question. Other
+    questions about driving also have such words as answers ("What could lead to a collision?", DriveLM)."""
     given, text = _answer(record), _question(record)
     words = _words(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
@@ -42,11 +44,10 @@ def is_alphadrive(record: Record) -> bool:
 
 
 def alphadrive(record: Record, source: RecordSource) -> list[Row]:
-    """`plan` from the words of the answer ("<answer>KEEP, STRAIGHT</answer>"), several for one head as a list.
+    """Converts a record to a row whose `plan` holds the meta-actions of the answer ("<answer>KEEP, STRAIGHT</answer>").
 
-    `speed_mps` and `navigation` come from fields of these names, else from the text of the problem, which stays in
-    `meta`.
-    """
+    Several meta-actions for one head become a list. `speed_mps` and `navigation` come from fields with these names,
+    else from the text of the problem, which stays in `meta`."""
     words = _words(_answer(record))
     if unknown := _unknown(words):
         raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is not a meta-action."
@@ -84,8 +85,8 @@ def _answer(record: Record) -> str:
 
 
 def _words(answer: str) -> list[str]:
-    """The meta-actions that an answer consists of, in capitals; [] if it has other words, unless these are in capitals
-    too."""
+    """Returns the meta-actions in an answer, in capitals; [] if it contains other words and is not written entirely in
+    capitals."""
     pieces = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
     words = [_ALSO.get(w, w) for w in pieces if w] if len(answer) <= _LONGEST else []
     matches = [w in _VOCABULARY for w in words]

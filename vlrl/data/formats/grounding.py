@@ -1,4 +1,4 @@
-"""Records of grounding and detection data -> canonical rows: VLM-R1, RefCOCO, LISA, COCO."""
+"""Converts records of grounding and detection data to canonical rows: VLM-R1, RefCOCO, LISA, COCO."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
 MOST_LABELS = 100
-"""Maximum number of categories of a file that every row asks for; with a larger vocabulary a row asks for its own."""
+"""Up to this many categories in a file, every row asks for all of them; with more, a row asks only for its own."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _ASKS = re.compile(
@@ -48,7 +48,7 @@ _ASKS = re.compile(
     r"locate|find|where|what|which|who|provide|output|detect|give|identify|point|mark|return|draw|click|show|report|"
     r"describe|look|tell|answer|segment|ground|highlight|select|search|predict|determine|list|locali[sz]e|spot|"
     r"pinpoint|let|help|box|in (?:the|this) (?:image|picture|photo))\b", re.IGNORECASE)
-"""Words of a text that asks, instead of naming an object."""
+"""Matches words of a text that is a question or request, in contrast to one that names an object."""
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
@@ -62,7 +62,7 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
-    """Whether a record is a conversation; a prompt alone is one if its answer is boxes."""
+    """Whether a record is a conversation; one that has only a prompt qualifies if its answer consists of boxes."""
     if (fields := conversation_fields(record)) != ["prompt"]:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
@@ -71,10 +71,10 @@ def is_vlm_r1(record: Record) -> bool:
 
 
 def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
-    """A referring expression (the answer is one box), a detection (a list of boxes, or None) or a question.
+    """Converts a conversation to a row: a referring expression, a detection, or a question.
 
-    Boxes are in original pixels, or fractions of the image if no number is above 1.
-    """
+    An answer with one box makes a referring expression; a list of boxes or "None" makes a detection; any other answer a
+    question. Boxes are in original pixels, or fractions of the image if no number is above 1."""
     record, places = swift.fill_marks(record)
     said = checked_conversation(record) or Conversation()
     record = with_media(record, said)
@@ -116,15 +116,15 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
 
 
 def target(words: str) -> dict[str, str]:
-    """`expression` of a text that names an object; `question` of a text that asks in its own words, which templates
-    must not rephrase."""
+    """Returns {"expression": text} for a text that names an object, and {"question": text} for a complete request,
+    which prompt templates must not rephrase."""
     if described := _DESCRIBES.findall(words):
         return {"expression": described[-1]}
     return {"question": words} if _ASKS.search(words) else {"expression": words}
 
 
 def _boxes_said(answer: str, method: str) -> list[Row] | None:
-    """The boxes of an answer, [] for an empty detection, None for an answer of another kind."""
+    """Returns the boxes of an answer; [] for an empty detection; None if the answer does not consist of boxes."""
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
     parsed = unpacked(_FENCE.sub(r"\1", answer))
@@ -141,7 +141,8 @@ def _in_pixels(box: list[float], row: Record, full: float = 1) -> list[float]:
 
 
 def _box_said(entry: Any) -> dict[str, Any] | None:
-    """A box from [x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}, also {"any name": [...]}."""
+    """Reads a box from [x1, y1, x2, y2], {"bbox_2d": [...], "label": ...} or {"any name": [...]}; None for anything
+    else."""
     label = entry.get("label") if isinstance(entry, Mapping) else None
     if isinstance(entry, Mapping):
         entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)
@@ -151,7 +152,7 @@ def _box_said(entry: Any) -> dict[str, Any] | None:
 
 
 def _listed_categories(question: str) -> list[str]:
-    """The categories in the question of a detection."""
+    """Returns the categories that the question of a detection lists."""
     match = _OBJECTS.search(question)
     if not match:
         return []
@@ -181,8 +182,10 @@ def is_problem_box(record: Record) -> bool:
 
 
 def problem_box(record: Record, source: RecordSource) -> list[Row]:
-    """`problem` is the expression, or asks for it, and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's
-    rec_jsons_processed, refcoco*_val.json and lisa_test.json; EasyR1)."""
+    """Converts a record whose `solution` is a box [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
+    refcoco*_val.json and lisa_test.json; EasyR1).
+
+    `problem` is the referring expression, or a request that contains it."""
     asked = target(without_marks(text(record, "problem")))
     row = base_fields(record, source)
     solution = _four(pick(record, "solution")) or _four(record.get("answer"))
@@ -192,7 +195,7 @@ def problem_box(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _four(value: Any) -> list[Any] | None:
-    """A list of four numbers, with or without answer tags."""
+    """Returns a list of four numbers, which may be inside answer tags; None for anything else."""
     if isinstance(value, str):
         value = unpacked(answer_text(value))
     return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
@@ -205,11 +208,11 @@ def is_refcoco(record: Record) -> bool:
 
 
 def refcoco(record: Record, source: RecordSource) -> list[Row]:
-    """One region in COCO's [x, y, width, height] in original pixels, and one row per expression for it.
+    """Converts a region in COCO's [x, y, width, height] in original pixels to one row per referring expression.
 
-    If `raw_anns` has the COCO annotation, its bbox is used, since the record's own then has corners (jxu124/refcoco).
-    The annotation number at the end of a ref's `file_name` is not part of the image name.
-    """
+    If the record has the COCO annotation in `raw_anns`, the box is taken from there, because the record's own `bbox`
+    then holds corners (jxu124/refcoco). The annotation number at the end of `file_name` is removed, since the image's
+    name does not contain it."""
     raw, image = pick(record, "raw_anns"), pick(record, "raw_image_info")
     bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
     if bbox is None:
@@ -247,7 +250,8 @@ def is_lisa(record: Record) -> bool:
 
 
 def lisa(record: Record, source: RecordSource) -> list[Row]:
-    """One row per text; the box encloses all polygons labelled `target`, in original pixels."""
+    """Converts a record of LISA to one row per text; the box encloses all polygons labelled `target`, in original
+    pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
@@ -264,7 +268,8 @@ def lisa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _with_image(record: Record, source: RecordSource) -> Record:
-    """LISA names no image: it has the name of the file. labelme's imagePath is read too."""
+    """Returns the record with the name of its image: labelme's `imagePath`, else the name of the annotation file, as in
+    LISA."""
     sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
     image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
     return {**record, "image": image, **{k: v for k, v in sizes.items() if v is not None}}
@@ -278,11 +283,11 @@ def is_coco(record: Record) -> bool:
 
 
 def coco(record: Record, source: RecordSource) -> list[Row]:
-    """One row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height]. If
-    annotations have a text (`caption`, `expression`, `sentence` ...), one row per text, as its expression.
+    """Converts a COCO file to one row per image, with the file's categories as `labels` and the annotations as `boxes`.
 
-    Crowd regions (iscrowd=1) and empty ones are not targets and stand in `meta`. With more than MOST_LABELS categories
-    a row asks for its own and those that LVIS lists as absent (neg_category_ids).
+    If annotations have a text (`caption`, `expression`, `sentence` ...), there is one row per text instead, with the
+    text as its expression. Crowd regions (iscrowd=1) and empty boxes are not targets; they are stored in `meta`. With
+    more than MOST_LABELS categories, a row asks for its own and for those that LVIS lists as absent (neg_category_ids).
     """
     names = _categories(record.get("categories") or [])
     regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
@@ -301,7 +306,8 @@ def coco(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _rows_by_text(row: dict[str, Any]) -> list[Row]:
-    """One row for each text of the boxes of an image, or the row itself if they have none."""
+    """Splits the row of an image into one row per text of its boxes; returns it unchanged if the boxes have no texts.
+    """
     texts = {name: [b for b in row["boxes"] if name in b.get("texts", ())]
             for b in row["boxes"] for name in b.get("texts", ())}
     if not texts:
@@ -330,7 +336,7 @@ def _coco_row(image: Record, source: RecordSource, names: Mapping[Any, str], box
 
 
 def _categories(entries: Sequence[Any]) -> dict[str, str]:
-    """Category names by id, as text. Raises DataError if one id has two names."""
+    """Returns the category names by id (as a string). Raises DataError if two names have the same id."""
     names: dict[str, str] = {}
     for entry in entries:
         if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str)):
@@ -354,7 +360,7 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """The texts of an annotation; also character spans in the caption of its image (MDETR's tokens_positive)."""
+    """Returns the texts of an annotation, which may be spans of the image's caption (MDETR's tokens_positive)."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:
         return [_sentence(one) for one in (given if isinstance(given, list) else [given])]

@@ -1,7 +1,8 @@
-"""Records of GUI data -> canonical rows: ScreenSpot (v1, v2, Pro, GUI-RCPO), GUI-G1, GUI-G2, AndroidControl, GUI-R1.
+"""Converts records of GUI data to canonical rows: ScreenSpot (v1, v2, Pro, GUI-RCPO), GUI-G1, GUI-G2, AndroidControl,
+GUI-R1.
 
-A row has the box of the target element, or the action of one step with its point, in original pixels.
-"""
+A row has either the box of the target element, or the action of one step with its point. Coordinates are original
+pixels."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def is_screenspot_pro(record: Record) -> bool:
 
 
 def screenspot_pro(record: Record, source: RecordSource) -> list[Row]:
-    """ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels; `application` never spans two splits."""
+    """Converts a record of ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels.
+
+    All rows of one `application` stay in the same split."""
     return _element(record, source, corners=True)
 
 
@@ -53,19 +56,18 @@ def is_screenspot(record: Record) -> bool:
 
 
 def screenspot(record: Record, source: RecordSource) -> list[Row]:
-    """ScreenSpot and v2 (2401.10935, 2410.23218): `bbox` is [x, y, width, height] in pixels, or [x1, y1, x2, y2] as
-    fractions of the image if no number is above 1 (GUI-RCPO, and the copies on the Hub).
+    """Converts a record of ScreenSpot (2401.10935) or ScreenSpot-v2 (2410.23218).
 
-    `meta` keeps the original bbox in pixels, for `corners_or_sides`.
-    """
+    `bbox` is [x, y, width, height] in pixels. If no number is above 1 it is [x1, y1, x2, y2] as fractions of the image
+    (GUI-RCPO and the copies on the Hub). A bbox in pixels is also copied to `meta`, for `corners_or_sides`."""
     return _element(record, source, corners=False)
 
 
 def corners_or_sides(rows: Placed) -> Placed:
-    """Some copies of ScreenSpot have [x1, y1, x2, y2] in pixels: decided once for all rows of a file.
+    """Decides for all rows of a ScreenSpot file whether its boxes in pixels are [x1, y1, x2, y2], as in some copies.
 
-    They do if every bbox can be corners, and either one of them cannot be sides for its image, or there are _ENOUGH.
-    """
+    They are if every bbox can be corners, and if either one of them does not fit into its image as [x, y, width,
+    height] or the file has at least _ENOUGH."""
     boxes = [None if isinstance(row, DataError) else row.get("meta", {}).get("bbox") for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
@@ -98,7 +100,8 @@ def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
 
 
 def _platform(record: Record, row: Record) -> str | None:
-    """mobile, desktop or web, from the source of the image or the beginning of its name."""
+    """Returns mobile, desktop or web, from the source of the image or the beginning of its file name; other sources
+    unchanged."""
     named = str(pick(record, "data_source", "platform") or "").lower()
     start = re.match(r"(?:.*/)?([a-z]+)_", str(row.get("image")))
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
@@ -118,10 +121,9 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
-    """An instruction without an answer, for region consistency (GUI-RCPO); other fields are unchanged.
+    """Converts a record with an instruction and no answer, as used for region consistency (GUI-RCPO).
 
-    Raises DataError for a field that seems to hold the answer, which would be lost.
-    """
+    Other fields stay unchanged. Raises DataError for a field that seems to hold the answer, which would be lost."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
         raise DataError(f"it has an instruction, but neither box nor action under a known name; {field}="
                         f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
@@ -143,7 +145,8 @@ def is_gui_g1(record: Record) -> bool:
 
 
 def gui_g1(record: Record, source: RecordSource) -> list[Row]:
-    """GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, the row's weight in the loss."""
+    """Converts a record of GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, its weight in
+    the loss."""
     rate = number(record["rate"])
     if rate is None or rate < 0:
         raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
@@ -158,7 +161,8 @@ def is_gui_g2(record: Record) -> bool:
 
 
 def gui_g2(record: Record, source: RecordSource) -> list[Row]:
-    """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as fractions of the image, both [x1, y1, x2, y2]."""
+    """Converts a record of GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as fractions of the image, [x1, y1,
+    x2, y2]."""
     row = base_fields(record, source)
     if has(record, "abs_box"):
         box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
@@ -178,10 +182,10 @@ def is_android_step(record: Record) -> bool:
 
 
 def android_step(record: Record, source: RecordSource) -> list[Row]:
-    """One step in the format of UI-R1 (2503.21620): `gt` has action_type and x, y, text, direction or app_name.
+    """Converts one step in the format of UI-R1 (2503.21620): `gt` has action_type and x, y, text, direction or
+    app_name.
 
-    Screenshots named after an episode share its `group_key`.
-    """
+    Steps whose screenshots are named after the same episode get the same `group_key`."""
     row = base_fields(record, source)
     gt = pick(record, "gt", "action", "ground_truth", "gt_action")
     task = text(record, "task", "instruction", "step_instruction", "goal")
@@ -195,7 +199,9 @@ def android_step(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _action(gt: Record) -> dict[str, Any]:
-    """{"type", "point", "text", "direction"} as far as given; text is the typed text or the opened app."""
+    """Returns the row's action {"type", "point", "text", "direction"}; "text" is the text to type or the app to open.
+
+    Keys for which `gt` has no value are left out."""
     action: dict[str, Any] = {"type": text(gt, "action_type", "type").lower()}
     if has(gt, "x", "y"):
         action["point"] = pixels(numbers([gt.get("x"), gt.get("y")], (2,), "x, y"), "x, y")
@@ -214,8 +220,9 @@ def is_android_episode(record: Record) -> bool:
 
 
 def android_episode(record: Record, source: RecordSource) -> list[Row]:
-    """One row per action: `step_instructions` are the instructions, `goal` the purpose; earlier steps are the history.
-    """
+    """Converts an episode to one row per action; the instructions of earlier steps become the row's `history`.
+
+    The instruction of a row comes from `step_instructions`; the episode's `goal` is stored in `meta`."""
     episode = record.get("episode_id", source.id)
     said = pick(record, "step_instructions") or []
     shots = pick(record, "screenshots", "images") or []
@@ -241,7 +248,8 @@ def is_gui_r1(record: Record) -> bool:
 
 
 def gui_r1(record: Record, source: RecordSource) -> list[Row]:
-    """`gt_bbox` holds a box or a point as fractions of the image; negative numbers mean none."""
+    """Converts a record of GUI-R1: `gt_bbox` is a box or a point as fractions of the image; negative numbers mean
+    neither."""
     row = base_fields(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []

@@ -1,8 +1,7 @@
-"""Annotation formats of other projects, by name.
+"""The annotation formats of other projects, by name.
 
-To add a format, add an entry to FORMATS: a function that recognises a record, and one that makes its rows
-(vlrl.data.sources.reading).
-"""
+To add a format, add an entry to FORMATS: a function that recognises a record and a function that converts it to rows
+(see vlrl.data.sources.reading)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from vlrl.data.sources.reading import CANONICAL, Format
 
 RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
           "options": qa.OPTIONS[:3], **dict.fromkeys(talk.LISTS, talk.LISTS)}
-"""Canonical field -> columns that may hold it."""
+"""Maps each canonical field to the columns that may hold its value."""
 
 
 FORMATS: dict[str, Format] = {
@@ -64,5 +63,7 @@ FORMATS: dict[str, Format] = {
     "labelled": Format(labelled.is_labelled, labelled.labelled, labelled.choose_from_all),
     "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
 }
-"""By name, the most specific first: a record belongs to the first format that recognises it, else it is canonical;
-`auto` takes the format of most records of a file."""
+"""Formats by name, the most specific first.
+
+A record belongs to the first format that recognises it, else to `canonical`. With `auto`, the format of most records of
+a file is used for the whole file."""

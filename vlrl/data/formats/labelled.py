@@ -1,4 +1,4 @@
-"""Images with a class name -> canonical rows: tables, folders of classes, CoOp's splits, CLS-RL."""
+"""Converts images with a class name to canonical rows: tables, folders of classes, CoOp's splits, CLS-RL."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _ASKED = ("question", "answer", "instruction", "problem", "solution", "expressio
 
 
 def is_labelled(record: Record) -> bool:
-    """Whether a record has an image, a class under a common name, and no further question.
+    """Whether a record has an image and a class in a field with a common name, but no question.
 
-    A record with `id`, `image` and `label` is a canonical row.
-    """
+    A record with `id`, `image` and `label` is excluded: it is a canonical row."""
     own = {"id", "image", "label"} <= record.keys()
     return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)
 
 
 def labelled(record: Record, source: RecordSource) -> list[Row]:
-    """`label` of an image; a list of several makes a row with `multi`. `labels` become those of the file, up to 100. A
-    class number is kept as `class_id`."""
+    """Converts an image with one class to a row with `label`; several classes make a row with `multi`.
+
+    A class number is stored as `class_id`. `choose_from_all` later sets `labels` to the classes of the file."""
     given = pick(record, *LABEL)
     given = pick(record, *LABELS) if given is None else given
     several = given if isinstance(given, list) else [given]
@@ -50,7 +50,7 @@ def labelled(record: Record, source: RecordSource) -> list[Row]:
 
 
 def choose_from_all(rows: Placed) -> Placed:
-    """Gives each row the classes of the whole file."""
+    """Sets the `labels` of each row to all classes of the file, if there are 2 to MOST_LABELS of them."""
     labels = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
     names = sorted({name for label in labels for name in (label if isinstance(label, list) else [label])})
     if not 1 < len(names) <= MOST_LABELS:

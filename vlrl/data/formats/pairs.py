@@ -1,4 +1,5 @@
-"""Pairs of responses of which one is better -> canonical rows: VL-RewardBench, R1-Reward, and similar formats."""
+"""Converts pairs of responses of which one is better to canonical rows: VL-RewardBench, R1-Reward, and similar formats.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,10 @@ def is_chosen_rejected(record: Record) -> bool:
 
 
 def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
-    """`chosen` and `rejected` (VL-RewardBench in R1-Reward's format, RLAIF-V, LLaMA-Factory): their order is drawn by
-    the row's id; `answer` is the position of the chosen one, 1 or 2."""
+    """Converts a record with `chosen` and `rejected` (VL-RewardBench in R1-Reward's format, RLAIF-V, LLaMA-Factory).
+
+    The order of the two responses is random but fixed by the row's id; `answer` is the position of the chosen response,
+    1 or 2."""
     id = record_id(record, source, *_PLACES)
     better, worse = _response(record, "chosen"), _response(record, "rejected")
     if better == worse:
@@ -49,7 +52,7 @@ def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _response(record: Record, name: str) -> str:
-    """A text, or the last turn of the assistant in a conversation."""
+    """Returns the text of a response, which may be written as a conversation; then it is the assistant's last turn."""
     given = record[name]
     if isinstance(given, Mapping):
         given = [given]
@@ -61,7 +64,7 @@ def _response(record: Record, name: str) -> str:
 
 
 def _question(record: Record, source: RecordSource) -> dict[str, Any]:
-    """Question, media and system prompt of a row."""
+    """Returns the fields of a row for its question, media and system prompt."""
     ends = [read_reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
     ends = [said for said in ends if said.question]
     if len(ends) > 1 and (ends[0].question, ends[0].turns) != (ends[1].question, ends[1].turns):
@@ -85,8 +88,10 @@ def is_response_pair(record: Record) -> bool:
 
 
 def response_pair(record: Record, source: RecordSource) -> list[Row]:
-    """Two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of which the
-    better one has the lower (VL-RewardBench on the Hub)."""
+    """Converts two responses, in the order of the record, and a field that says which is better.
+
+    That field is 1 or 2, A or B, "Output1", or a list of ranks, of which the better response has the lower
+    (VL-RewardBench on the Hub)."""
     pair = [str(v).strip() for v in _pair(record)]
     rank = pick(record, "human_ranking", "ranking")
     if rank is not None:
@@ -102,8 +107,9 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Rejects all rows of a file if one of them says 0: then the others count from 0 too, and their 1 is not the first
-    response."""
+    """Rejects all rows of a file if one of them has the answer 0: then 1 does not mean the first response.
+
+    Such a file counts responses from 0, or its answer says whether the first response is better."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(
@@ -112,7 +118,7 @@ def one_or_two(rows: Placed) -> Placed:
 
 
 class _FromZero(DataError):
-    """A row that says 0, or another row of the same file."""
+    """Error for a row whose answer is 0, and for all other rows of the same file."""
 
 
 def _pair(record: Record) -> list[Any]:
@@ -124,7 +130,7 @@ def _pair(record: Record) -> list[Any]:
 
 
 def _better(verdict: Any, pair: list[str]) -> int:
-    """1 or 2, from a number, a letter, the name of a side, or the better text itself."""
+    """Returns 1 or 2 from a number, a letter, a name such as "Output1", or the text of the better response."""
     if isinstance(verdict, list) and len(verdict) == 1:
         verdict = verdict[0]
     if number(verdict) in (1, 2):
@@ -148,8 +154,9 @@ def is_r1_reward(record: Record) -> bool:
 
 
 def r1_reward(record: Record, source: RecordSource) -> list[Row]:
-    """`message` (a conversation as a JSON string) asks which of [Response 1] and [Response 2] is better; `answer` is
-    ["<answer>2</answer>"]."""
+    """Converts a record of R1-Reward: its `message` asks which of [Response 1] and [Response 2] is better.
+
+    `message` is a conversation as a JSON string; `answer` is, for example, ["<answer>2</answer>"]."""
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)
              for part in (turn["content"] if isinstance(turn.get("content"), list) else [{"text": turn.get("content")}])
              if isinstance(part, Mapping)]
@@ -168,7 +175,7 @@ def r1_reward(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _compared(prompt: str) -> list[str] | None:
-    """The question and both responses of a prompt with such headings, or None."""
+    """Returns the question and both responses of a prompt with the headings in _MARKS; None if one is missing."""
     lowered, places = prompt.lower(), [0]
     for mark in _MARKS:
         places.append(lowered.find(mark, places[-1]))

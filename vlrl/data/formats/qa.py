@@ -1,5 +1,5 @@
-"""Records of question and answer -> canonical rows: SuperCLEVR, R1-V, CLS-RL, Geometry3K, MathVista, ScienceQA, MMMU,
-Video-MME, verl's rows, and similar formats."""
+"""Converts records of question and answer to canonical rows: SuperCLEVR, R1-V, CLS-RL, Geometry3K, MathVista,
+ScienceQA, MMMU, Video-MME, verl's rows, and similar formats."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "dif
 
 
 _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "correct_answer")
-"""Fields that hold just an answer; a `solution` may contain the reasoning."""
+"""Fields that hold only an answer, in contrast to `solution`, which may contain the reasoning."""
 _SHORT = 60
-"""Maximum length of an assistant turn that is an answer, not a worked solution."""
+"""Maximum length of an assistant turn that is taken as an answer and not as a worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9, "precision": 15}
-"""Canonical numbers that other projects use differently -> their maximum."""
+"""Maps canonical numeric fields, whose names other projects use differently, to their maximum."""
 _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
@@ -64,10 +64,10 @@ def is_problem_text(record: Record) -> bool:
 
 
 def problem_text(record: Record, source: RecordSource) -> list[Row]:
-    """`problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL): a count, number, letter, formula or text.
+    """Converts a record with `problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL).
 
-    A text that answers a question about a class is its `label` as well.
-    """
+    The solution is a count, number, letter, formula or text. A text that answers a question about a class also becomes
+    the row's `label`."""
     solution = record["solution"]
     if isinstance(solution, bool) or not isinstance(solution, (str, int, float)):
         raise DataError(f"solution={short(solution)} must be a text, a number or a box [x1, y1, x2, y2]")
@@ -86,14 +86,14 @@ def problem_text(record: Record, source: RecordSource) -> list[Row]:
 
 
 def is_mathvista(record: Record) -> bool:
-    """Whether a record has a question_type, and an answer_type of its own vocabulary (MathVista, OlympiadBench)."""
+    """Whether a record has a question_type and an answer in the fields of MathVista or OlympiadBench."""
     known = has(record, "question_type") and has(record, "question")
     return known and (("pid" in record and has(record, "answer")) or has(record, "final_answer"))
 
 
 def is_question_answer(record: Record) -> bool:
-    """Whether a record has a question and an answer, except for canonical rows, and for answers that only a custom task
-    can read."""
+    """Whether a record has a question and an answer, but is neither a canonical row nor has an answer that only a
+    custom task can read."""
     asks = has(record, *QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
     plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
         *_KEPT, *IMAGE, *VIDEO, "image_size"}
@@ -102,10 +102,10 @@ def is_question_answer(record: Record) -> bool:
 
 
 def question_answer(record: Record, source: RecordSource) -> list[Row]:
-    """A question under a common name, its answer, and options if any; about images, a video, or without media.
+    r"""Converts a question in a field with a common name, its answer, its options and its media to a row.
 
-    The answer of a worked solution is its \\boxed{} or what follows ####; several answers are all correct, the most
-    frequent first; verl's `reward_model.ground_truth` is read. Other fields are unchanged.
+    Of a worked solution, the answer is the content of \boxed{} or what follows ####. Several answers are all accepted;
+    the most frequent comes first. verl's `reward_model.ground_truth` is read as the answer. Other fields are unchanged.
     """
     said = checked_conversation(record) or Conversation(pick(record, *QUESTION))
     record, question = with_media(record, said), said.question
@@ -136,7 +136,7 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
 
 
 def missing_answer(record: Record) -> DataError | None:
-    """The error for a record with a question and an empty answer field; else None."""
+    """Returns the error for a record with a question and an empty answer field; None for other records."""
     empty = next((name for name in ANSWER if name in record and record[name] in (None, "", [])), None)
     if empty is None or not has(record, *QUESTION) or has(record, *ANSWER, *_OTHERS):
         return None
@@ -145,8 +145,9 @@ def missing_answer(record: Record) -> DataError | None:
 
 
 def refuse_two_readings(record: Record) -> None:
-    """Raises DataError if two fields with different values may be the question, the answer, the options or the images;
-    --columns selects one."""
+    """Raises DataError if two fields with different values could be the question, answer, options or images.
+
+    The error tells the user to select one with --columns."""
     asks = {n: without_marks(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
     says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
             and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
@@ -174,12 +175,11 @@ def refuse_two_readings(record: Record) -> None:
 
 def reference_answer(said: Conversation, record: Record, options: Sequence[str], question: str
                      ) -> tuple[Any, dict[str, str]]:
-    """The answer that a model's is compared with, and the row's worked `solution`, if any.
+    """Returns the answer that completions are compared with, and {"solution": ...} with the worked solution, if any.
 
-    A field beside a conversation is what TRL, ms-swift and verl pass to the reward; the last turn of the assistant is
-    then the solution. Without such a field it is the answer. Raises DataError if both exist and differ, or neither
-    does.
-    """
+    In a conversation with a separate answer field, as TRL, ms-swift and verl pass it to the reward, that field is the
+    answer and the last turn of the assistant the solution. Without such a field, the last turn is the answer. Raises
+    DataError if both exist and differ, or if both are missing."""
     beside = _right(record, options)
     if beside is None or not said.answer:
         if beside is None and not said.answer:
@@ -196,7 +196,8 @@ def reference_answer(said: Conversation, record: Record, options: Sequence[str],
 
 
 def _right(record: Record, options: Sequence[str]) -> Any:
-    """The correct answer of a record: verl's rule, the index among the options, or the answer itself."""
+    """Returns the correct answer of a record: verl's ground truth, the letter at an index among the options, or an
+    answer field."""
     given = _ruled(record)
     place = pick(record, *INDICES) if given is None else None
     if place is not None and options:
@@ -211,7 +212,7 @@ def _right(record: Record, options: Sequence[str]) -> Any:
 
 
 def _said(record: Record) -> Any:
-    """The answer of a record; numbers in brackets in a string are one answer, not several."""
+    """Returns the value of a record's answer field; a string with numbers in brackets is one answer, not a list."""
     given = pick(record, *_answers(record))
     raw = next((v for n in _answers(record) if (v := record.get(n)) is not None and v != ""), None)
     alone = isinstance(raw, str) and isinstance(given, list) and all(isinstance(v, (int, float)) for v in given)
@@ -219,13 +220,13 @@ def _said(record: Record) -> Any:
 
 
 def _of_part(fields: dict[str, Any], media: Record) -> dict[str, Any]:
-    """The fields without the `duration` of a whole file of which only a part is shown."""
+    """Returns the fields without a `duration` that belongs to the whole file, if only a part of the file is shown."""
     part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
     return {k: v for k, v in fields.items() if not (k == "duration" and part and abs(v - part) > 1)}
 
 
 def _recorded_size(record: Record) -> dict[str, float]:
-    """Width and height if the record has them: some tasks ask for them."""
+    """Returns the image's width and height if the record has them, because some tasks ask for them."""
     try:
         size = size_of(record, {}, RecordSource())
     except DataError:  # other projects use the names differently
@@ -234,13 +235,13 @@ def _recorded_size(record: Record) -> dict[str, float]:
 
 
 def _answers(record: Record) -> tuple[str, ...]:
-    """Fields that may hold the answer: ChartQA has it in label, beside a query, and POPE beside a text that asks."""
+    """Returns the names of fields that may hold the answer; these include `label` for ChartQA and POPE."""
     asks = isinstance(text := record.get("text"), str) and ("?" in text or str(record.get("label")).lower() in _YES_NO)
     return (*ANSWER, "label") if has(record, "query") or asks else ANSWER
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Moves `duration`, `difficulty` ... that are not such numbers ("short", "hard", level 4) to `meta`."""
+    """Moves values of `duration`, `difficulty` etc. that are not valid numbers ("short", "hard", level 4) to `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]
@@ -250,13 +251,13 @@ def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ruled(record: Record) -> Any:
-    """The ground truth under verl's `reward_model`."""
+    """Returns the ground truth in verl's `reward_model`; None if the record has none."""
     rule = pick(record, "reward_model")
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 
 
 def final_answer(answer: Any) -> str:
-    """The final answer of a worked solution; any other answer unchanged, without its tag."""
+    """Returns the final answer of a worked solution; any other answer without its <answer> tag."""
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

@@ -1,4 +1,4 @@
-"""Question and media of a record: the media themselves, and placeholders for them in texts."""
+"""Reads the question and media of a record, and matches media placeholders in texts with the media."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
 
 
 def checked_conversation(record: Record) -> Conversation | None:
-    """The conversation of a record. Raises DataError if a field beside it asks something else."""
+    """Returns the conversation of a record. Raises DataError if a separate field asks a different question."""
     said = conversation_of(record)
     for name in ("question", "problem", "query"):
         own = record.get(name)
@@ -35,8 +35,9 @@ def checked_conversation(record: Record) -> Conversation | None:
 
 
 def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
-    """The row's `system_prompt`, from the conversation or the field beside it. Raises DataError if both exist and
-    differ."""
+    """Returns {"system_prompt": ...} from the conversation or from the field `system`; {} without one.
+
+    Raises DataError if both exist and differ."""
     own, beside = said.system if said else "", record.get("system")
     beside = beside.strip() if isinstance(beside, str) else ""
     if own and beside and own != beside:
@@ -46,12 +47,14 @@ def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
 
 
 def context_turns(said: Conversation | None, media: Record) -> dict[str, Any]:
-    """The row's `turns` before the question, if its text is not the question itself."""
+    """Returns {"turns": ...} with the turns before the question, for rows without a field `question`; {} without turns.
+    """
     return {"turns": question_fields(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
 
 
 def with_media(record: Record, said: Conversation) -> Record:
-    """The record with the media named in its conversation. Raises DataError if fields name others."""
+    """Returns the record with the media named in its conversation. Raises DataError if its media fields name other
+    files."""
     if not said.media:
         return record
     given = pick(record, *IMAGE) if has(record, *IMAGE) else pick(record, *VIDEO)
@@ -69,7 +72,7 @@ def with_media(record: Record, said: Conversation) -> Record:
 
 
 def without_scheme(path: Any) -> Any:
-    """A path without the file:// prefix of Qwen's messages."""
+    """Returns a path without the file:// prefix that Qwen's messages use."""
     return path.removeprefix("file://") if isinstance(path, str) else path
 
 
@@ -77,20 +80,19 @@ def without_scheme(path: Any) -> Any:
 
 
 def without_marks(text: str) -> str:
-    """A text without media placeholders, for a question about one image at any position."""
+    """Returns a text without media placeholders."""
     return re.sub(r"[ \t]{2,}", " ", _MARK.sub(" ", _LEADING.sub("", text, count=1))).strip()
 
 
 def question_fields(question: str, media: Record, options: Sequence[str] = (),
                     turns: Sequence[Record] = ()) -> dict[str, Any]:
-    """`question` of a row with this `media`, its `options` and the `turns` before it, if any. Placeholders at the
-    beginning of a question without turns are removed, since media stand there anyway. Others become <image> or <video>,
-    one for each of the media. Media without a placeholder in any turn stand before the first one.
+    """Returns `question`, `options` and `turns` of a row, with their media placeholders matched to `media`.
 
-    Numbered placeholders (MMMU's <image 2>) that do not name all images once and in order become words, "image 2".
+    Placeholders at the beginning of a question without turns are removed, because media are shown first anyway. Others
+    become <image> or <video>, one per image or video. Media that have no placeholder are shown before the first turn.
 
-    Raises DataError if placeholders and media do not match.
-    """
+    Numbered placeholders (MMMU's <image 2>) that do not name all images once and in order become words ("image 2").
+    Raises DataError if placeholders and media do not match."""
     images = media["images"] if "images" in media else [media["image"]] if "image" in media else ()
     kinds = [*["image"] * len(images), *["video"] * (media.get("video") is not None)]
     texts = [*(str(turn["content"]) for turn in turns), question]
@@ -113,7 +115,8 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
 
 def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """The texts with one placeholder per image or video; a single text without any if all stand before it."""
+    """Returns the texts with exactly one placeholder per image or video, or none if all media come before a single
+    text."""
     marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
     first = _LEADING.match(texts[0])
     leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []
@@ -133,7 +136,7 @@ def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def _trimmed(text: str) -> str:
-    """A text without surrounding space, also after its placeholders if all stand at the beginning."""
+    """Strips a text, and the space after its placeholders if all of them are at the beginning."""
     match = _LEADING.match(text)
     if not match or _MARK.search(text[match.end():]):
         return text.strip()
@@ -148,11 +151,11 @@ def _in_words(text: str) -> str:
 
 
 def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -> dict[str, Any]:
-    """The media of a question: `video` with the displayed part of it, `image` or `images`; {} for a question without
-    media, or DataError if they are `needed`.
+    """Returns the media fields of a row: `video` with its start and end, `image` or `images`; {} if the record has no
+    media.
 
-    Images may also be numbered fields, image_1, image_2 ..., or the id of an image (`image_id`).
-    """
+    Images may also be in numbered fields (image_1, image_2 ...) or be named by `image_id`. With `needed`, raises
+    DataError for a record without media."""
     shown_media: dict[str, Any] = {}
     video = pick(record, *VIDEO)
     if isinstance(video, (list, tuple)):
@@ -180,7 +183,7 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
 
 
 def _frame_times(record: Record) -> dict[str, Any]:
-    """Frame rate and timestamps of a video given as frames, if the record has them."""
+    """Returns `fps` and `frame_times` of a video given as frames, as far as the record has them."""
     rate = {"fps": number(record["fps"])} if has(record, "fps") else {}
     times = pick(record, "frame_times")
     if isinstance(times, (list, tuple)):
@@ -189,5 +192,5 @@ def _frame_times(record: Record) -> dict[str, Any]:
 
 
 _IDS = ("image_id", "imageId", "img_id")
-"""Fields with the id of an image, which is its file name."""
+"""Fields with the id of an image, which is also its file name."""
 

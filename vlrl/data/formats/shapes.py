@@ -1,4 +1,4 @@
-"""Names of record shapes and the projects that use them, for messages about what was recognised."""
+"""Names record layouts and the projects that use them, for messages that say what was recognised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECTS = {
     "box_list": "datasets of detection", "qa": "VQA sets of many projects", "mathvista": "MathVista, OlympiadBench",
     "table": "tables of boxes", "labelled": "ImageFolder, CoOp", "unlabelled": "GUI-RCPO",
 }
-"""Format -> projects that use it."""
+"""Maps each format to the projects that use it."""
 
 
 def _messages(record: Record, name: str, key: str) -> bool:
@@ -64,13 +64,13 @@ SHAPES: tuple[tuple[str, str, Callable[[Record], bool]], ...] = (
      lambda r: _texts(r, "problem", "original_question") and has(r, "solution")),
     ("problem and answer", "EasyR1", lambda r: _texts(r, "problem") and has(r, "answer") and has(r, *IMAGE)),
 )
-"""Name, projects, and test of each shape; the first that matches counts."""
+"""(name, projects, test) of each record layout; the first whose test accepts a record applies."""
 _GENERAL = ("vlm_r1", "qa", "problem_text", "problem_box")
-"""Formats with records of several shapes."""
+"""Formats whose records have several layouts."""
 
 
 def shape_of(record: Record, format: str) -> str:
-    """Name and projects of a record's shape, as `messages (TRL, ms-swift)`."""
+    """Returns the name of a record's layout and the projects that use it, as in `messages (TRL, ms-swift)`."""
     name, projects = next(((name, projects) for name, projects, fits in SHAPES if format in _GENERAL and fits(record)),
                           (format, PROJECTS.get(format, "")))
     return f"{name} ({projects})"

@@ -1,11 +1,10 @@
-"""Grounding placeholders of ms-swift: `<ref-object>` and `<bbox>` in the turns, names and boxes in `objects`.
+"""Grounding placeholders of ms-swift: turns contain `<ref-object>` and `<bbox>`; `objects` holds the names and boxes.
 
     {"messages": [{"role": "user", "content": "<image>Find <ref-object>."}, {"role": "assistant", "content": "<bbox>"}],
      "images": ["a.png"], "objects": {"ref": ["the mug"], "bbox": [[10, 20, 30, 40]]}}
 
-`objects.bbox_type` is the unit of boxes: `real` (the default, pixels of the image), `norm1000` or `norm1`; two numbers
-are a point.
-"""
+`objects.bbox_type` is the unit of the coordinates: `real` (the default, pixels of the image), `norm1000` or `norm1`. A
+box of two numbers is a point."""
 
 from __future__ import annotations
 
@@ -23,22 +22,25 @@ from vlrl.types import Record
 
 _MARK = re.compile(r"<(bbox|ref-object)>")
 _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
-"""bbox_type -> coordinate of the right and lower edge; 1 if pixels are not scaled."""
+"""Maps bbox_type to the coordinate of the right and lower edges; 1 for pixels, which are not scaled."""
 
 
 @dataclass(frozen=True)
 class GroundingMarks:
-    """What replaced the placeholders of an answer."""
+    """The unit of the boxes that replaced an answer's placeholders, and the points among them."""
 
     full: float
-    """1000 for norm1000, else 1: fractions are recognised by their size."""
+    """Coordinate of the right and lower edges: 1000 for norm1000, else 1, where fractions are recognised by their size.
+    """
     shares: bool
     points: tuple[list[float], ...] = ()
 
 
 def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
-    """The record with names in place of its placeholders, and a list of boxes as the answer; None beside it if it has
-    no placeholders. Raises DataError if placeholders and `objects` do not match."""
+    """Fills a record's placeholders: names replace `<ref-object>`, and a list of boxes becomes the answer.
+
+    Returns (new record, GroundingMarks); (the unchanged record, None) if it has no placeholders. Raises DataError if
+    placeholders and `objects` do not match."""
     name = next((n for n in ("messages", "conversations") if isinstance(pick(record, n), list)), "")
     objects = unpacked(record.get("objects"))
     if not name or not isinstance(objects, Mapping) or not isinstance(objects.get("bbox"), list):
@@ -75,13 +77,14 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
 
 
 def points_in_pixels(places: GroundingMarks, row: Record) -> dict[str, Any]:
-    """The `points` of a row in pixels."""
+    """Returns {"points": ...} with the points of an answer in original pixels."""
     scale = places.shares or places.full != 1
     return {"points": [scaled(p, row_size(row), places.full, "objects.bbox") if scale else p for p in places.points]}
 
 
 def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said: list[Any], answers: bool) -> Record:
-    """The record with these texts in its turns, and boxes or points, as given, in the last one."""
+    """Returns the record with the texts `asked` in its turns and the boxes or points `said` as JSON in the last turn.
+    """
     texts = [*asked, *([json.dumps(said)] if answers else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""Records of a question about a table in text -> canonical rows: TabMWP (2209.14610)."""
+"""Converts questions about a table in text form (TabMWP, 2209.14610) to canonical rows."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vlrl.types import Record, Row
 
 _TYPES = {"integer_number": "number", "decimal_number": "number", "boolean_text": "text", "extractive_text": "text",
           "other_text": "text"}
-"""ans_type -> answer_type."""
+"""Maps ans_type to the row's answer_type."""
 _NAMES = ("tables/{}.png", "{}.png")
-"""File name of a table's image, by the id of its record."""
+"""Possible file names of a table's image; {} is the id of the record."""
 
 
 def is_table_question(record: Record) -> bool:
-    """Whether a record asks about a table of its own, as text or as rows of cells."""
+    """Whether a record has a question, an answer and a table, as a string or as a list of rows."""
     return has(record, "table") and has(record, "question") and has(record, "answer")
 
 
 def table_question(record: Record, source: RecordSource) -> list[Row]:
-    """The question after its table, with title and unit; and the image of the table, if it exists."""
+    """Converts a record to a row that shows the table as text before the question, and its image if the file exists."""
     question, table = text(record, "question"), _as_text(pick(record, "table"))
     title, unit = (str(record.get(name) or "").strip() for name in ("table_title", "unit"))
     asked = "\n".join(filter(None, (title, f"{table}\n", question))) + (f" (unit: {unit})" if unit else "")
@@ -42,7 +42,7 @@ def table_question(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _as_text(table: Any) -> str:
-    """A table as lines of cells separated by bars. Raises DataError for anything else."""
+    """Formats a table as lines of cells separated by " | ". Raises DataError for a value that is not a table."""
     if isinstance(table, str):
         return table.strip()
     if isinstance(table, Mapping):  # WikiTableQuestions, TAT-QA

@@ -1,4 +1,4 @@
-"""Times in records of other projects: seconds, clock times, and intervals in various notations."""
+"""Reads times in records of other projects: seconds, clock times, and intervals in various notations."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from vlrl.errors import DataError
 
 _CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)")
 _MILLIS = re.compile(r"(:\d\d),(\d{3})(?!\d)")
-"""Subtitles write 00:00:02,500."""
+"""Matches a comma before milliseconds, as in subtitles (00:00:02,500)."""
 _WITH_MILLIS = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}):(\d{3})")
 _UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
 _CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
 _SAME = 1.0
-"""Seconds by which the length of a file may differ from that of the clip that it contains."""
+"""Maximum difference in seconds between the length of a file and of its clip for which the file counts as already cut.
+"""
 _EARLY = 0.5
-"""Seconds by which an annotated start may precede the clip, as in NExT-GQA; it then counts as 0."""
+"""Seconds by which an annotated start may precede the clip, as in NExT-GQA; it then becomes 0."""
 _LONGEST = 100
 
 
 def seconds(value: Any, name: str) -> float:
-    """A time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". Raises DataError naming the field for
-    anything else."""
+    """Converts 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500" to seconds; raises DataError naming the field for
+    others."""
     moment = number(value)
     if moment is None and isinstance(value, str) and len(value) <= _LONGEST:
         said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))
@@ -45,10 +46,10 @@ def seconds(value: Any, name: str) -> float:
 
 
 def interval(value: Any, name: str) -> list[float]:
-    """[start, end] in seconds: a pair, {"start", "end"} under common names, or "3 to 7", "3-7", "0:03 - 0:07".
+    """Converts an interval to [start, end] in seconds.
 
-    Raises DataError naming the field for anything else, and for an end before the start.
-    """
+    Accepts a pair, an object with "start" and "end" or similar keys, and "3 to 7", "3-7" or "0:03 - 0:07". Raises
+    DataError naming the field for anything else, and if the end is not after the start."""
     pair = unpacked(value)
     if isinstance(pair, str) and len(pair) <= _LONGEST:
         said = re.sub(r"^\s*(?:from|between)\b", "", pair.strip(" []()"), flags=re.IGNORECASE)
@@ -70,7 +71,7 @@ def _between(said: str) -> list[str]:
 
 
 def intervals(value: Any, name: str) -> list[list[float]]:
-    """One interval, or a list of them."""
+    """Converts one interval or a list of intervals to a list of [start, end] in seconds; see `interval`."""
     given = unpacked(value)
     several = isinstance(given, (list, tuple)) and given and all(
         isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in given)
@@ -78,12 +79,11 @@ def intervals(value: Any, name: str) -> list[list[float]]:
 
 
 def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: Any) -> dict[str, float]:
-    """`video_start` and `video_end` of a record whose clip is a part of its file; {} if the file is the clip itself.
+    """Returns `video_start` and `video_end` of a record whose clip is a part of its file; {} if the file is the clip.
 
-    `length` is the length of the clip in the record, `measured(video)` that of the file. A file as long as the clip has
-    already been cut. For a missing file, a name that ends in both times (`..._00:00:39:000_00:01:24:700.mp4`, as in
-    InternVid) means the same.
-    """
+    `length` is the length of the clip in the record; `measured(video)` returns the length of the file. A file as long
+    as the clip has already been cut. If the file is missing, it counts as cut if its name ends in both times
+    (`..._00:00:39:000_00:01:24:700.mp4`, as in InternVid)."""
     given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
     if None in given:  # from there to the end of the file, or from its beginning
         return {name: seconds(v, name) for name, v in zip(("video_start", "video_end"), given, strict=True)

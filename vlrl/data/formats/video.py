@@ -1,8 +1,7 @@
-"""Records of video data -> canonical rows: Video-R1, SEED-Bench-R1, Time-R1 and TVGBench, Charades-STA and ActivityNet
-captions, NExT-GQA and VideoChat-R1, GOT-10k, video classification.
+"""Converts records of video data to canonical rows: Video-R1, SEED-Bench-R1, Time-R1, TVGBench, Charades-STA,
+ActivityNet captions, NExT-GQA, VideoChat-R1, GOT-10k, video classification.
 
-Times count in seconds from the start of the displayed clip: `video_start` of the file, or its beginning.
-"""
+Times are seconds from the start of the displayed clip, which is `video_start`, else the beginning of the file."""
 
 from __future__ import annotations
 
@@ -34,14 +33,14 @@ from vlrl.types import Record, Row
 _NEGATIVES = 3
 _MOMENTS = ("timestamp", "timestamps", "span", "relevant_windows")
 _TRACKED = 8
-"""Frames of a tracking row, as in VideoChat-R1."""
+"""Number of frames in a tracking row, as in VideoChat-R1."""
 _SPAN = re.compile(r"\s*([\d.:]+)\s*(?:-|–|to)\s*([\d.:]+)\s*")
 _CLEAR = re.compile(r"[.:]\d")  # "3.1-7.5" are times; "2-5" may be a score, unless the record has a duration
 _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
 def _video(record: Record, source: RecordSource, *names: str) -> Any:
-    """The path of the video in one of these fields, or its bytes."""
+    """Returns the path of the video in the first of these fields that has a value, or the bytes of the video."""
     given = image_value(pick(record, *names))
     if isinstance(given, bytes):
         return given
@@ -67,7 +66,8 @@ def is_video_r1(record: Record) -> bool:
 
 
 def video_r1(record: Record, source: RecordSource) -> list[Row]:
-    """A video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
+    """Converts a record of Video-R1: a video or an image (`data_type`), a `problem`, and a `solution` of a type in
+    `problem_type`."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
         raise DataError(f"data_type={short(record['data_type'])} must be 'video' or 'image'")
@@ -97,11 +97,11 @@ def is_seed_bench_r1(record: Record) -> bool:
 
 
 def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
-    """The video of the progress if there is any, and the last frame; four options in an order drawn by the id.
+    """Converts a record of SEED-Bench-R1: the video of the progress (if any), the last frame, and four options.
 
-    Three of `negative_answers` are drawn. Validation rows keep choice_a to choice_d in order. Media lie as in the
-    release, in `videos/<video_source>/` and `images/<video_source>/`; `category` is the level.
-    """
+    For training rows, three of `negative_answers` are selected; selection and order are random but fixed by the row's
+    id. Validation rows keep choice_a to choice_d in order. Media files are expected as in the release, in
+    `videos/<video_source>/` and `images/<video_source>/`. `category` is the level."""
     id = record_id(record, source, "sample_id")
     draw = random.Random(f"vlrl/seed_bench_r1/{id}")
     golden = pick(record, *INDICES)
@@ -144,8 +144,9 @@ def is_time_r1(record: Record) -> bool:
 
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
-    """`timestamp` [start, end] from the start of the clip. `difficulty` is the base model's tIoU in percent, of which
-    the row has 1 - tIoU."""
+    """Converts a record of Time-R1: `timestamp` is [start, end] in seconds from the start of the clip.
+
+    Its `difficulty` is the base model's tIoU in percent; the row's `difficulty` is 1 - tIoU."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))
@@ -169,7 +170,9 @@ def is_tvgbench(record: Record) -> bool:
 
 
 def tvgbench(record: Record, source: RecordSource) -> list[Row]:
-    """`answer` "start-end" in seconds from the start of the clip, which is cut from `start` to `end` of its file."""
+    """Converts a record of TVGBench: `answer` is "start-end" in seconds from the start of the clip.
+
+    The clip is the part of the file from `start` to `end`."""
     row = _grounded(record, source, _video(record, source, "path", *VIDEO), text(record, "question"),
                     record.get("answer"))
     about = {"source": record.get("dataset_name"), "category": pick(record, "qsemtype")}
@@ -179,7 +182,7 @@ def tvgbench(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _grounded(record: Record, source: RecordSource, video: str, question: str, when: Any) -> dict[str, Any]:
-    """The fields of every row of temporal grounding."""
+    """Returns the fields that all rows of temporal grounding have."""
     length = _length(record)
     part = clip(record, video, length.get("duration"), source.duration)
     if not length and not part and (whole := source.duration(video)):
@@ -196,8 +199,10 @@ def is_captions(record: Record) -> bool:
 
 
 def captions(record: Record, source: RecordSource) -> list[Row]:
-    """One row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is the existing file
-    with this id, else `<id>.mp4`."""
+    """Converts a record with all sentences of a video to one row per sentence, each with its span.
+
+    A file is `{video id: {"duration", "timestamps", "sentences"}}`. The video is the existing file with this id, else
+    `<id>.mp4`."""
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
     times, said = record["timestamps"], unpacked(record["sentences"])
     if not isinstance(said, list):
@@ -220,7 +225,8 @@ def is_next_gqa(record: Record) -> bool:
 
 
 def next_gqa(record: Record, source: RecordSource) -> list[Row]:
-    """A question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in `solution`."""
+    """Converts a question with options and `glue`, the intervals that show the answer; VideoChat-R1 has both in
+    `solution`."""
     solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
     options, glue = options_of(record), pick(solution, "glue")
     question = text(record, "question", "problem")
@@ -235,13 +241,13 @@ def next_gqa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _glued(record: Record) -> Record | None:
-    """VideoChat-R1's solution {"answer", "glue"}."""
+    """Returns VideoChat-R1's solution {"answer", "glue"}; None for other records."""
     solution = pick(record, "solution")
     return solution if isinstance(solution, Mapping) and "glue" in solution else None
 
 
 def is_videochat_span(record: Record) -> bool:
-    """VideoChat-R1's temporal grounding: `problem` and `solution` [start, end]."""
+    """Whether a record is VideoChat-R1's temporal grounding: a `problem` and a `solution` [start, end]."""
     solution = pick(record, "solution")
     return has(record, *VIDEO) and has(record, "problem") and isinstance(solution, list) and len(solution) == 2 and all(
         number(v) is not None for v in solution)
@@ -262,12 +268,12 @@ def is_got10k(record: Record) -> bool:
 
 
 def got10k(record: Record, source: RecordSource) -> list[Row]:
-    """`gt`: one box per frame as fractions of the image, for frames spread evenly over the sequence.
+    """Converts a tracked object: `gt` has one box per frame as fractions of the image, for frames spread evenly over
+    the sequence.
 
-    A sequence of GOT-10k itself has `boxes_xywh`, [x, y, width, height] in pixels for each frame, of which evenly
-    spread frames are taken. The row shows the frames if the folder exists, else names it as its `video`; if no frame
-    gives the size, boxes stay fractions, for an image of 1 x 1.
-    """
+    GOT-10k's own annotations have `boxes_xywh`, [x, y, width, height] in pixels of every frame; evenly spread frames
+    are selected from them. If the folder of frames exists the row shows these frames, else it names the folder as its
+    `video`. If no frame gives the image's size, boxes stay fractions of an image of 1 x 1."""
     folder = source.path(text(record, "path", *VIDEO)).rstrip("/")
     frames, boxes = source.frames(folder), _boxes(record)
     several = len(frames) if frames else len(boxes)
@@ -298,7 +304,7 @@ def _boxes(record: Record) -> list[list[float]]:
 
 
 def _spread(count: int, among: int) -> list[int]:
-    """`count` evenly spread indices below `among`, first and last included."""
+    """Returns `count` evenly spread indices below `among`, including the first and the last."""
     return [round(n * (among - 1) / max(1, count - 1)) for n in range(count)]
 
 
@@ -310,7 +316,7 @@ def is_clip_class(record: Record) -> bool:
 
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:
-    """An instruction that lists the classes, and one of them as the answer (VideoChat-R1's video quality)."""
+    """Converts an instruction that lists classes, with one of them as the answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), answer_text(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)

@@ -1,4 +1,4 @@
-"""Records of VQA sets with several questions, or with answers in their own notation -> canonical rows."""
+"""Converts records of VQA data sets that have several questions per record, or answers in a notation of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
 
 
 def _each(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
-    """One row per question about one image, with ids derived from that of the record."""
+    """Converts each question about one image to a row; ids are that of the record with a number, unless a question has
+    an id."""
     id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
@@ -52,8 +53,9 @@ def is_statement(record: Record) -> bool:
 
 
 def statement(record: Record, source: RecordSource) -> list[Row]:
-    """Whether a statement is true of an image (`caption` and `label` 1 or 0, VSR) or of two (`left_image`,
-    `right_image`, NLVR2), as a yes/no question."""
+    """Converts a statement that is true or false to a yes/no question.
+
+    VSR has a statement about one image (`caption`, `label` 1 or 0), NLVR2 about two (`left_image`, `right_image`)."""
     two = has(record, "left_image")
     said = text(record, "sentence", "question") if two else text(record, "caption")
     asks = f'Is this statement about the {"two images" if two else "image"} true? "{said}"'
@@ -70,8 +72,9 @@ def is_hallusion(record: Record) -> bool:
 
 
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
-    """`gt_answer` is 1 for yes and 0 for no. Ids join category, subcategory, set, figure and question, which restart in
-    each."""
+    """Converts a record of HallusionBench; `gt_answer` is 1 for yes and 0 for no.
+
+    The row's id joins category, subcategory, set, figure and question, because the numbers restart in each."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
     id = "-".join(str(record[name]) for name in parts if has(record, name))
     image = record.get("filename")
@@ -89,7 +92,9 @@ def is_natural_bench(record: Record) -> bool:
 
 
 def natural_bench(record: Record, source: RecordSource) -> list[Row]:
-    """NaturalBench (2410.14669): two questions about each of two images; `group_key` keeps the four in one split."""
+    """Converts a record of NaturalBench (2410.14669) to four rows: two questions about each of two images.
+
+    Their common `group_key` keeps the four rows in one split."""
     id = pick(record, "Index")
     id = source.id if id is None else id
     return _each(record, source, [
@@ -104,8 +109,9 @@ def is_visual7w(record: Record) -> bool:
 
 
 def visual7w(record: Record, source: RecordSource) -> list[Row]:
-    """Visual7W telling (1511.03416): `multiple_choices` are the wrong answers; the order of all four is drawn by the
-    id."""
+    """Converts a record of Visual7W telling (1511.03416) to one row per question.
+
+    `multiple_choices` are the wrong answers; the order of all four options is random but fixed by the question's id."""
     questions = []
     for pair in _listed(record, "qa_pairs"):
         right, wrong = text(pair, "answer"), [str(v).strip() for v in _listed(pair, "multiple_choices")]
@@ -123,7 +129,8 @@ def is_ocr_vqa(record: Record) -> bool:
 
 
 def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
-    """OCR-VQA (ICDAR 2019): `questions` and their `answers`. Images are named <id>.jpg."""
+    """Converts a record of OCR-VQA (ICDAR 2019) to one row per question; the image is <id>.jpg unless a field names it.
+    """
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):
         raise DataError(f"{len(asks)} questions and {len(says)} answers: they cannot be matched")
@@ -136,8 +143,9 @@ def is_figure_qa(record: Record) -> bool:
 
 
 def figure_qa(record: Record, source: RecordSource) -> list[Row]:
-    """FigureQA (1710.07300), whose answers 1 and 0 are yes and no, and PlotQA (1909.00997); the image is
-    <image_index>.png."""
+    """Converts a record of FigureQA (1710.07300), whose answers 1 and 0 mean yes and no, or of PlotQA (1909.00997).
+
+    The image is <image_index>.png."""
     binary = has(record, "color1_name")
     answer = _yes_or_no(record, "answer") if binary else record["answer"]
     id = f"{record['image_index']}-{record_id(record, source, 'question_id')}"
@@ -154,7 +162,9 @@ def is_visual_genome(record: Record) -> bool:
 
 
 def visual_genome(record: Record, source: RecordSource) -> list[Row]:
-    """Regions of Visual Genome (1602.07332): one row each, its phrase the expression; the image is <image_id>.jpg."""
+    """Converts the regions of a Visual Genome image (1602.07332) to one row each, with the phrase as the expression.
+
+    The image is <image_id>.jpg."""
     rows = []
     for region in _listed(record, "regions"):
         sides = [number(region.get(name)) for name in ("x", "y", "width", "height")]
@@ -176,8 +186,10 @@ def is_elements(record: Record) -> bool:
 
 
 def elements(record: Record, source: RecordSource) -> list[Row]:
-    """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): one row each, its
-    `bbox` [left, top, right, bottom] as fractions of the image."""
+    """Converts a screen with several elements to one row per element (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI
+    2411.17465).
+
+    Each `bbox` is [left, top, right, bottom] as fractions of the image."""
     entries = pick(record, "elements", "element")
     image = pick(record, "img_filename", "img_url", *IMAGE)
     size = {"image_size": record["img_size"]} if has(record, "img_size") else {}
@@ -202,8 +214,9 @@ def is_ego4d_nlq(record: Record) -> bool:
 
 
 def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:
-    """A span of the clip for each query; the file is <clip_uid>.mp4. Queries without words, which the release contains,
-    are left out."""
+    """Converts a video of Ego4D NLQ to one row per query, with the span in its clip; the file is <clip_uid>.mp4.
+
+    Queries without words, which the release contains, are left out."""
     rows: list[Row] = []
     for clip in _listed(record, "clips"):
         asks = [(note, n, query) for note in _listed(clip, "annotations")
