@@ -103,7 +103,7 @@ def _original_size(region: Record) -> tuple[float, float] | None:
 
 
 def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
-    """Converts a region to (its box, its point or [], its label) in pixels; [] for a region of another kind."""
+    """Returns (box or point in pixels, label) of a region; ([], label) for a region of another kind."""
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):

@@ -1,1 +1,1 @@
-"""Rows in files of many kinds, on the Hub and behind URLs; imported only when a task reads files."""
+"""Reads rows from files, Hub data sets and URLs; imported only when a task reads files."""

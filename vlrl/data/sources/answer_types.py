@@ -1,9 +1,9 @@
-"""The answer_type of rows of other projects: from a field, else guessed from answer and question over the whole file.
+"""Determines the answer_type of rows of other projects: stated by a field, else guessed from answer and question,
+taking all answers of the file into account.
 
-A guess never rests on the characters of one answer alone if several types are possible: digits that are not a number
-are text, a formula is math if LaTeX, the question or most of the file says so, a letter is an option if most answers
-are letters. `data.answer_type` overrides all of this.
-"""
+If an answer could have several types, its characters alone never decide. Digits that are not a number are text. A
+formula is math if it contains LaTeX, or if the question or most answers of the file suggest it. A letter is an option
+if most answers are letters. `data.answer_type` overrides all of this."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice
          "numerical": "number", "free-form": "text", "free_form": "text", "open": "text", "open-ended": "text",
          "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
          "integer": "number", "float": "number", "math": "math"}
-"""Names of answer types in other projects -> answer_type."""
+"""Maps the names of answer types in other projects to answer_type."""
 _MORE = {"integer_number": "number", "decimal_number": "number", "numeric": "number", "number": "number",
          "count": "count", "extractive_text": "text", "boolean_text": "text", "other_text": "text", "text": "text",
          "string": "text", "list": "text", "date": "text", "time": "text", "expression": "math", "equation": "math",
          "interval": "math", "tuple": "math"}
-"""Further names, of TabMWP, MathVista, OlympiadBench and VQAv2."""
+"""Maps further names (of TabMWP, MathVista, OlympiadBench and VQAv2) to answer_type."""
 _STATED_BY = ("answer_type", "ans_type", "problem_type", "question_type", "ques_type")
 _OPEN = ("free-form", "free_form", "open", "open-ended", "free_text")
-"""Words that only say that there are no options, except in `problem_type` (Video-R1)."""
+"""Words that only say that there are no options, except in `problem_type` (Video-R1), where they state the type."""
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 _LONGEST_MATH = 200
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
@@ -51,7 +51,7 @@ _ASKS_MATH = re.compile(
 _ASKS_NAME = re.compile(
     r"\b(?:phone|telephone|fax|codes?|versions?|serial|isbn|zip|postal|postcode|plates?|licen[cs]e|flight|ip|id|account|"
     r"invoice|reference|tracking|registration|barcode|password|pin)\b", re.IGNORECASE)
-"""Questions about digits that are a name, where an extra zero changes the answer."""
+"""Matches questions whose answer is digits used as a name, where an extra zero changes the answer."""
 _ASKS_CODE = re.compile(
     r"\b(?:phone|telephone|fax|call|dates?|time|times|hours|score|result|code|plates?|licen[cs]e|address|version|serial|"
     r"isbn|zip|postal|flight|seat|gate|model|page|room|street|bus|line|id|ip|when|open(?:s|ed|ing)?)\b", re.IGNORECASE)
@@ -67,7 +67,8 @@ _POWER = re.compile(r"\d+[eE]\d+")
 
 
 class Guess(str):
-    """A guessed answer_type, not yet settled over its file, with the form of the answer and the reason."""
+    """A guessed answer_type with the form of the answer and the reason; AnswerTrend.settle turns it into the final
+    type."""
 
     form: str
     why: str
@@ -79,7 +80,7 @@ class Guess(str):
 
 
 def stated_type(record: Mapping[str, Any]) -> str | None:
-    """The answer_type that a field of a record states; None if none does."""
+    """Returns the answer_type that a field of the record states; None if no field does."""
     for name in _STATED_BY:
         said = str(record.get(name) or "").strip().lower()
         known = TYPES.get(said) or _MORE.get(said)
@@ -89,7 +90,10 @@ def stated_type(record: Mapping[str, Any]) -> str | None:
 
 
 def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> str:
-    """The answer_type of equally correct answers, the most frequent first: the `said` type of a field, or a guess."""
+    """Returns the type `said` by a field, or else a guess from the accepted answers, the most frequent of which is
+    first.
+
+    A field that says number or count is ignored if none of the answers is a number."""
     if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
         return Guess("text", "text", f"a field says {said}, but the answer is not one")
     if said:
@@ -99,7 +103,7 @@ def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> s
 
 
 def guess_type(answer: Any, question: str) -> Guess:
-    """The guessed answer_type of one answer without options, from its form and the question."""
+    """Guesses the answer_type of one answer without options from its form and the question."""
     said = western(str(answer)).strip()
     if said.lower().rstrip(".") in ("yes", "no"):
         asks = _ASKS_WORDS.search(question) is not None
@@ -136,7 +140,7 @@ def _short(said: str) -> bool:
 
 @dataclass(frozen=True)
 class AnswerTrend:
-    """What most guessed answers of a file are."""
+    """Which forms of answers are most frequent among the guessed answers of a file."""
 
     letters: bool = True
     codes: bool = False
@@ -145,7 +149,7 @@ class AnswerTrend:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> AnswerTrend:
-        """The trend of the guessed rows; other entries are ignored."""
+        """Computes the trend of all rows whose answer_type is a Guess; ignores other rows."""
         forms = Counter(guess.form for row in rows if isinstance(row, Mapping)
                         and isinstance(guess := row.get("answer_type"), Guess))
         letters = forms["letter"] + forms["bare letter"]
@@ -154,7 +158,7 @@ class AnswerTrend:
                    yes_no=2 * forms["yes_no"] >= sum(forms.values()) > 1)
 
     def settle(self, guess: Guess) -> tuple[str, str]:
-        """The final answer_type of a guess, and the reason."""
+        """Returns (final answer_type, reason) for a guess."""
         if guess.form == "bare letter" and not self.letters:
             return "text", "a letter, but most answers of the file are not"
         if guess.form == "number" and self.codes:
@@ -171,17 +175,17 @@ _SURE = _BY_FIELD, _BY_SETTING, _BY_OPTIONS = "a field of the row or record", "d
 
 @dataclass
 class TypeLine:
-    """Rows with the same answer_type for the same reason."""
+    """A line of a TypeTable: the rows that have the same answer_type for the same reason."""
 
     type: str
     rows: int
     examples: list[str] = field(default_factory=list)
-    """Up to three different answers."""
+    """Up to three different answers of these rows."""
     why: str = ""
 
 
 class TypeTable:
-    """Counts rows by answer type and reason, with examples."""
+    """Counts rows by answer type and reason, with examples of their answers."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str], TypeLine] = {}
@@ -195,17 +199,19 @@ class TypeTable:
             line.examples.append(example)
 
     def guessed(self) -> str:
-        """The guessed types with numbers of rows and reasons; "" if there is none."""
+        """Returns the guessed types with their numbers of rows and reasons, as text; "" if no type was guessed."""
         return ", ".join(f"{line.type} {line.rows:,} ({line.why})" for line in self.lines() if line.why not in _SURE)
 
     def lines(self) -> list[TypeLine]:
-        """All lines, the one with most rows first."""
+        """Returns all lines, those with most rows first."""
         return sorted(self._lines.values(), key=lambda line: -line.rows)
 
 
 def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
-    """A row with its final answer_type: `data.answer_type` (unless it has options, spans or tracks), else its field,
-    else its guess and the trend of the file. Anything but a row is returned unchanged. `table` counts the row."""
+    """Returns the row with its final answer_type, and counts it in `table`.
+
+    The type is `setting` (data.answer_type) unless the row has options, spans or tracks; else the row's own; else its
+    guess, corrected by the trend of the file. Errors, and rows without question and answer, are returned unchanged."""
     if isinstance(row, DataError) or "question" not in row or row.get("answer") is None:
         return row
     given, why = row.get("answer_type"), _BY_FIELD
@@ -225,14 +231,15 @@ def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, tab
 
 
 def check_answer_type(name: str | None, setting: str) -> None:
-    """Raises ConfigError unless this is the name of an answer type, or None."""
+    """Raises ConfigError unless `name` is an answer type or None; `setting` starts the message."""
     known = get_args(AnswerType)
     if name is not None and name not in known:
         raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, known)} Known: {', '.join(known)}.")
 
 
 def as_video_type(row: dict[str, Any]) -> dict[str, Any]:
-    """A row about a video with one of the answer types of video rows: a count becomes a number, yes/no a text."""
+    """Returns a row about a video with an answer type that video rows support: a count becomes a number, yes/no and
+    math become text."""
     given: Any = row["answer_type"]
     kind = _OF_CLIP.get(given, given)
     return {**row, "answer_type": Guess(str(kind), given.form, given.why) if isinstance(given, Guess) else kind}

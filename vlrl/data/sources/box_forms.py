@@ -1,8 +1,8 @@
-"""The format of boxes and points in data files: `data.boxes`, and the suspicion if it is not set.
+"""Converts boxes and points of data files from the format in `data.boxes` to pixels, and detects a probably wrong
+format.
 
     boxes_to_pixels({"width": 640, "height": 480, "box": [500, 250, 100, 100]}, "xywh-norm1000")
-    # box [320, 120, 384, 168]
-"""
+    # box [320, 120, 384, 168]"""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from vlrl.types import Record
 FORMS = ("auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1")
 _FULL = {"norm1000": 1000.0, "norm1": 1.0}
 _THOUSAND = 1000.5
-"""Upper bound of coordinates in 0..1000: annotations are rounded."""
+"""Upper bound of coordinates from 0 to 1000, with a tolerance because annotations are rounded."""
 _FAR = 800.0
-"""Minimum of the largest of many coordinates in 0..1000."""
+"""If the largest coordinate is below this, the boxes are not suspected of using 0 to 1000."""
 _CHANCE = 0.05
-"""Probability below which boxes do not stay away from the right and lower edge by chance."""
+"""Boxes are suspected if the probability that they avoid the right and lower edges by chance is below this."""
 _COMMON = 0.3
-"""Maximum fraction of a side that a box counts with; larger boxes are rare and say little about positions."""
+"""Maximum fraction of a side that a box counts with in that probability; larger boxes are rare and say little about
+positions."""
 _OUTSIDE = 0.1
-"""Share of boxes outside their images that a few wrong boxes do not explain."""
+"""If more than this fraction of the boxes lie outside their images, the format is suspected, and not single boxes."""
 
 
 def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
-    """A canonical row with boxes and points in pixels, [x1, y1, x2, y2], converted from `form`; fractions that its
-    format has already scaled are unchanged. Raises DataError if the image size is unknown."""
+    """Returns a canonical row with its boxes and points converted from `form` to [x1, y1, x2, y2] or [x, y] in pixels.
+
+    With a norm1 form, values above 1 are unchanged, since the row's format has already scaled them. Raises DataError if
+    the image size is unknown."""
     if form in ("auto", "pixels"):
         return row
     sides, full = form.startswith("xywh"), _FULL.get(form.rpartition("-")[2])
@@ -58,17 +61,17 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
 
 
 class BoxDoubt(NamedTuple):
-    """The suspected format of the boxes of many rows."""
+    """A suspicion that the boxes of many rows are not in the expected format."""
 
     message: str
     row: int
-    """Index of the first row that shows it."""
+    """Index of the first row that supports the suspicion."""
     sure: bool
-    """Whether the boxes cannot be corners in pixels."""
+    """Whether it is certain that the boxes are not corners in pixels."""
 
 
 def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
-    """Why the boxes and points of rows do not seem to be corners in pixels; None if they do."""
+    """Returns a suspicion if the boxes and points of the rows do not seem to be corners in pixels; else None."""
     places = [(n, values, (row["width"], row["height"])) for n, row in enumerate(rows)
               if is_number(row.get("width")) and is_number(row.get("height")) for values in coordinates_in(row)]
     if not places:
@@ -91,7 +94,7 @@ def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
 
 
 def coordinates_in(row: Record) -> Iterator[list[float]]:
-    """Every box and point of a row that is a list of numbers."""
+    """Yields every box and point of a row that is a list of numbers."""
     action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
     boxes = row.get("boxes") if isinstance(row.get("boxes"), list) else []
     points = row.get("points") if isinstance(row.get("points"), list) else []
@@ -105,12 +108,12 @@ def _as_corners(values: list[float]) -> list[float]:
 
 
 def _fits(corners: Sequence[float], size: Sequence[float]) -> bool:
-    """Whether a box lies in its image, or in one of 1000 x 1000."""
+    """Whether a box lies inside its image, or inside an image of 1000 x 1000."""
     return all(-1 <= v <= max(size[i % 2] + 1, _THOUSAND) for i, v in enumerate(corners))
 
 
 def _unit(places: Sequence[tuple[int, list[float], Sequence[float]]]) -> str:
-    """The unit of coordinates that are unlikely to be pixels; "" if they may be pixels."""
+    """Returns "norm1" or "norm1000" if the coordinates are probably not pixels, else ""."""
     ends = [(v[-2:], v[2] - v[0] if len(v) == 4 else 0, v[3] - v[1] if len(v) == 4 else 0, size)
             for _, v, size in places]
     if all(are_shares(v) for _, v, _ in places):

@@ -1,4 +1,4 @@
-"""Data files -> the samples of a split, read at the start; bad rows are named or left out."""
+"""Reads data files into the samples of a split at the start of a run; bad rows stop the run or are left out."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """The canonical rows of a file in any format of `vlrl.data.formats`.
+    """Returns the canonical rows of a file in any format of `vlrl.data.formats`.
 
-    Raises DataError naming the file and the line, ConfigError for an unknown format.
-    """
+    Raises DataError naming the file and line of a bad row, and ConfigError for an unknown format."""
     rows = []
     for where, row in rows_in(Path(path), format):
         if isinstance(row, DataError):
@@ -42,16 +41,16 @@ def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
 
 
 def read_samples(task: Any, split: str) -> Sequence[Sample]:
-    """The samples in the files of `data.<split>`, made by `task.sample_from_row`.
+    """Reads the files of `data.<split>` and returns a sample for each row, made by `task.sample_from_row`.
 
-    Media files exist, boxes and points lie inside the image, ids are unique (`rows_in` renames repeated ids of other
-    formats). If `split` fields of the rows name both sides (train; val, test ...), only rows of this side are read.
+    Checks that media files exist, that boxes and points lie inside the image, and that ids are unique (`rows_in` has
+    already renamed repeated ids of other formats). If the `split` fields of the rows name both training and held-out
+    splits (train; val, test ...), only the rows of `split` are read.
 
-    With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; otherwise the first one stops the
-    run. Rows of large files, see `data.index`, are read and checked on demand.
+    With `data.quarantine`, bad rows are left out, logged and listed in `quarantined`; otherwise the first one stops the
+    run. Rows of large files are read and checked on demand, see `data.index`.
 
-    Raises ConfigError when the split has no file, DataError naming file, line and row.
-    """
+    Raises ConfigError if the split has no file, DataError naming file, line and row."""
     files, root = _split_files(task, split)
     return lazy_samples(task, split, files, root) or _all_samples(task, split, files, root)
 
@@ -91,16 +90,15 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
-    """The suspected format of the boxes in a file with bad rows, on a line of its own; "" if nothing is suspected."""
+    """Returns a message, on a line of its own, if the boxes of the file seem to be in another format; else ""."""
     found = box_doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
     return f"\n{found.message}" if found else ""
 
 
 def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
-    """A sample from one row in any format of `data.format`, for scoring; its media need not exist.
+    """Makes a sample from one row in any format of `data.format`, for scoring; its media need not exist.
 
-    A row with media paths outside of `root` gives a sample without media. Raises DataError naming the row.
-    """
+    If the row's media paths lie outside `root`, the sample has no media. Raises DataError naming the row."""
     data = task.data or DataSettings()
     rows = canonical_rows(rename_columns(dict(row), data.columns), data.format, RecordSource(root=root))
     if len(rows) != 1:
@@ -114,7 +112,7 @@ def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
 
 
 def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
-    """The files, or the folder, of a split, and the root folder of its media."""
+    """Returns the files (or the folder) of a split, and the root folder of its media."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
     data, name = task.data, getattr(task.data, split, "")
@@ -132,18 +130,19 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
 
 
 def several(name: str) -> bool:
-    """Whether a name is not a path but stands for files: a pattern, a split of a folder, a Hub data set."""
+    """Whether a name is not an existing path but stands for several files: a pattern, a split of a folder, or a Hub
+    data set."""
     many = glob.has_magic(name) or split_of_folder(name) or hub.parse_hub_name(name)
     return not os.path.exists(name) and bool(many)
 
 
 def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
-    """The files that a name stands for, and the root folder of their media if that is not the folder of the first: a
-    file or folder, the files that match a pattern (`rows-*.jsonl`), a split of a folder (`folder@train`), or a Hub data
-    set, which is downloaded into the cache.
+    """Returns the files that a name stands for, and the root folder of their media; None as the root means the folder
+    of the first file.
 
-    Raises ConfigError, without the name of the setting, if there is none.
-    """
+    A name is a file or folder, a pattern (`rows-*.jsonl`), a split of a folder (`folder@train`), or a Hub data set,
+    which is downloaded into the cache. Raises ConfigError if there is no such file; the message does not name the
+    setting."""
     hub_name = hub.parse_hub_name(name)
     if hub_name and hub.is_local(name):
         log.info("%s: the local path of this name is read, not the Hub data set", name)

@@ -1,4 +1,4 @@
-"""Files derived from a large file, cached while it is unchanged. No torch."""
+"""Caches files that are derived from a large file, such as an index, until that file changes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vlrl.store.files import replacing
 
 _VERSION = 1
 _SPARE = 1 << 30
-"""Free disk space that unpacking must leave, in bytes."""
+"""Bytes of disk space that must stay free while a file is unpacked."""
 
 
 def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
-    """The cached file `name` derived from the current state of `path`, written by `write(path, temporary)` if missing.
+    """Returns the cached file `name` derived from `path`; if it is missing, `write(path, temporary)` creates it.
 
-    Files derived from earlier states are deleted. Raises RunError when the cache cannot be written.
-    """
+    It is created again after `path` has changed; files derived from earlier versions are deleted. Raises RunError if
+    the cache cannot be written."""
     status = os.stat(path)
     with open(path, "rb") as file:
         ends = file.read(1 << 16)
@@ -44,7 +44,7 @@ def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """A lock, if the file system has locks: otherwise eight processes would unpack the same file."""
+    """Holds a lock, so that only one process unpacks a file; does nothing if the file system has no locks."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def check_room(source: Path, target: Path) -> None:
-    """Raises RunError if unpacking would fill the disk."""
+    """Raises RunError if the disk of `target` is almost full."""
     if shutil.disk_usage(target.parent).free < _SPARE:
         raise RunError(f"unpacking {source} into {target.parent} would leave less than {_SPARE >> 20} MiB free there; "
                        "set data.cache to a folder on a larger disk, or unpack the file yourself")

@@ -1,14 +1,13 @@
-"""Download of media behind URLs, if `data.urls` allows them: once each, cached by content hash. No torch.
+"""Downloads media from URLs that `data.urls` allows, each once, and caches them by content hash. Imports no torch.
 
     remote = checked_url("https://images.example.org/7.jpg", Policy(hosts=("images.example.org",), cache=Path("cache")))
     path = fetched_file(remote, most_bytes=10_000_000, seconds=60)
 
-A host name is resolved once, all of its addresses must be public, and the connection goes to a checked address; the
-name still stands in the request and is verified by the certificate. Redirects are followed one by one, each checked
-like the first URL. Proxies of the environment are not used, since they would resolve the name again. The server's
-content type is ignored: the decoder decides whether it is an image or a video. Every failure is a DataError naming the
-URL.
-"""
+A host name is resolved once, all of its addresses must be public, and the connection goes to one of these checked
+addresses. The request still contains the host name, and the certificate must be valid for it. Each redirect is checked
+like the first URL. Proxies from the environment are not used, since they would resolve the name again. The server's
+content type is ignored: the decoder decides whether the file is an image or a video. Every failure is a DataError that
+names the URL."""
 
 from __future__ import annotations
 
@@ -46,9 +45,9 @@ MOST_HOPS = 5
 MOST_URL = 4096
 """Maximum length of a URL."""
 TRIES = 3
-"""Attempts for temporary failures: a broken connection, status 429 or 5xx."""
+"""Number of attempts in case of temporary failures: a broken connection, status 429 or 5xx."""
 _PAUSE_S = 0.5
-"""Seconds before the second attempt, doubled before the third."""
+"""Seconds before the second attempt; doubled before the third."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _AGAIN = (429, 500, 502, 503, 504)
 _BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
@@ -58,10 +57,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address, and any IPv4 address embedded in it, belongs to the public internet.
+    """Whether an IP address, and any IPv4 address embedded in it, belongs to the public internet.
 
-    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses do not.
-    """
+    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses do not."""
     if isinstance(address, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED:
             if address in ipaddress.ip_network(network):
@@ -76,29 +74,29 @@ def is_public(address: Address) -> bool:
 
 
 def look_up_host(host: str, port: int) -> list[str]:
-    """All addresses of a host name, as text. Raises OSError."""
+    """Returns all IP addresses of a host name as strings. Raises OSError."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
 @dataclass(frozen=True)
 class AddressGuard:
-    """Which addresses may be connected to. Settings always lead to the default; tests use others."""
+    """Which IP addresses may be connected to. Settings always result in the default values; tests use others."""
 
     permits: Callable[[Address], bool] = is_public
     look_up: Callable[[str, int], Sequence[str]] = look_up_host
     any_port: bool = False
-    """Whether ports other than those of https and http need no entry in data.urls."""
+    """Whether ports other than 443 and 80 are allowed without an entry in data.urls."""
     trusted: str | None = None
-    """File of trusted certificates; None = those of the system."""
+    """File with trusted certificates; None = the certificates of the system."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The setting `data.urls`, and the cache folder."""
+    """Which URLs may be downloaded (the setting `data.urls`), and the cache folder for the downloads."""
 
     hosts: tuple[str, ...] | None
-    """Entries of data.urls; None = every public host, by https."""
+    """The entries of data.urls; None = every public host, by https only."""
     cache: Path
     guard: AddressGuard = AddressGuard()
 
@@ -106,7 +104,7 @@ class Policy:
         return checked_url(url, self)
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
-        """Whether a host may be contacted; entries are `host`, `*.host`, `host:port` and `http://host`."""
+        """Whether a host may be contacted; entries have the form `host`, `*.host`, `host:port` or `http://host`."""
         if self.hosts is None:
             return scheme == "https" and (port == 443 or self.guard.any_port)
         return any(self._matches(parse_entry(entry), scheme, host, port) for entry in self.hosts)
@@ -119,7 +117,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class RemoteUrl(RemoteMedia):
-    """An allowed URL that a row names; the source of a Media until it is loaded."""
+    """An allowed URL that a row names; the source of a Media that is downloaded when it is loaded."""
 
     url: str = field(repr=False)
     policy: Policy = field(repr=False)
@@ -132,20 +130,20 @@ class RemoteUrl(RemoteMedia):
 
 
 class _Retry(Exception):
-    """A failure that may be temporary."""
+    """A failure that may be temporary, so that the download is tried again."""
 
 
 def checked_url(url: str, policy: Policy) -> RemoteUrl:
-    """The URL, if it is allowed. Raises DataError, which does not reveal user, password and query."""
+    """Returns the URL as a RemoteUrl if it is allowed; else raises DataError without user, password and query of the
+    URL."""
     _target(url, policy)
     return RemoteUrl(url, policy)
 
 
 def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
-    """The file with the content of a URL, named by its hash: cached, if its hash is still right, else downloaded.
+    """Returns the local file with the content of a URL; downloads it unless it is cached and its hash is still correct.
 
-    Raises DataError naming the URL, RunError when the cache cannot be written.
-    """
+    Raises DataError naming the URL, and RunError if the cache cannot be written."""
     cache = remote.policy.cache
     entry = cache / "urls" / f"{hashlib.sha256(remote.url.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
     known = read_json(entry) or {}
@@ -179,7 +177,7 @@ class _Target:
 
 
 def _target(url: str, policy: Policy) -> _Target:
-    """The host and path to request. Raises DataError unless this is a plain URL of an allowed host."""
+    """Returns the host and path to request. Raises DataError unless the URL is well-formed and its host is allowed."""
     def refuse(why: str) -> DataError:
         return DataError(f"media URL {redacted(url)} {why}")
 
@@ -205,7 +203,7 @@ def _target(url: str, policy: Policy) -> _Target:
 
 
 def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) -> list[str]:
-    """The addresses of a host, all of them permitted. Raises DataError."""
+    """Returns the IP addresses of a host, all of which are permitted; else raises DataError."""
     result: list[Any] = []
 
     def ask() -> None:
@@ -248,7 +246,7 @@ def _fetch(remote: RemoteUrl, most: int, deadline: float, entry: Path) -> Path:
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs a coroutine to its end, on another thread if this one has an event loop, as in a notebook."""
+    """Runs a coroutine to completion, in another thread if this thread already has an event loop, as in a notebook."""
     import asyncio
 
     try:
@@ -261,8 +259,11 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
 
 async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, most: int, deadline: float,
                entry: Path) -> Path | str:
-    """GET from the first address that answers: the file with the body, or the location of a redirect ("" if missing).
-    The deadline holds for all of it, since httpx's own timeouts are per wait."""
+    """Sends a GET request to the first address that answers; returns the file with the body, or the location of a
+    redirect.
+
+    The location is "" if the server sends none. The deadline applies to the whole request, since httpx's own timeouts
+    apply to single waits."""
     import asyncio
 
     import httpx
@@ -291,7 +292,7 @@ async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, mos
 
 @contextlib.contextmanager
 def _failures(url: str) -> Iterator[None]:
-    """Turns network errors into DataErrors, or _Retry for temporary ones."""
+    """Turns network errors into DataError, or into _Retry if they may be temporary."""
     import httpx
 
     try:
@@ -316,7 +317,7 @@ def _context(trusted: str | None) -> ssl.SSLContext:
 
 
 async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry: Path) -> Path:
-    """Writes a response body into the cache, up to `most` bytes."""
+    """Writes a response body of at most `most` bytes into the cache; returns its path."""
     if response.status_code != 200:
         if response.status_code in _AGAIN:
             raise _Retry(f"the server answers {response.status_code}")
@@ -349,7 +350,7 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
 
 @contextlib.contextmanager
 def _on_disk(cache: Path) -> Iterator[None]:
-    """Reports a full or read-only disk; errors of the connection are those of httpx."""
+    """Turns errors of a full or read-only disk into RunError; network errors are those of httpx."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,6 @@
-"""Fields of records in other projects' formats: names, numbers, boxes, sizes and media paths. A value that cannot be
-read is a DataError that names the field and its value."""
+"""Reads fields of records in other projects' formats: names, numbers, boxes, sizes and media paths.
+
+A value that cannot be read raises a DataError that names the field and the value."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from vlrl.types import Record, Row
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
          "img", "image_name", "screenshot", "images", "Image", "imgname", "img_name", "image_paths", "image_urls",
          "image_list", "query_image")
-"""Fields with the path of an image."""
+"""Fields that may hold the path of an image."""
 VIDEO = ("video", "video_path", "video_file", "video_name", "videos", "clip", "clip_path", "vid", "videoID",
          "video_id", "video_idx", "vid_name")
-"""Fields with the path of a video, or its id."""
+"""Fields that may hold the path of a video, or its id."""
 CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
             ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
 SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
           ("bbox_x", "bbox_y", "bbox_w", "bbox_h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
-"""Four columns with a box: its corners, or its upper left corner, width and height."""
+"""Groups of four columns with a box: upper left corner, width and height. CORNERS has those with two corners."""
 PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
 _SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
 _PAIRS = ("image_size", "img_size", "original_size", "resolution")
@@ -39,21 +40,22 @@ _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Where a record comes from: the default id of its rows, and the root folder of its media."""
+    """The context of a record: the default id of its rows, the root folder of its media, and the format of its boxes.
+    """
 
     id: str = "row"
     root: Path | None = None
     roots: tuple[Path, ...] = ()
-    """Further folders that absolute paths may lead into: data.media_roots."""
+    """Additional folders (data.media_roots) into which absolute media paths may lead."""
     boxes: str = "auto"
-    """Format of boxes and points of its rows: data.boxes."""
+    """Format of boxes and points in the record (data.boxes)."""
 
     def path(self, given: Any) -> Any:
-        """A media path of a record, relative to the root if possible.
+        """Returns a media path of a record, relative to the root folder if possible.
 
-        Of an absolute path of another machine, the longest end that exists under the root, else all of it below the
-        root. A path outside the root stays outside, and is refused when the sample is made.
-        """
+        For an absolute path of another machine, this is its longest ending that exists under the root folder; if none
+        exists, the whole path below the root. A relative path that leaves the root is unchanged, and is rejected when
+        the sample is made."""
         if not isinstance(given, str):
             return given
         given = given.removeprefix("file://")
@@ -70,15 +72,16 @@ class RecordSource:
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def video(self, given: Any) -> Any:
-        """The path of a video that a record names; an id gets the suffix of the existing file, else .mp4."""
+        """Returns the path of a video that a record names; an id gets the suffix of the existing file, else .mp4."""
         path = self.path(given)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
         return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
 
     def image(self, id: Any) -> str | None:
-        """The path of the image with an id: the existing file of this name, else .jpg; numbers have 12 digits as in
-        COCO."""
+        """Returns the path of the image with an id: an existing file with this name, else <id>.jpg; None without an id.
+
+        An integer id is written with 12 digits, as in COCO."""
         if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
             return None
         path = f"{id:012d}" if isinstance(id, int) else str(self.path(id))
@@ -87,7 +90,8 @@ class RecordSource:
         return next((path + end for end in _IMAGE_SUFFIXES if _exists(self._at(path + end))), f"{path}.jpg")
 
     def duration(self, video: Any) -> float | None:
-        """Seconds of a video, from its header; None if it is missing or its duration unknown. Nothing is decoded."""
+        """Returns the duration of a video in seconds from its header; None if the file is missing or the duration
+        unknown."""
         from vlrl.data.media import resolve
         from vlrl.data.video.decoders import header_duration
 
@@ -101,7 +105,7 @@ class RecordSource:
         return header_duration(file) if os.path.isfile(file) else None
 
     def frames(self, folder: Any) -> list[str]:
-        """The images in a folder under the root, sorted, as paths relative to the root; [] without such a folder."""
+        """Returns the sorted paths of the images in a folder, relative to the root folder; [] without such a folder."""
         from vlrl.data.media import resolve
 
         try:
@@ -115,7 +119,7 @@ class RecordSource:
         return os.path.join(self.root or Path.cwd(), path.replace("\0", ""))
 
     def size(self, image: Any) -> tuple[int, int] | None:
-        """Width and height from an image header, EXIF orientation applied; None for a missing or unreadable file."""
+        """Returns width and height from an image header, with EXIF orientation applied; None for an unreadable file."""
         from vlrl.data.headers import header
         from vlrl.data.media import resolve
 
@@ -128,7 +132,8 @@ class RecordSource:
 
 
 def pick(record: Record, *names: str) -> Any:
-    """The first of these fields with a value other than null and empty string; JSON strings are parsed."""
+    """Returns the value of the first of these fields that is not null or empty; parses JSON strings. None without any.
+    """
     for name in names:
         value = record.get(name)
         if value is not None and value != "":
@@ -137,12 +142,12 @@ def pick(record: Record, *names: str) -> Any:
 
 
 def has(record: Record, *names: str) -> bool:
-    """Whether the record has a value in any of these fields."""
+    """Whether any of these fields has a value."""
     return any(record.get(name) is not None and record.get(name) != "" for name in names)
 
 
 def text(record: Record, *names: str) -> str:
-    """The string in the first of these fields that has one. Raises DataError without any."""
+    """Returns the string in the first of these fields that has one. Raises DataError if none has."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
@@ -151,8 +156,9 @@ def text(record: Record, *names: str) -> str:
 
 
 def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
-    """A list of so many numbers, also from JSON or "1, 2, 3, 4". Raises DataError naming the field for anything else.
-    """
+    """Converts a list, a JSON string or a string such as "1, 2, 3, 4" to a list of numbers.
+
+    Raises DataError naming the field for anything else, and if the number of values is not in `counts`."""
     items = unpacked(value)
     if isinstance(items, str) and len(items) <= 5 * LONGEST:
         items = re.split(r"[\s,;]+", items.strip(" ()[]<>"))
@@ -166,10 +172,9 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
 
 
 def size_of(record: Record, row: Record, source: RecordSource) -> tuple[float, float] | None:
-    """Width and height from the record, else from the image header, else None.
+    """Returns width and height of the image from the record, else from the image header, else None.
 
-    Raises DataError if the record's values are not a size.
-    """
+    Raises DataError if the record's values are not a size."""
     for names in _SIZES:
         if has(record, *names):
             sides = [number(record.get(name)) for name in names]
@@ -183,22 +188,21 @@ def size_of(record: Record, row: Record, source: RecordSource) -> tuple[float, f
 
 
 def row_size(row: Record) -> tuple[float, float] | None:
-    """Width and height of a row; None if unknown."""
+    """Returns width and height of a row; None if unknown."""
     return (row["width"], row["height"]) if "width" in row else None
 
 
 def base_fields(record: Record, source: RecordSource, *, size: bool = True) -> Row:
-    """The fields of every canonical row: id, image or images, and width and height if known."""
+    """Returns the fields of every canonical row: id, image or images, and width and height if known."""
     row: Row = {"id": record_id(record, source), **media(record, source)}
     dimensions = size_of(record, row, source) if size else None
     return {**row, "width": dimensions[0], "height": dimensions[1]} if dimensions else row
 
 
 def media(record: Record, source: RecordSource) -> Row:
-    """`image`, or `images` if there are several. Raises DataError if there is none.
+    """Returns {"image": path}, or {"images": paths} for several images. Raises DataError if the record has no image.
 
-    An image inside the record (the `{"bytes": ...}` of parquet files) stays bytes.
-    """
+    An image embedded in the record (the `{"bytes": ...}` of parquet files) stays bytes."""
     given = pick(record, *IMAGE)
     several = given if isinstance(given, (list, tuple)) and not is_pixels(given) else [given]
     paths = [source.path(image_value(item)) for item in several]
@@ -208,7 +212,7 @@ def media(record: Record, source: RecordSource) -> Row:
 
 
 def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
-    """The id of a row: from `id` or one of these fields of the record, else from its position in the file."""
+    """Returns the id of a row: the record's `id` or one of these fields, else the default id of its source."""
     for name in ("id", *names):
         own = record.get(name)
         if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":
@@ -217,19 +221,20 @@ def record_id(record: Record, source: RecordSource, *names: str) -> str | int:
 
 
 def meta(record: Record, *used: str) -> Row:
-    """`{"meta": ...}` with the fields that no canonical field holds; {} if there are none."""
+    """Returns `{"meta": ...}` with the record's fields that are not in `used` and have no canonical field; {} if there
+    are none."""
     gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
     left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
     return {"meta": left} if left else {}
 
 
 def optional(record: Record, **names: str) -> Row:
-    """Canonical field -> value, for those of the record's fields that have one."""
+    """Returns {canonical field: value} for each of the named fields that has a value in the record."""
     return {field: record[name] for field, name in names.items() if has(record, name)}
 
 
 def image_value(item: Any) -> Any:
-    """The path or bytes of one image, also from base64, as in the tables of MMBench, and from data URIs."""
+    """Returns the path or bytes of one image; decodes base64 (as in the tables of MMBench) and data URIs."""
     if isinstance(item, str) and (data := decode_base64(item)) is not None:
         return data
     if isinstance(item, Mapping):
@@ -239,7 +244,7 @@ def image_value(item: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value fits into JSON."""
+    """Whether a value can be stored as JSON and is not too long."""
     try:
         return len(json.dumps(value, allow_nan=False)) < 1 << 20
     except (TypeError, ValueError, RecursionError):

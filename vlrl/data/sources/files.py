@@ -1,9 +1,7 @@
-"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow, text files of Charades-STA and GOT-10k. Hostile
-files are refused with a message.
+"""Reads files into records: JSON lines, JSON, CSV and TSV, parquet and arrow, text files of Charades-STA and GOT-10k.
 
-A record is one line, or one entry of a list; of a document about many images (COCO), one image. folders.py reads
-folders.
-"""
+A record is one line, or one entry of a list. A document about many images (COCO) gives one record per image. Malformed
+or malicious files are rejected with a message. folders.py reads folders."""
 
 from __future__ import annotations
 
@@ -26,16 +24,16 @@ from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 
 MOST_BYTES = 2 << 30
-"""Maximum size of a text file that is read as a whole."""
+"""Maximum size of a text file that is read into memory as a whole."""
 MOST_DEPTH = 64
-"""Maximum nesting of lists and objects."""
+"""Maximum nesting depth of lists and objects."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
 _ASKED = ("questions", "qa_pairs", "videos", "images")  # CLEVR, FigureQA, Ego4D, Visual7W
-"""Fields of a document with its list of records; these four only if the entries are objects."""
+"""Fields of a document that may hold its list of records; these four only if the entries are objects."""
 _PIECE = 4 << 20
 """Bytes of a table that are read at once."""
 _FEW, _MANY = 32, 1024
-"""Rows of a table that are read at once, with and without media."""
+"""Maximum numbers of table rows that are read at once, with and without embedded media."""
 _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "precision", "duration", "fps",
@@ -49,17 +47,19 @@ IsRecord = Callable[[Mapping[str, Any]], Any]
 
 
 class FileRecord(NamedTuple):
-    """A record, or the error in its place."""
+    """A record of a file, or the error that replaces it."""
 
     where: str
-    """File and line, or file and number."""
+    """File and line of the record, or file and row number."""
     id: str
-    """Default id for rows of a record without one."""
+    """Default id for the rows of a record without an id."""
     record: dict[str, Any] | DataError
 
 
 def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
-    """The records of a file (`is_record`: see records). Raises DataError if it cannot be read as a whole."""
+    """Returns the records of a file. `is_record` is explained in records.records.
+
+    Raises DataError if the file cannot be read as a whole."""
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:
@@ -75,7 +75,8 @@ def _text(path: Path) -> str:
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a file, also of a gzipped one, with line ends; the file is never in memory as a whole."""
+    """Yields the lines of a text file, which may be gzipped, with their line ends, without holding the file in memory.
+    """
     packed, at = path.suffix.lower() == ".gz", 0
     too_much = f"more than the {MOST_BYTES} that are read as a whole; split it"
     try:
@@ -101,7 +102,7 @@ def _decoded(path: Path, line: bytes, at: int) -> str:
 
 
 def _lines(path: Path) -> Iterator[FileRecord]:
-    """The rows of a .jsonl file; a JSON list under that name is read as a whole."""
+    """Returns the records of a .jsonl file; if the file is a JSON list in spite of its name, reads it as a whole."""
     first = next((line for line in _text_lines(path) if line.strip()), "")
     if first.lstrip()[:1] == "[":
         text = _text(path)
@@ -129,7 +130,10 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
 
 
 def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[FileRecord]:
-    """The records of a document that is one object: COCO, a list under some name, rows by id, or one record."""
+    """Returns the records of a JSON document that is one object.
+
+    It is a COCO file, CoOp's splits, an object with a list of records in one of its fields, an object of records by id,
+    or a single record."""
     if isinstance(document, dict):
         if isinstance(document.get("images"), list) and isinstance(document.get("annotations"), list):
             return _images(path, document)
@@ -155,7 +159,8 @@ def _is_coop(entries: Any) -> bool:
 
 
 def _coop(path: Path, splits: Mapping[str, Any]) -> Iterator[FileRecord]:
-    """CoOp's splits (2109.01134): train, val and test, each a list of [image, class number, class name]."""
+    """Yields the records of CoOp's splits (2109.01134): train, val and test are lists of [image, class number, class
+    name]."""
     for split in _SPLITS:
         entries = splits.get(split) or []
         if not _is_coop(entries) and entries:
@@ -171,7 +176,8 @@ def _listed(path: Path, rows: Sequence[Any]) -> Iterator[FileRecord]:
 
 
 def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
-    """Yields a small COCO document for each image, in the order of `images`; then the annotations of unknown images."""
+    """Yields one small COCO document per image, in the order of `images`; then an error for annotations of unknown
+    images."""
     by_image: dict[Any, list[Any]] = {}
     for entry in document["annotations"]:
         key = entry.get("image_id") if isinstance(entry, dict) else None
@@ -199,14 +205,14 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
 
 
 def record_of(row: Any) -> dict[str, Any] | DataError:
-    """The row if it is an object, else the error."""
+    """Returns the row if it is a JSON object; else an error."""
     if isinstance(row, (dict, DataError)):
         return row
     return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
 
 
 def shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
-    """The record, or a DataError if it is nested too deeply to be written."""
+    """Returns the record, or a DataError if its lists and objects are nested too deeply to be written."""
     level: list[Any] = [record]
     for _ in range(MOST_DEPTH):
         level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)
@@ -224,7 +230,7 @@ def _is_one_line(text: str) -> bool:
 
 
 def _table(path: Path) -> Iterator[FileRecord]:
-    """Yields each line of a CSV or TSV as a record of strings; the delimiter is the most frequent one in the first
+    """Yields each line of a CSV or TSV file as a record; the delimiter is the most frequent candidate in the first
     line."""
     text = _text_lines(path)
     line_one = next(text, "")
@@ -254,14 +260,16 @@ def _table(path: Path) -> Iterator[FileRecord]:
 
 
 def _cell(name: str, text: str) -> Any:
-    """A cell with JSON and numbers parsed as the canonical field of this name requires."""
+    """Parses a table cell: a number if the canonical field of this name is numeric, else JSON if it is a list or
+    object."""
     value = number(text) if name in _NUMBERS else unpacked(text)
     return text if value is None else value
 
 
 def _lines_of_text(path: Path) -> Iterator[FileRecord]:
-    """Charades-STA's "video start end##sentence", or the boxes of a GOT-10k sequence, one x,y,width,height per frame.
-    """
+    """Yields the records of a .txt file: lines "video start end##sentence" (Charades-STA), or a GOT-10k sequence.
+
+    A GOT-10k file (groundtruth.txt) has one line x,y,width,height per frame and gives one record."""
     lines = [line.strip() for line in _text(path).split("\n")]
     if path.name == "groundtruth.txt":
         yield FileRecord(str(path), path.parent.name, {
@@ -280,7 +288,7 @@ def _lines_of_text(path: Path) -> Iterator[FileRecord]:
 
 
 def _object_of(path: Path) -> str:
-    """The object of a GOT-10k sequence: object_class in the meta_info.ini beside its boxes."""
+    """Returns the object class of a GOT-10k sequence, from the meta_info.ini in the same folder."""
     try:
         with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
             text = file.read(10_000)
@@ -297,8 +305,9 @@ def _parquet(path: Path) -> Iterator[FileRecord]:
 
 
 def parquet_batches(file: Any) -> Iterator[Any]:
-    """Yields the rows of an open parquet file in pieces of about _PIECE bytes; with few rows if columns hold media,
-    whose sizes differ."""
+    """Yields the rows of an open parquet file in batches of about _PIECE bytes.
+
+    Batches have few rows if columns hold media, because their sizes vary."""
     most = _FEW if any(_holds_bytes(field.type) for field in file.schema_arrow) else _MANY
     for k in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(k)
@@ -352,7 +361,7 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[FileReco
 
 
 def _plain(value: Any) -> Any:
-    """A value of a table with decimals converted to numbers."""
+    """Returns a table value with every decimal.Decimal converted to int or float, also in nested lists and objects."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
@@ -361,7 +370,7 @@ def _plain(value: Any) -> Any:
 
 
 def class_names(schema: Any) -> dict[str, list[str]]:
-    """Column -> class names, as `datasets` stores them in the schema; {} for any other file."""
+    """Returns the class names of each column, which `datasets` stores in the schema; {} for any other file."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         inner = {k: f.get("feature", f) if isinstance(f, dict) else f[0] for k, f in features.items()}
@@ -371,8 +380,9 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The record of a table with class names instead of class numbers, and without decimals; the number of its `label`
-    is kept as `class_id`."""
+    """Returns a table record with class names in place of class numbers, and with plain numbers in place of Decimal.
+
+    The class number of `label` is also stored as `class_id`."""
     record = _plain(record)
     number_ = record.get("label") if "label" in classes else None
     numbered = {"class_id": number_} if type(number_) is int and "class_id" not in record else {}
@@ -380,7 +390,7 @@ def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) 
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """The name of a class number."""
+    """Returns the name of a class number, or the names of a list of class numbers; other values unchanged."""
     if isinstance(value, list):
         return [_named(v, names) for v in value]
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)
@@ -391,4 +401,4 @@ READERS: dict[str, Callable[[Path], Iterable[FileRecord]]] = {
     ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table, ".txt": _lines_of_text,
     ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow, ".tar": _tar,
 }
-"""Reader by file suffix."""
+"""Reader functions by file suffix."""

@@ -1,7 +1,7 @@
-"""Folders -> records: a folder of images per class, metadata beside images, shards of `datasets`, GOT-10k.
+"""Reads folders into records: one folder of images per class, images with a metadata file, shards of `datasets`,
+GOT-10k.
 
-Media paths begin with the folder's own name, so they are relative to its parent.
-"""
+Media paths begin with the folder's name, so they are relative to its parent folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlrl.data.sources.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
-"""Suffixes of shards; if a folder has several kinds, the first is read."""
+"""Suffixes of shards; if a folder has several kinds, only the first of this list is read."""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _MOST = 5_000_000
 """Maximum number of files in a folder."""
@@ -42,7 +42,10 @@ def folder_records(path: Path) -> Iterator[FileRecord]:
 
 
 def of_side(rows: list[Any], split: str) -> list[Any]:
-    """The (location, row) pairs of one side, and of neither, if `split` fields name both sides; else all."""
+    """Returns the (location, row) pairs that belong to `split`, if `split` fields name both training and held-out
+    splits; else all pairs.
+
+    Rows whose split is unknown are always included."""
     sides = [None if isinstance(row, DataError) else side_of(row.get("split")) for _, row in rows]
     if not {"train", "heldout"} <= set(sides):
         return rows
@@ -50,7 +53,7 @@ def of_side(rows: list[Any], split: str) -> list[Any]:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """Yields file paths relative to the folder; links to folders are not followed."""
+    """Yields the paths of all files, relative to the folder; does not follow links to folders."""
     count = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -61,15 +64,18 @@ def _files(path: Path) -> Iterator[str]:
 
 
 def shards_of(path: Path) -> list[str]:
-    """The shards in a folder of `datasets`, relative to it, in order; [] for other folders."""
+    """Returns the sorted paths of the shards in a folder of `datasets`, relative to the folder; [] for other folders.
+    """
     files = sorted(_files(path))
     beside = any(os.path.basename(f) in _METADATA for f in files)
     return [] if beside else _shards(files)
 
 
 def _shards(files: list[str]) -> list[str]:
-    """The row files of the first kind that occurs. Results of map and filter (cache-*), which `datasets` writes beside
-    them, repeat rows and are skipped; JSON lines beside images are not shards."""
+    """Returns the row files of the first kind in _SHARDS that occurs.
+
+    Files cache-*, in which `datasets` stores results of map and filter, repeat rows and are skipped. In a folder with
+    images, JSON lines do not count as shards."""
     pictured = any(file.lower().endswith(IMAGE_SUFFIXES) for file in files)
     for kind in _SHARDS[:3 if pictured else None]:
         if shards := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
@@ -78,7 +84,7 @@ def _shards(files: list[str]) -> list[str]:
 
 
 def split_files(path: Path, split: str) -> list[Path]:
-    """The files of a split of a folder, or its subfolder. Raises ConfigError listing the existing splits."""
+    """Returns the files of a split of a folder, or its subfolder. Raises ConfigError listing the existing splits."""
     if os.path.isfile(path / "dataset_dict.json") and os.path.isdir(path / split):
         return [path / split]
     try:
@@ -91,13 +97,13 @@ def split_files(path: Path, split: str) -> list[Path]:
 
 
 def split_of(file: str) -> dict[str, str]:
-    """The split in a folder name or file name of a path."""
+    """Returns {"split": name} if a folder or file name in the path is that of a split; else {}."""
     split_part = next((part for part in file.split("/") if side_of(part)), None)
     return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
 
 def _picture(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields an image in the folder of its class: .../<split>/<class>/name.png or <class>/name.png."""
+    """Yields a record for an image in the folder of its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
     if inner:
@@ -107,14 +113,15 @@ def _picture(path: Path, file: str) -> Iterator[FileRecord]:
 
 
 def _shard(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields the records of a shard of `datasets`."""
+    """Yields the records of one shard of `datasets`."""
     for n, (where, id, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
         yield FileRecord(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
                      record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
 def _beside(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields the lines of metadata.csv and the like, whose media lie beside it, or the boxes of a frame sequence."""
+    """Yields the records of a metadata file (metadata.csv etc.) with media in the same folder, or of a GOT-10k
+    sequence."""
     inner = "/".join(filter(None, (path.name, os.path.dirname(file))))
     for where, id, record in READERS[os.path.splitext(file)[1]](path / file):
         if not isinstance(record, DataError):

@@ -2,10 +2,10 @@
 
     files, root = fetch_split(parse_hub_name("org/name@train"), cache_folder())     # local files of one commit
 
-Only row and media files are downloaded, never code; the dataset card says which files belong to a split, else their
-names do. The revision is resolved to a commit, which a run stores (`pin`) so that it resumes with the same files. The
-network is used for such names only; HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as in `huggingface_hub`.
-"""
+Only row and media files are downloaded, never code. The dataset card says which files belong to a split; without such a
+card, file names do. The revision is resolved to a commit, which a run stores (`pin`) so that a resumed run uses the
+same files. The network is used only for such names; HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as in
+`huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _TOGETHER = 8
 
 @dataclass(frozen=True)
 class HubName:
-    """A split of a Hub data set."""
+    """The name of a split of a Hub data set."""
 
     repo: str
     config: str
-    """"" = the only configuration, or the default one."""
+    """"" = the only configuration, or the default configuration."""
     split: str
     revision: str
     """A branch, tag or commit; "" = main."""
@@ -52,22 +52,22 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """The parts of a Hub name; None for any other text."""
+    """Parses the name of a Hub data set with a split; returns None for any other string."""
     match = _NAME.fullmatch(text)
     return HubName(match["repo"], match["config"] or "", match["split"], match["revision"] or "") if match else None
 
 
 def is_local(text: str) -> bool:
-    """Whether a Hub name is also a local file or a split of a local folder, which then takes precedence."""
+    """Whether a Hub name is also the name of a local file or of a split of a local folder, which then takes precedence.
+    """
     return os.path.exists(text) or split_of_folder(text) is not None
 
 
 def fetch_split(name: HubName, cache: Path) -> tuple[list[Path], Path]:
-    """The local files of a split, or the folder of its images, and the root folder of its media.
+    """Downloads a split; returns its local row files (or its folder of images) and the root folder of its media.
 
-    Raises ConfigError, without the name of the setting, for an unknown data set, revision, configuration or split, or
-    one that may not be read; RunError when the network or the cache fail.
-    """
+    Raises ConfigError for an unknown data set, revision, configuration or split, or one without read access; the
+    message does not name the setting. Raises RunError if the network or the cache fails."""
     commit, listing = _listing(name, cache)
     try:
         selection = selected(listing["files"], listing["configs"], name.config, name.split)
@@ -81,7 +81,7 @@ def fetch_split(name: HubName, cache: Path) -> tuple[list[Path], Path]:
 
 
 def commit_of(name: HubName, cache: Path) -> str:
-    """The commit that a name currently refers to. Raises as `fetch_split`."""
+    """Returns the commit that a name currently refers to. Raises the same errors as `fetch_split`."""
     return name.revision if _COMMIT.fullmatch(name.revision) else _listing(name, cache)[0]
 
 
@@ -89,7 +89,7 @@ def commit_of(name: HubName, cache: Path) -> str:
 
 
 def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
-    """Writes the commit of each Hub name of a run; a resumed run keeps the commits it has."""
+    """Stores the commit of each Hub name in the run folder; a resumed run (`goes_on`) keeps the stored commits."""
     before, commits = (read_json(run / PINS) or {}) if goes_on else {}, {}
     for text in names:
         name = parse_hub_name(text)
@@ -105,7 +105,8 @@ def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
 
 
 def pinned(text: str, run: str | Path) -> str:
-    """A Hub name with the commit that the run in this folder has stored for it; any other text unchanged."""
+    """Returns a Hub name with the commit that the run folder `run` has stored for it as the revision; any other string
+    unchanged."""
     name = parse_hub_name(text) if run else None
     commit = (read_json(Path(run) / PINS) or {}).get(text) if name else None
     return str(replace(name, revision=commit)) if name and isinstance(commit, str) else text
@@ -119,7 +120,7 @@ def _folder(name: HubName, cache: Path) -> Path:
 
 
 def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
-    """Commit and file list of a data set, from the Hub, or from the cache without a network."""
+    """Returns commit and file list of a data set from the Hub, or from the cache if there is no network."""
     folder, revision = _folder(name, cache), name.revision or "main"
     revisions = read_json(folder / "revisions.json") or {}
     known = revision if _COMMIT.fullmatch(revision) else revisions.get(revision)
@@ -171,12 +172,12 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
 
 
 class _NoNetwork(Exception):
-    """The Hub cannot be reached, or offline mode is on."""
+    """Raised when the Hub cannot be reached or offline mode is on."""
 
 
 @contextmanager
 def _failures(name: HubName) -> Iterator[None]:
-    """Turns errors of the Hub, the network or the library into errors with a way out."""
+    """Turns errors of the Hub, the network or the library into errors that say what the user can do."""
     from huggingface_hub import constants, errors
 
     where = f"the data set {name.repo} at {constants.ENDPOINT}"

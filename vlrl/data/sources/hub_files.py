@@ -1,7 +1,6 @@
-"""The files of a split in a data set repository: by its card (`configs:`, `data_files:`), else by file names.
+"""Selects the files of a split in a data set repository, by its card (`configs:`, `data_files:`), else by file names.
 
-File names and cards are untrusted: no path outside a folder, and nothing but rows and media, is selected.
-"""
+File names and cards are untrusted: only rows and media are selected, and no path can lead outside the folder."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from typing import Any
 from vlrl.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 _ROWS = (".parquet", ".arrow", ".jsonl", ".ndjson", ".jsonl.gz", ".csv", ".tsv", ".json", ".tar")
-"""Suffixes of row files; of several kinds the first is read."""
+"""Suffixes of row files; if a split has several kinds, only the first of this list is read."""
 _OWN_MEDIA = (".parquet", ".arrow", ".tar")
-"""Kinds that contain their media."""
+"""Suffixes of row files that contain their media."""
 _MEDIA = IMAGE_SUFFIXES + VIDEO_SUFFIXES
 _BESIDE = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NO_ROWS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "package.json", "config.json")
@@ -29,7 +28,7 @@ _SHARD = re.compile(r"(?:^|/)(\w[\w.]*?)-\d{5}-of-\d{5}[^/]*$")
 
 
 class NoSuchSplit(Exception):
-    """There is no split, or configuration, of this name."""
+    """Raised when there is no split, or no configuration, of this name."""
 
     def __init__(self, kind: str, given: str, known: Sequence[str]):
         super().__init__(given)
@@ -41,20 +40,20 @@ class Selection:
     """The files of a split, relative to the repository."""
 
     read: tuple[str, ...]
-    """Row files, or one folder of images."""
+    """The row files, or one folder of images."""
     fetch: tuple[str, ...]
-    """All files needed to read them."""
+    """All files to download: the row files and their media."""
 
 
 def is_data(file: str) -> bool:
-    """Whether a file may be downloaded: rows or media, with a plain path."""
+    """Whether a file may be downloaded: it holds rows or media, and its path is harmless."""
     parts = file.split("/")
     plain = file.isprintable() and "\\" not in file and not any(p in ("", ".", "..") or p[0] == "." for p in parts)
     return plain and len(file) < 1000 and file.lower().endswith((*_ROWS, *_MEDIA)) and parts[-1] not in _NO_ROWS
 
 
 def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: str) -> Selection:
-    """The files of a split. Raises NoSuchSplit listing the existing ones."""
+    """Returns the files of a split. Raises NoSuchSplit listing the existing splits or configurations."""
     files = [file for file in files if is_data(file)]
     entries = {str(one["config_name"]): one for one in configs if isinstance(one, Mapping) and one.get("config_name")}
     folders = {file.split("/")[0] for file in files if "/" in file}
@@ -74,7 +73,8 @@ def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: s
 
 
 def _default(entries: Mapping[str, Any]) -> Any:
-    """The configuration to use if none is named."""
+    """Returns the configuration to use if the name contains none. Raises NoSuchSplit if there are several and no
+    default."""
     marked = [one for name, one in entries.items() if one.get("default") is True or name == "default"]
     if not marked and len(entries) > 1:
         raise NoSuchSplit(_UNNAMED, "", [*entries])
@@ -82,14 +82,16 @@ def _default(entries: Mapping[str, Any]) -> Any:
 
 
 def _one_configuration(files: Sequence[str]) -> None:
-    """Refuses to mix the configurations of refs/convert/parquet: <configuration>/<split>/0000.parquet."""
+    """Raises NoSuchSplit for a repository with several configurations in the layout of refs/convert/parquet.
+
+    That layout is <configuration>/<split>/0000.parquet; the rows of different configurations must not be mixed."""
     folders = sorted({file.split("/")[0] for file in files if re.fullmatch(r"[^/]+/[^/]+/\d{4}\.parquet", file)})
     if len(folders) > 1:
         raise NoSuchSplit(_UNNAMED, "", folders)
 
 
 def _by_card(data_files: Any, files: Sequence[str], inside: str) -> dict[str, list[str]]:
-    """Split -> files by the patterns of a card; {} without patterns."""
+    """Returns the files of each split, as the patterns of the card select them; {} without patterns."""
     if isinstance(data_files, (str, list)) and (isinstance(data_files, str) or all(
             isinstance(one, str) for one in data_files)):
         data_files = {"train": data_files} if data_files else {}
@@ -104,7 +106,7 @@ def _by_card(data_files: Any, files: Sequence[str], inside: str) -> dict[str, li
 
 
 def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
-    """Whether a path matches a pattern of a card: `data/train-*`, `**/x.parquet`, or a folder."""
+    """Whether the parts of a path match a pattern of a card: `data/train-*`, `**/x.parquet`, or a folder."""
     if not globs:
         return True
     if globs[0] == "**":
@@ -113,15 +115,16 @@ def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
 
 
 def _globs(pattern: str) -> list[str]:
-    """The parts of a pattern. A long pattern, or one with many "**", could take forever, and becomes one that matches
-    nothing."""
+    """Splits a pattern into its parts. A pattern that is long or has many "**" could take forever and matches nothing.
+    """
     parts = pattern.removeprefix("./").rstrip("/").split("/")
     return parts if len(pattern) < 500 and parts.count("**") <= 3 else [""]
 
 
 def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
-    """Split -> files by names: `test-00000-of-00002.parquet`, `data/val.jsonl`, `train/...`; all are train if no name
-    says."""
+    """Returns the files of each split by their names: `test-00000-of-00002.parquet`, `data/val.jsonl`, `train/...`.
+
+    If no name contains a split, all files belong to train."""
     splits: dict[str, list[str]] = {}
     for file in files:
         if name := _named(file):
@@ -130,7 +133,7 @@ def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _named(file: str) -> str:
-    """The split in a path; "" without one."""
+    """Returns the split in a file path; "" without one."""
     if (shard := _SHARD.search(file)) and shard[1] not in ("data", "part", "shard"):
         return _ALIASES.get(shard[1], shard[1])
     words = (word for part in file.split("/") for word in re.split(r"[-_. ]", part.lower()))
@@ -148,7 +151,7 @@ def _selection(chosen: Sequence[str], files: Sequence[str]) -> Selection:
 
 
 def _top(chosen: Sequence[str]) -> str:
-    """The folder of images: the one named after their split, or "." for the whole repository."""
+    """Returns the folder of images: the only one named after the split, or "." for the whole repository."""
     folders = {"/".join(parts[:i + 1]) for file in chosen for parts in [file.split("/")[:-1]]
                for i, part in enumerate(parts) if _named(f"{part}/x") and _named(f"{part}/x") == _named(file)}
     return folders.pop() if len(folders) == 1 else "."

@@ -1,4 +1,4 @@
-"""Parsing of one line of JSON with size limits and unique keys."""
+"""Parses a line of JSON; limits its length and rejects repeated keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_LINE = 16 << 20
 
 
 def parse_line(text: str, most: int = MOST_LINE) -> Any:
-    """The value of a line of JSON, or a DataError."""
+    """Returns the value of a line of JSON; for an invalid line returns (does not raise) a DataError."""
     if len(text) > most:
         return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
     try:

@@ -1,4 +1,4 @@
-"""Samples of files larger than memory: each row is read, checked and made a sample on demand."""
+"""Samples of files larger than memory: each row is read, checked and turned into a sample on demand."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from vlrl.types import Sample
 log = logging.getLogger(__name__)
 
 LARGE = 64 << 20
-"""Bytes from which data.index=auto reads rows on demand; compressed files count ten times."""
+"""With data.index=auto, files of at least this many bytes are read on demand; compressed files count ten times their
+size."""
 
 
 _LOOKED_AT = 64
 SPREAD = 256
-"""Rows of a large file that are compared when a run is resumed."""
+"""Number of rows of a large file that are compared when a run is resumed."""
 
 
 class LazySamples(SampleSequence):
-    """The samples of a split, made on demand. A bad row raises its DataError, naming file and line, each time."""
+    """The samples of a split, made on demand. A bad row raises its DataError, naming file and line, at every access."""
 
     def __init__(self, task: Any, rows: IndexedRecords, split: str, root: Path, files: Sequence[Path] = ()):
         self.files = tuple(files)
@@ -49,7 +50,7 @@ class LazySamples(SampleSequence):
         return len(self._rows) if self._places is None else len(self._places)
 
     def record(self, index: int) -> FileRecord:
-        """Location, id and raw record of a row."""
+        """Returns location, id and raw record of the row at an index."""
         return self._rows[index if self._places is None else int(self._places[index])]
 
     def where(self, place: int) -> str:
@@ -79,10 +80,9 @@ class LazySamples(SampleSequence):
 
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
-    """The samples of large files; None if `data.index` or the kind of file require reading them as a whole.
+    """Returns the samples of large files; None if `data.index` or the kind of file requires reading them as a whole.
 
-    Raises ConfigError if data.index=lazy is impossible, DataError for files that cannot be read or have no row.
-    """
+    Raises ConfigError if data.index=lazy is impossible, and DataError for files that cannot be read or have no row."""
     data = task.data
     check_format(data.format)
     setting = "data.stream=true" if data.stream else "data.index=lazy" if data.index == "lazy" else ""
@@ -105,7 +105,7 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
 
 
 def _unfit(rows: IndexedRecords | None, data: DataSettings) -> str:
-    """Why rows cannot be read on demand; "" if they can, judging by the first ones."""
+    """Returns the reason why rows cannot be read on demand; "" if they can. Only some of the rows are examined."""
     if rows is None:
         return "files of this kind are read as a whole; use .jsonl, .jsonl.gz, .parquet or .arrow"
     name = _format(rows, data)
@@ -114,19 +114,22 @@ def _unfit(rows: IndexedRecords | None, data: DataSettings) -> str:
 
 
 def _format(rows: IndexedRecords, data: DataSettings) -> str:
-    """The format of all rows, judging by a sample of them."""
+    """Returns the format of all rows, determined from some of them."""
     if data.format != "auto":
         return data.format
     return format_of([rename_columns(record, data.columns) for record in _looked_at(rows)])
 
 
 def _looked_at(rows: IndexedRecords) -> list[Any]:
-    """_LOOKED_AT evenly spaced records, without embedded media."""
+    """Returns _LOOKED_AT evenly spaced records, without embedded media."""
     return [without_bytes(rows[i].record) for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 
 
 def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:
-    """The rows of one side and of neither, if both sides occur; None = all."""
+    """Returns the indices of the rows that belong to `split` or to no split, if `sides` contains both train and
+    heldout.
+
+    Otherwise returns None, which means all rows."""
     if sides is None or not {1, 2} <= set(np.unique(sides).tolist()):
         return None
     return np.flatnonzero((sides == 0) | (sides == (1 if split == "train" else 2)))

@@ -1,4 +1,4 @@
-"""The rows of a file in any format of FORMATS, as canonical rows.
+"""Reads the rows of a file in any format of FORMATS as canonical rows.
 
     rows_in(Path("screenspot_v2.json"))         # [("screenspot_v2.json, row 1", {"id": ..., "instruction": ..., ...})]
 """
@@ -26,9 +26,9 @@ from vlrl.types import Row
 log = logging.getLogger(__name__)
 
 Placed = list[tuple[int, str, Row | DataError]]
-"""Rows of a file: number, location, and the row or the error in its place. Rows of one record have the same number."""
+"""Rows of a file as (number, location, row or error). All rows of one record share its location."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
-"""Canonical fields of which a line of a table must have one."""
+"""Canonical fields of which a line of a table must have at least one."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,25 @@ class Format:
     recognises: Callable[[Mapping[str, Any]], bool]
     """Whether a record has the fields of this format."""
     rows: Callable[[Mapping[str, Any], RecordSource], Sequence[Row]]
-    """The canonical rows of a record. Raises DataError."""
+    """Converts a record to canonical rows. Raises DataError."""
     together: Callable[[Placed], Placed] | None = None
-    """Processes all rows of a file: joins those of one image, or gives each the labels of all."""
+    """Processes all rows of a file together, to join the rows of one image or to give each row the labels of all."""
     several: bool = False
-    """Whether one record may stand for several rows."""
+    """Whether one record may give several rows."""
     refuse: Callable[[Mapping[str, Any]], None] | None = None
-    """For a general format that reads any question and answer, even records that a more specific one would recognise:
-    raises DataError for a record with two possible readings."""
+    """Raises DataError for a record that can be read in two ways.
+
+    Only formats for any question and answer have this function; they also accept records that a more specific format
+    would recognise."""
 
     @property
     def alone(self) -> bool:
-        """Whether each record is one row, independent of the others."""
+        """Whether each record gives exactly one row, independent of the other records."""
         return not self.several and self.together is None
 
 
 def _is_canonical(record: Mapping[str, Any]) -> bool:
-    """Whether a record states its target in canonical fields, whatever else it has."""
+    """Whether a record has an id and its target in canonical fields; other fields do not matter."""
     boxes = record.get("boxes")
     return "id" in record and (
         (isinstance(boxes, list) and all(isinstance(b, dict) and "box" in b for b in boxes))
@@ -78,8 +80,10 @@ def format_named(name: str) -> Format:
 
 
 def formats() -> Mapping[str, Format]:
-    """All formats by name, the most specific first: a record belongs to the first that recognises it, else it is
-    canonical; `auto` takes the format of most records of a file."""
+    """Returns all formats by name, the most specific first.
+
+    A record belongs to the first format that recognises it, else it is canonical. With `auto`, the format of most
+    records of a file is used for the whole file."""
     return _TABLES["formats"]
 
 
@@ -88,18 +92,18 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
             shapes: Counter[str] | None = None, cache: str = "", answer_type: str | None = None,
             types: TypeTable | None = None, boxes: str = "auto") -> list[tuple[str, Row | DataError]]:
-    """(location, canonical row) of every row of a file; a record that is not a row of a known format gives its
-    DataError.
+    """Returns (location, canonical row) for every row of a file; a record that cannot be converted gives a DataError as
+    its row.
 
-    Repeated ids of other formats become unique, also among those `taken` by earlier files; canonical rows keep theirs.
+    Repeated ids of other formats are made unique, also with respect to the ids `taken` by earlier files; ids of
+    canonical rows are unchanged.
 
-    Media lie under `root` (default: the file's folder) or `roots`; missing sizes are read from image headers. `columns`
-    maps canonical fields to columns of the records. `shapes` counts recognised formats. Guessed answer types are
-    settled over the file, see answer_types; `answer_type` overrides them, and `types` counts them. `boxes` is the
-    format of boxes and points, as data.boxes.
+    Media lie under `root` (default: the file's folder) or `roots`; missing image sizes are read from image headers.
+    `columns` maps canonical fields to columns of the records. `shapes` counts the recognised formats. Guessed answer
+    types are made final with regard to the whole file (see answer_types); `answer_type` overrides them, and `types`
+    counts them. `boxes` is the format of boxes and points, as in data.boxes.
 
-    Raises DataError when the file cannot be read as a whole, ConfigError for an unknown format.
-    """
+    Raises DataError if the file cannot be read as a whole, and ConfigError for an unknown format."""
     check_format(format)
     forget_shapes()
     path = Path(path)
@@ -126,8 +130,9 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
 
 def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set[str]) -> None:
-    """Renames ids that occur before, or are `taken` by another file, by their position ("7-2" is the second 7), and
-    keeps the old one as `original_id`. Adds the ids of the rows to `taken`, and warns once."""
+    """Renames repeated ids, and ids `taken` by another file, by adding a number ("7-2" is the second 7).
+
+    The old id is stored as `original_id`. Adds the ids of the rows to `taken`, and logs one warning."""
     sound = [row for row in rows if not isinstance(row, DataError) and row.get("id") not in (None, "")]
     own, changed, count = {str(row["id"]) for row in sound}, [], dict[str, int]()
     for row in sound:
@@ -145,7 +150,7 @@ def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
-    """The format of a file: that of most of its records; canonical if most are of none."""
+    """Returns the format of most records of a file; canonical if most of them belong to no format."""
     names = Counter(recognised_format(record) for record in records if not isinstance(record, DataError))
     known = [(name, count) for name, count in names.most_common() if name]
     return known[0][0] if known and known[0][1] >= names[None] else "canonical"
@@ -153,7 +158,7 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """The rows of a record in a file of format `name`; unless that is `sure`, a record of another format is an error.
+    """Converts a record of a file in format `name` to rows; unless `sure`, a record of another format gives an error.
     """
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)
@@ -171,10 +176,9 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSour
 
 def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
               source: RecordSource | None = None) -> Sequence[Row | DataError]:
-    """The rows of a record in the named format, or in the first that recognises it; or the error in their place.
+    """Converts a record to canonical rows, in the named format or in the first format that recognises it.
 
-    Raises ConfigError for an unknown format.
-    """
+    If it cannot be converted, a DataError is returned as the only row. Raises ConfigError for an unknown format."""
     check_format(format)
     if isinstance(record, DataError):
         return [record]
@@ -201,10 +205,10 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
 
 
 def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
-    """`tools` and `environment` of a record in any format. Raises DataError for a tool without a name.
+    """Returns `tools` and `environment` of a record in any format, as far as it has them.
 
-    Other values under these names (a list of words, a string) are ignored.
-    """
+    Values of another kind under these names (a list of words, a string) are ignored. Raises DataError for a tool
+    without a name."""
     tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
     fields = {"tools": tools_of(tools)} if are_tools(tools) else {}
     extra = record.get("extra_info")
@@ -214,7 +218,7 @@ def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recognised_format(record: Mapping[str, Any] | DataError) -> str | None:
-    """The name of the first format that recognises a record."""
+    """Returns the name of the first format that recognises a record; None if no format does."""
     if isinstance(record, DataError):
         return None
     if "question_type" not in record and _recognises(CANONICAL, record):  # MathVista's format comes before canonical
@@ -223,7 +227,7 @@ def recognised_format(record: Mapping[str, Any] | DataError) -> str | None:
 
 
 def check_format(format: str) -> None:
-    """Raises ConfigError unless this is `auto` or the name of a format."""
+    """Raises ConfigError unless the name is `auto` or that of a format."""
     if format not in ("auto", "canonical") and format not in formats():
         raise ConfigError(f"data.format={format!r} is not known.{did_you_mean(format, formats())} Known: auto, "
                           f"{', '.join(formats())}.")
@@ -237,7 +241,7 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
 
 
 def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Mapping[str, str], path: Path) -> None:
-    """Raises DataError for a column in `columns` that no record has."""
+    """Raises DataError if no record has a column that `columns` names."""
     there = list(dict.fromkeys(str(name) for record in records if not isinstance(record, DataError) for name in record))
     for name, column in sorted(columns.items()) if records else ():
         if column not in there:
@@ -247,7 +251,8 @@ def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Map
 
 
 def rename_columns(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
-    """The record with columns renamed to canonical fields, without other columns for the same fields."""
+    """Returns the record with its columns renamed to canonical fields; other columns for the same fields are removed.
+    """
     if isinstance(record, DataError) or not columns:
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}

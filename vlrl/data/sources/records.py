@@ -1,4 +1,4 @@
-"""The records of files and folders of any kind."""
+"""Reads the records of a file or folder of any kind."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ log = logging.getLogger(__name__)
 
 def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda document: False,
             cache: str = "") -> list[FileRecord]:
-    """The records of a file or folder; their embedded media are moved to a file in the folder `cache`, so that memory
-    holds those of one row at a time.
+    """Returns the records of a file or folder. Embedded media are moved to a file in the folder `cache`, to save
+    memory.
 
-    `is_record` tells whether a .json document that is one object is itself a record, rather than a list of records
-    under some name. Raises DataError when the path cannot be read as a whole.
-    """
+    `is_record(document)` decides whether a .json file with a single object is itself a record, and not a list of
+    records under some key. Raises DataError if the path cannot be read as a whole."""
     entries = folder_records(path) if os.path.isdir(path) else file_records(path, is_record)
     folder = cache_folder(cache)
     try:

@@ -1,16 +1,16 @@
-"""Random access to the records of large files, without reading them into memory. No torch.
+"""Random access to the records of large files without reading them into memory. Imports no torch.
 
-    records = open_records([Path("rows.jsonl")], cache_folder())     # None: a kind of file that is read as a whole
+    records = open_records([Path("rows.jsonl")], cache_folder())     # None for a kind of file that is read as a whole
     len(records), records[123_456].record
 
-A fast scan finds the byte offset of each line of a .jsonl file or of each row of a .tar shard; offsets are cached and
-memory-mapped. Arrow files are memory-mapped. Parquet is read by row group, and unpacked once into an arrow file where
-row groups are large. Several files, and the shards of a folder, are concatenated.
+A fast scan finds the byte offset of each line of a .jsonl file or of each row of a .tar shard; the offsets are cached
+and memory-mapped. Arrow files are memory-mapped. Parquet files are read by row group; a file with large row groups is
+unpacked once into an arrow file. Several files, and the shards of a folder, are concatenated.
 
-The library `datasets` (5.2) is not used: with a million rows its first opening takes 2 to 16 times the CPU time (1.7 s
-and 0.4 s for .jsonl, 68 s and 20 s for .tar) and up to 16 times the memory, one bad line ends the whole file without
-being named, and texts that look like dates become dates. Only random reads of parquet are faster.
-"""
+The library `datasets` (5.2) is not used. With a million rows, opening a file for the first time takes it 2 to 16 times
+the CPU time (1.7 s against 0.4 s for .jsonl, 68 s against 20 s for .tar) and up to 16 times the memory. One bad line
+makes the whole file unreadable without being named, and strings that look like dates become dates. Only random reads of
+parquet are faster."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 4 << 20
 _GROUP_BYTES = 16 << 20
-"""Maximum decoded size of a parquet row group; larger ones are unpacked once, since one row costs the whole group."""
+"""Maximum decoded size of a parquet row group; files with larger ones are unpacked once, since reading one row decodes
+its whole group."""
 _HUGE = 512 << 20
-"""Row group size that is worth a warning."""
+"""Decoded size of a row group from which a warning is logged."""
 _KEPT_BYTES = 64 << 20
-"""Decoded row groups kept in memory."""
+"""Maximum size of decoded row groups held in memory."""
 _LINES = (".jsonl", ".ndjson")
 _SIDES = {None: 0, "train": 1, "heldout": 2}
 
 
 class IndexedRecords(Protocol):
-    """The records of a file by index."""
+    """Random access to the records of a file by index."""
 
     @property
     def sides(self) -> np.ndarray | None:
-        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None if none has one."""
+        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None if no record has one."""
         ...
 
     def __len__(self) -> int: ...
@@ -66,10 +67,9 @@ class IndexedRecords(Protocol):
 
 
 def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
-    """The records of files, or of folders of shards; None if one of them can only be read as a whole.
+    """Opens files, or folders of shards, for random access; returns None if one of them can only be read as a whole.
 
-    Raises DataError when a file cannot be read.
-    """
+    Raises DataError if a file cannot be read."""
     parts: list[IndexedRecords] = []
     for path in files:
         file_rows = [
@@ -82,7 +82,7 @@ def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
 
 
 def size_in_bytes(path: Path) -> int:
-    """Bytes of a file, or of the shards of a folder; compressed ones count ten times."""
+    """Returns the size of a file, or of the shards of a folder; compressed files count ten times their size."""
     files = [path / shard for shard in shards_of(path)] if os.path.isdir(path) else [path]
     return sum(os.stat(f).st_size * (10 if f.suffix.lower() in (".parquet", ".gz") else 1) for f in files)
 
@@ -108,7 +108,7 @@ def _of_file(path: Path, cache: Path) -> list[IndexedRecords] | None:
 
 
 class ChainedRecords:
-    """Records of several files, concatenated."""
+    """The concatenated records of several files."""
 
     def __init__(self, parts: Sequence[IndexedRecords]):
         self._parts = parts
@@ -126,7 +126,7 @@ class ChainedRecords:
 
 
 class ShardRecords:
-    """A file of a folder: its records are named after it, and belong to the side that the file or its folder names."""
+    """The records of one file of a folder; their ids and their split come from the path of the file."""
 
     def __init__(self, shard: str, rows: IndexedRecords):
         self._rows, self._split, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
@@ -148,7 +148,7 @@ class ShardRecords:
 
 
 class LineRecords:
-    """A .jsonl file; gzipped ones (.jsonl.gz) are unpacked into the cache once."""
+    """The records of a .jsonl file; a gzipped file (.jsonl.gz) is unpacked once into the cache."""
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
@@ -196,7 +196,7 @@ class LineRecords:
 
 
 def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.ndarray], width: int) -> np.ndarray:
-    """What `scan` finds in a file, [N, width] int64, memory-mapped from the cache."""
+    """Returns the result of `scan(path)`, [N, width] int64, memory-mapped from the cache."""
     def write(source: Path, target: Path) -> None:
         with open(target, "wb") as file:
             np.save(file, scan(source), allow_pickle=False)
@@ -216,7 +216,7 @@ def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np
 
 
 def _line_places(path: Path) -> np.ndarray:
-    """[N, 3] int64 of the lines that are not blank: byte offset, line number, side."""
+    """Returns byte offset, line number and split (see IndexedRecords.sides) of each non-blank line, as [N, 3] int64."""
     starts, odd, base, begins, names_split, tail = [], [], 0, True, False, b""
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -273,7 +273,7 @@ def _gunzip(source: Path, target: Path) -> None:
 
 
 class TarRecords:
-    """A WebDataset shard: the offsets of its rows are cached, and a row is read from its members."""
+    """The records of a WebDataset shard; the byte ranges of its rows are cached."""
 
     sides = None
 
@@ -296,7 +296,7 @@ class TarRecords:
 
 
 class ArrowRecords:
-    """A memory-mapped arrow file or stream."""
+    """The records of a memory-mapped arrow file or stream; `named` is the path that messages show."""
 
     def __init__(self, path: Path, named: Path):
         import pyarrow as pa
@@ -322,7 +322,7 @@ class ArrowRecords:
 
 
 class ParquetRecords:
-    """A parquet file with small row groups; recently used ones stay decoded. Thread-safe."""
+    """The records of a parquet file with small row groups; recently used groups stay decoded. Thread-safe."""
 
     def __init__(self, path: Path, file: Any):
         self._path, self._file, self._lock = path, file, threading.Lock()
@@ -396,6 +396,6 @@ def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str
 
 
 def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:
-    """Sides of a `split` column, given in pieces."""
+    """Converts the pieces of a `split` column to the values of IndexedRecords.sides."""
     sides = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
     return np.concatenate(sides) if sides else None

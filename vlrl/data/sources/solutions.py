@@ -1,11 +1,10 @@
-"""Answers to learn from, in a file of their own: `data.solutions`.
+"""Answers to train on, read from a separate file: `data.solutions`.
 
     {"number": 7, "id": "train-7", "solution": "<answer>...</answer>", "weight": 1.0, "reward": 0.9, "step": 50}
 
-Each line makes one training row: the sample at index `number` of the training split, whose id must be `id`, with this
-`solution`, its weight times `weight`, and optionally the `rejected` answer that it is preferred to. Other fields
-document the answer and are ignored.
-"""
+Each line makes one training row. It is the sample at index `number` of the training split, whose id must equal `id`,
+with this `solution` and its weight multiplied by `weight`. `rejected` is optional: an answer to which the solution is
+preferred. Other fields document the answer and are ignored."""
 
 from __future__ import annotations
 
@@ -25,19 +24,20 @@ from vlrl.types import Sample
 
 @dataclass(frozen=True)
 class Solution:
-    """One line of the file."""
+    """One line of a data.solutions file."""
 
     number: int
     id: str
     text: str
     weight: float = 1.0
     rejected: str = ""
-    """The answer that it is preferred to; "" for none."""
+    """The answer to which the solution is preferred; "" for none."""
 
 
 def read_solutions(name: str) -> list[Solution]:
-    """The lines of a file. Raises ConfigError for a missing or empty file, DataError naming the line for one that is
-    not a solution."""
+    """Reads the lines of a data.solutions file.
+
+    Raises ConfigError for a missing or empty file, and DataError naming a line that is not a solution."""
     path = Path(name)
     if not os.path.isfile(path):
         raise ConfigError(f"data.solutions={name!r}: this file does not exist{searched_in(name)}. A stage of kind "
@@ -66,7 +66,9 @@ def _solution(line: Mapping[str, Any]) -> Solution:
 
 
 class SolvedSamples(SampleSequence):
-    """The samples that have a solution, one per line; several solutions of one sample have numbered ids."""
+    """The samples that have a solution, one per line of the file.
+
+    If a sample has several solutions, the ids of the second and later ones end in a number."""
 
     def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
         self.samples, self.solutions, self.name = samples, solutions, name
@@ -103,5 +105,5 @@ class SolvedSamples(SampleSequence):
 
 
 def with_solutions(samples: Sequence[Sample], name: str) -> Sequence[Sample]:
-    """The training rows that `data.solutions` selects; all of them if it is empty."""
+    """Returns the training rows that the file `name` (data.solutions) selects; all samples if `name` is empty."""
     return SolvedSamples(samples, read_solutions(name), name) if name else samples

@@ -1,8 +1,8 @@
-"""WebDataset shards: `.tar` files whose consecutive members of one name are a row: 007.jpg, 007.json, 007.question.txt.
+"""Reads WebDataset shards: .tar files in which consecutive members with the same name are one row (007.jpg, 007.json,
+007.question.txt).
 
-Only headers are read to find rows; a row is read from its byte range. Members are never extracted to disk, and only
-regular files are read.
-"""
+Finding the rows reads only headers; a row is read from its byte range. Members are never extracted to disk, and only
+regular files are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlrl.errors import DataError
 _FIELDS = {"txt": "text", "cls": "label"}
 _BLOCK = 512
 _MOST_HEADER = 64 << 10
-"""Maximum bytes of a header with a long name."""
+"""Maximum bytes of an extended header, which holds a long name."""
 _MOST_MEMBER = 2 << 30
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
@@ -31,13 +31,14 @@ _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 class _Member(NamedTuple):
     name: str
     begin: int
-    """Offset of its first header."""
+    """Offset of the member's first header."""
     data: int
     size: int
 
 
 def row_spans(path: Path) -> np.ndarray:
-    """[N, 2] int64: first and last byte of each row. Raises DataError naming the shard and the member."""
+    """Returns the first byte and the end of each row as [N, 2] int64. Raises DataError naming the shard and the member.
+    """
     rows: list[list[int]] = []
     last = None
     with open(path, "rb") as file:
@@ -54,7 +55,8 @@ def row_spans(path: Path) -> np.ndarray:
 
 
 def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, Any] | DataError]:
-    """Name and record of the row between two bytes of an open shard, or the error in its place."""
+    """Returns (name, record) of the row in a byte range of an open shard; for an invalid row the record is a DataError.
+    """
     key, record, suffixes = "", {}, set[str]()
     try:
         for member in _members(path, file, begin, end):
@@ -72,7 +74,8 @@ def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, 
 
 
 def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
-    """Adds a member to the record: media, the fields of JSON, or a string under the name before `.txt`."""
+    """Adds a member to the record: an image, a video, the fields of a JSON object, or a text under the name before
+    `.txt`."""
     field, _, kind = suffix.rpartition(".")
     if f".{kind}" in IMAGE_SUFFIXES:
         several = [*record.pop("images", []), *([record.pop("image")] if "image" in record else []), data]
@@ -100,13 +103,14 @@ def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
 
 
 def _parts(name: str) -> tuple[str | None, str]:
-    """The row name of a member and the suffix after its first dot, in lower case; None for members without both."""
+    """Splits a member's name into its row name and the lower-case suffix after the first dot; (None, "") if it has no
+    suffix."""
     match = _KEY.fullmatch(name)
     return (match[1], match[2].lower()) if match else (None, "")
 
 
 def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
-    """Yields the regular files between two bytes. Raises DataError for anything else but folders."""
+    """Yields the regular files in a byte range. Skips folders, and raises DataError for anything else."""
     size, at, first, headers = os.fstat(file).st_size, begin, begin, dict[str, str]()
     while at < end:
         head = os.pread(file, _BLOCK, at)
@@ -152,7 +156,7 @@ def _is_text(name: str) -> bool:
 
 
 def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
-    """Path and size that an extended header sets for the next member."""
+    """Returns the path and size that an extended header sets for the next member."""
     text = data.decode("utf-8", "surrogateescape")
     if kind == tarfile.GNUTYPE_LONGNAME:
         return {"path": text.rstrip("\0")}

@@ -1,4 +1,5 @@
-"""Columns of a record that its format does not use: they go to the `meta` of the row, where a check reports them."""
+"""Finds columns of a record that its format does not use. They are stored in the row's `meta`, where a check reports
+them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from vlrl.types import Record
 
 Make = Callable[[Record], Sequence[Mapping[str, Any]]]
 _KEPT: dict[tuple[Any, ...], tuple[str, ...]] = {}
-"""(format, columns) -> the unused ones, determined once for all records of one shape."""
+"""Maps (format, columns) to the unused columns, which are determined once for all records with the same columns."""
 _USED: set[tuple[str, str]] = set()
-"""(format, column) that is used in records of some shape."""
+"""Pairs (format, column) of columns that are used in some record."""
 _NOTHING = ("none", "null", "nan", "n/a", "no input text")
 _MOST_SHAPES = 256
 _BOOKKEEPING = re.compile(
@@ -26,22 +27,23 @@ _BOOKKEEPING = re.compile(
 
 
 def is_bookkeeping(name: str, value: Any) -> bool:
-    """Whether a column obviously has no content: a number, a flag, or by its name an id, a path, a date ..."""
+    """Whether a column obviously has no content: its value is a number or flag, or its name means an id, path, date
+    etc."""
     return isinstance(value, (int, float)) or bool(_BOOKKEEPING.search(name))
 
 
 def forget_shapes() -> None:
-    """Clears the cache for the next file, in which an unused column may be used."""
+    """Clears the cache before the next file, in which a column may be used although it is unused in this one."""
     _KEPT.clear()
     _USED.clear()
 
 
 def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
-    """Columns of a record, with values, that occur in none of its `rows` and without which `make` gives the same rows;
-    columns of objects in lists as `annotations.caption`, with the first value.
+    """Returns the columns (with values) that appear in none of the record's `rows` and do not influence them.
 
-    A value that the rows contain anyway (an answer that occurs twice) is left out.
-    """
+    A column has no influence if `make` gives the same rows without it. Columns of objects in lists are named like
+    `annotations.caption`, with the value of the first object. A value that the rows contain anyway (an answer that
+    occurs twice) is left out."""
     key = (format, *_shape(record))
     if not rows:
         return {}
@@ -58,7 +60,7 @@ def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]
 
 
 def _shape(record: Record) -> Iterator[Any]:
-    """Yields the columns with a value, and for a list of objects those of the first."""
+    """Yields the columns that have a value; for a list of objects, also the keys of its first object."""
     for name, value in record.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield (name, *value[0])
@@ -67,7 +69,7 @@ def _shape(record: Record) -> Iterator[Any]:
 
 
 def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record], make: Make) -> tuple[str, ...]:
-    """The columns that can be removed one after the other without changing the rows."""
+    """Returns the columns that can be removed, one after the other, without changing the rows."""
     gone: list[str] = []
     for name in names:
         less = _less(record, [*gone, name])
@@ -80,7 +82,8 @@ def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record]
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    """The columns of a record with a value; string fields of objects in a list get their own entry."""
+    """Returns the columns that have a value; string fields of the first object in a list become columns of their own.
+    """
     flat: dict[str, Any] = {}
     for name, value in record.items():
         if value in (None, "", [], {}) or (isinstance(value, str) and value.strip().lower() in _NOTHING):
@@ -109,7 +112,7 @@ def _in_words(value: Any) -> str:
 
 
 def _small(value: Any) -> Any:
-    """A value that a row can hold: short, and valid JSON."""
+    """Returns the value if it is short and valid JSON; else its shortened text."""
     try:
         return value if len(json.dumps(value, allow_nan=False)) < 1 << 12 else short(value)
     except (TypeError, ValueError, RecursionError):

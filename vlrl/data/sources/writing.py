@@ -13,10 +13,9 @@ from vlrl.store.files import write_text
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as .jsonl (one object per line) or .json (a list), atomically.
+    """Writes rows atomically as .jsonl (one object per line) or .json (a list).
 
-    Raises DataError for another suffix, a number that JSON cannot hold, and a path that cannot be written.
-    """
+    Raises DataError for another suffix, a number that JSON cannot represent, and a path that cannot be written."""
     check_suffix(path)
     lines = [json_line(row) for row in rows]
     text = "".join(f"{line}\n" for line in lines) if path.suffix == ".jsonl" else "[" + ",\n ".join(lines) + "]\n"
@@ -29,8 +28,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """A row as one line of JSON. Raises DataError for NaN, infinity, text that is not Unicode, and rows that are too
-    long."""
+    """Returns a row as one line of JSON. Raises DataError for NaN, infinity, text that is not Unicode, and too long
+    rows."""
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         line.encode()
