@@ -1,7 +1,8 @@
-"""Rank, world size and collectives; every function is a no-op for a single process.
+"""Rank, world size and collectives. With a single process, every function does nothing or returns its argument.
 
 After `watch`, a collective that fails or takes longer than limits.collective_s raises RankError, which says which rank
-waited where for which others (rank_monitor.py). Every later collective then raises it too: the group is broken."""
+waited in which collective, and for which ranks (rank_monitor.py). Every later collective raises the same error, because
+the process group is broken."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from vlrl.distributed.rank_monitor import RankMonitor
 
 here = RankPosition()
-"""Position of this process: its step, phase and collective."""
+"""Position of this process: its current step, phase and collective."""
 _monitor: RankMonitor | None = None
 _lost: RankError | None = None
 
 
 def watch(limit: float) -> None:
-    """Starts the rank monitor, so that a rank that waits for `limit` seconds can name the missing ones."""
+    """Starts the rank monitor, so that a rank that has waited for `limit` seconds can name the ranks it waits for."""
     global _monitor
     if world() > 1 and _monitor is None:
         from vlrl.distributed.rank_monitor import RankMonitor  # of several processes alone
@@ -39,14 +40,15 @@ def watch(limit: float) -> None:
 
 
 def describe_wait() -> str:
-    """The collective in which this process waits, and for which ranks; "" if it does not. Thread-safe; takes seconds.
-    """
+    """Returns in which collective this process waits and for which ranks; "" if it does not wait.
+
+    Thread-safe. Takes several seconds."""
     return _monitor.describe_wait(time.monotonic() - here.since) if _monitor is not None and here.doing else ""
 
 
 @atexit.register
 def leave() -> None:
-    """Ends the process group; a process that exits without that may abort in the threads of its transport."""
+    """Destroys the process group at exit; without that, threads of its transport may abort the process."""
     global _monitor, _lost
     if _monitor is not None:
         _monitor.close()
@@ -59,8 +61,10 @@ def leave() -> None:
 
 
 def _await_gloo(seconds: float = 5.0) -> None:
-    """Waits until gloo's threads have released the tensors of their last work, which needs the interpreter: doing it
-    during shutdown aborts the process. References to the group (FSDP's meshes) keep these threads; idle ones sleep."""
+    """Waits until gloo's threads have released the tensors of their last collective.
+
+    Releasing them needs the Python interpreter and would abort the process if done during its shutdown. Remaining
+    references to the process group (FSDP's meshes) keep these threads alive; idle threads sleep."""
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
         time.sleep(0.01)
@@ -68,7 +72,8 @@ def _await_gloo(seconds: float = 5.0) -> None:
 
 
 def _thread_states(prefix: str) -> str:
-    """States (R: running, S: sleeping) of this process's threads with that name prefix; Linux only, else ""."""
+    """Returns the states (R: running, S: sleeping) of this process's threads with this name prefix; "" except on Linux.
+    """
     states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -79,9 +84,10 @@ def _thread_states(prefix: str) -> str:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """Names the current phase for ranks that wait for this one; after an error the name stays until the next step.
+    """Names the current phase of this rank, for messages of ranks that wait for it.
 
-    In the main thread alone: others make no collectives."""
+    After an error the name remains until the next step begins. Does nothing outside the main thread, because other
+    threads call no collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -92,7 +98,9 @@ def within(phase: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transport_errors() -> Iterator[None]:
-    """Turns errors of collectives made elsewhere (FSDP's) into RankError; tells the others of any error."""
+    """Turns errors of collectives that are not called through this module (FSDP's) into RankError.
+
+    Also records any error of this rank in the rank monitor, so that the other ranks learn about it."""
     began = time.monotonic()
     try:
         yield
@@ -106,7 +114,7 @@ def transport_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collective(doing: str) -> Iterator[None]:
-    """A collective of this module; an error of its transport becomes RankError."""
+    """Runs the block as a collective named `doing`; an error of its transport becomes RankError."""
     if _lost is not None:
         raise _lost
     here.enter(doing)
@@ -121,7 +129,7 @@ def _collective(doing: str) -> Iterator[None]:
 
 
 def _broken(error: Exception, waited: float) -> RankError:
-    """The RankError that replaces a transport's error; the last message of this rank to the others."""
+    """Returns the RankError that replaces a transport's error, and publishes it as the last record of this rank."""
     global _lost
     assert _monitor is not None
     _lost = _monitor.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
@@ -152,7 +160,7 @@ def is_main() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """The Python value of every rank, in rank order, on every rank."""
+    """Returns the Python values of all ranks, in rank order, on every rank."""
     if world() == 1:
         return [value]
     values: list[Any] = [None] * world()
@@ -162,12 +170,12 @@ def gather(value: Any) -> list[Any]:
 
 
 def total(*values: float) -> list[float]:
-    """The sum over ranks of each number."""
+    """Returns the sum over all ranks of each number."""
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
 def broadcast(value: Any) -> Any:
-    """Rank 0's value on every rank."""
+    """Returns rank 0's value on every rank."""
     if world() == 1:
         return value
     box = [value]
@@ -177,9 +185,10 @@ def broadcast(value: Any) -> Any:
 
 
 def on_main(call: Callable[[], Any], doing: str = "") -> Any:
-    """Runs `call` on rank 0 alone; its result, or the error it raised, on every rank.
+    """Runs `call` on rank 0 only; every rank returns its result or raises its error.
 
-    `doing` names work that may take long, such as saving: the others then wait as long as rank 0 is alive."""
+    `doing` names work that may take long, such as saving: the other ranks then wait without a timeout as long as rank 0
+    is alive."""
     result, error = None, None
     if is_main():
         try:
@@ -196,7 +205,9 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
-    """Reports that this rank ends by an error and calls `last`; other ranks that end too wait for rank 0's."""
+    """Records that this rank ends with an error, then calls `last`, which may do final work such as saving.
+
+    If rank 0 ends with an error too, the other ranks wait until its `last` has returned."""
     if _monitor is not None:
         _monitor.end(error)
     try:
@@ -209,8 +220,10 @@ def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
 
 
 def all_ended_alike(value: str) -> bool:
-    """In `last` of `end_by_error`: whether every rank ends by an error with this value and after the same collectives,
-    including those made elsewhere; then further collectives are possible."""
+    """Whether every rank ends with an error and the same `value`, after the same number of collectives.
+
+    Called inside `last` of `end_by_error`. Collectives that are not called through this module are counted too. If
+    true, further collectives are possible."""
     if _monitor is None or _lost is not None:
         return False
     group: Any = dist.distributed_c10d._get_default_group()
@@ -219,7 +232,7 @@ def all_ended_alike(value: str) -> bool:
 
 
 def _wait_patiently(calls: RankMonitor, doing: str) -> None:
-    """The others wait for rank 0 without a timeout as long as it gives signs of life."""
+    """Lets the other ranks wait for rank 0 without a timeout, as long as rank 0 shows signs of life."""
     global _lost
     if is_main():
         here.count += 1  # the collective of the others
@@ -236,14 +249,14 @@ def _wait_patiently(calls: RankMonitor, doing: str) -> None:
 
 
 def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
-    """Like `on_main`, but the result stays on rank 0; None elsewhere."""
+    """Like `on_main`, but only rank 0 returns the result; other ranks return None."""
     results: list[Any] = []
     on_main(lambda: results.append(call()), doing)
     return results[0] if results else None
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Runs `call` on every rank; a VlrlError on any rank is raised on all."""
+    """Runs `call` on every rank; if it raises a VlrlError on any rank, that error is raised on all ranks."""
     if world() == 1:
         return call()
     result, error = None, None
@@ -260,10 +273,10 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
-    """Sends bytes point to point; returns what this rank received, by sender.
+    """Sends bytes between pairs of ranks; returns the bytes that this rank received, ordered by sender.
 
-    `routes` has the same keys (sender, receiver) on every rank, and the sender's values. Every rank processes them in
-    the same order, so no two wait for each other."""
+    On every rank, `routes` must have the same keys (sender, receiver); only the sender's values are used. Every rank
+    processes the keys in the same order, which avoids deadlocks."""
     arrived: list[bytes] = []
     if not routes:
         return arrived
@@ -285,7 +298,7 @@ def barrier() -> None:
 
 
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
-    """The full tensor of a shard; any other tensor unchanged. Called on every rank."""
+    """Gathers the full tensor of a DTensor; returns any other tensor unchanged. Must be called on every rank."""
     if not isinstance(value, DTensor):
         return value
     with _collective("gathering shards"):
@@ -293,7 +306,7 @@ def full_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a full tensor into `target`, which may be a shard (along one dimension, as FSDP cuts it)."""
+    """Copies a full tensor into `target`, which may be a DTensor sharded along one dimension, as by FSDP."""
     if isinstance(target, DTensor):
         (placement,) = target.placements
         dim = getattr(placement, "dim", 0)
@@ -305,11 +318,11 @@ def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
-    """Sums `.grad` over ranks in place; a rank without a gradient contributes zeros, unless all are without.
+    """Sums `.grad` over all ranks in place; a rank that has no gradient for a parameter contributes zeros.
 
-    One reduction per optimizer step in buckets of `bucket` numbers. Ranks may run different numbers of micro-batches
-    and leave parameters unused (text-only data on one rank) without hanging. FSDP has summed the gradients of shards
-    already."""
+    If no rank has a gradient for a parameter, its `.grad` stays None. Gradients are reduced once per optimizer step, in
+    buckets of `bucket` numbers. Ranks may therefore run different numbers of micro-batches and leave parameters unused
+    (text-only data on one rank) without a deadlock. Gradients of DTensors are skipped: FSDP has already summed them."""
     if world() == 1:
         return
     learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]

@@ -1,9 +1,9 @@
-"""Ends a launcher that outlives its ranks.
+"""Kills a launcher that keeps running after its ranks have ended.
 
-On a host that is cut off from the first one, torchrun's agent waits in a call to its store until TCP gives up (15
-minutes by Linux's default) and reacts to SIGKILL alone. A rank that finds the store silent leaves a process behind that
-waits for its end, then for the launcher's, and kills the launcher if that does not come. That process imports nothing
-of vlrl: it runs this file as a script. Linux alone."""
+On a host that has lost its connection to the first host, torchrun's agent waits in a call to its store until TCP gives
+up (15 minutes by Linux's default) and reacts only to SIGKILL. A rank that gets no reply from the store therefore starts
+a guard process. It waits for the rank to end, then for the launcher to end, and kills the launcher if it does not end
+in time. The guard process imports nothing of vlrl: it runs this file as a script. Linux only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from contextlib import suppress
 import psutil
 
 RANK_S = 600.0
-"""Seconds that the rank has to end; it may be writing a checkpoint."""
+"""Seconds that the guard process waits for the rank to end; the rank may be writing a checkpoint."""
 LAUNCHER_S = 60.0
-"""Seconds that the launcher then has; torchrun gives hanging ranks 30."""
+"""Seconds that it then waits for the launcher to end; torchrun itself gives hanging ranks 30."""
 _NAMES = ("torchrun", "torch.distributed", "accelerate")
 
 
@@ -32,9 +32,9 @@ class Launcher:
         self._handle = os.pidfd_open(self.pid)  # of this process for good, whoever gets its number later
 
     def end_if_it_hangs(self) -> None:
-        """Makes sure that the launcher ends soon after this process, which is about to. Returns at once.
+        """Makes sure that the launcher ends soon after this process, which is about to end. Returns at once.
 
-        A launcher that may restart its ranks is left alone: it goes on when the network is back."""
+        Does nothing if the launcher may still restart its ranks: it continues when the network is back."""
         if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
             return
         with suppress(OSError):
@@ -45,7 +45,7 @@ class Launcher:
 
 
 def find() -> Launcher | None:
-    """The launcher of this process; None when torchrun's agent did not start it."""
+    """Returns the launcher of this process; None if torchrun's agent did not start it."""
     with suppress(psutil.Error, OSError, AttributeError):  # no right to look, an old kernel, another system
         for process in psutil.Process().parents():
             if not _started_by_agent(process.environ()):
@@ -54,7 +54,7 @@ def find() -> Launcher | None:
 
 
 def _started_by_agent(environ: Mapping[str, str]) -> bool:
-    """Whether this environment is that of a process, such as a wrapper script, started by the same agent."""
+    """Whether these environment variables belong to a process that the same agent started, such as a wrapper script."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return all(name in os.environ and environ.get(name) == os.environ[name] for name in names)
 
@@ -64,7 +64,9 @@ def _ends(process: int, seconds: float) -> bool:
 
 
 def main(pid: int, launcher: int, rank: int, rank_s: float, launcher_s: float) -> None:
-    """Waits, and kills the launcher with all its child processes; `launcher` and `rank` are pidfds."""
+    """Waits for the rank and the launcher to end; kills a hanging launcher with all its child processes.
+
+    `launcher` and `rank` are pidfds."""
     if (_ends(rank, rank_s) and _ends(launcher, launcher_s)) or _ends(launcher, 0):
         return
     family = psutil.Process(pid).children(recursive=True)

@@ -1,9 +1,9 @@
-"""The position of every rank, so that a rank that waits too long can name the missing ones.
+"""Publishes the position of every rank, so that a rank that waits too long can name the ranks it waits for.
 
-Each rank writes its position to the launcher's store every BEAT seconds. Nothing is read from the store, and nothing is
-sent in a collective, until one fails or takes longer than limits.collective_s; then the waiting rank reads the records
-of the others. The store may be gone with its host, and a read can hang forever, so reads run in threads that nobody
-waits for longer than ANSWER seconds."""
+Each rank writes its position to the launcher's store every BEAT seconds. The store is not read, and collectives carry
+no extra data, until a collective fails or takes longer than limits.collective_s. Only then does the waiting rank read
+the records of the other ranks. The store may have vanished with its host, and a read can hang forever, so reads run in
+threads for which nothing waits longer than ANSWER seconds."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from vlrl.store import lock
 from vlrl.types import Record
 
 BEAT = 2.0
-"""Seconds between two records of a rank."""
+"""Seconds between two records that a rank writes."""
 CONNECT = 10.0
-"""Timeout of a connection to the store, in seconds."""
+"""Timeout in seconds for connecting to the store."""
 ANSWER = 15.0
-"""Timeout of a read, in seconds. Above CONNECT: a thread that fails during shutdown would abort the process."""
+"""Timeout of a read in seconds. Longer than CONNECT: a thread that fails during shutdown would abort the process."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
-"""Messages of TCP for an unreachable host; on the local network that is first "no route"."""
+"""TCP's error messages for an unreachable host; on a local network the first of them is "no route"."""
 _NAMED = 8
-"""Most ranks that a message names."""
+"""Maximum number of ranks that a message names."""
 
 T = TypeVar("T")
 
 
 class RankMonitor:
-    """The records of all ranks in the launcher's store.
+    """Writes this rank's record to the launcher's store, and reads the records of the other ranks when needed.
 
-    `limit` is limits.collective_s. Needs the variables that every launcher sets: MASTER_ADDR and MASTER_PORT."""
+    `limit` is limits.collective_s. Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
 
     def __init__(self, here: RankPosition, rank: int, world: int, limit: float):
         self.here, self.rank, self.world, self.limit = here, rank, world, limit
@@ -65,7 +65,7 @@ class RankMonitor:
     # --- own record -----------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Writes this rank's record. The store does not reply, so this takes microseconds."""
+        """Writes this rank's record to the store. The store does not reply, so this takes microseconds."""
         self._beat += 1
         here = self.here
         record = {**self._owner, "beat": self._beat, "count": here.count, "waits": bool(here.doing),
@@ -76,20 +76,20 @@ class RankMonitor:
             self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
-        """Writes the last record: this rank leaves, by an error or at the end."""
+        """Writes the last record of this rank, which ends with an error, or normally if `error` is None."""
         if self._ended is None:
             text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it came to its end"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
             self.publish()
 
     def leave(self) -> None:
-        """On rank 0, after `end`: nothing is left that the others should wait for."""
+        """On rank 0, after `end`: records that the other ranks need not wait for it any more."""
         if self._ended is not None:
             self._ended["left"] = True
             self.publish()
 
     def close(self) -> None:
-        """Ends the thread; the record stays."""
+        """Ends the monitor's thread; this rank's record remains in the store."""
         self.end(None)
         self._closed.set()
         self._thread.join(BEAT)  # one that is in a call of torch while the interpreter ends aborts the process
@@ -103,7 +103,7 @@ class RankMonitor:
                 self._end_process(waited)
 
     def _end_process(self, waited: float) -> None:
-        """Ends the process where the transport neither fails nor returns in time."""
+        """Ends this process with an error message if the transport neither fails nor returns in time."""
         count, error = self.here.count, self.error(waited, "no error of the transport")
         if self.here.doing and self.here.count == count:
             self.end(error)
@@ -113,12 +113,13 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """RankError that names the ranks missing where this one waits; takes seconds to find out who is alive."""
+        """Returns a RankError that names the ranks for which this rank waits; takes seconds to find out which are
+        alive."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 
     def describe_wait(self, waited: float) -> str:
-        """Example: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
+        """Returns text such as "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
         place, count = str(self.here), self.here.count
         self.publish()
         before = self._records()
@@ -135,12 +136,14 @@ class RankMonitor:
         return f"rank {self.rank} waited {waited:.0f} s in {place} for {missing}"
 
     def done(self) -> None:
-        """On rank 0: the work that others wait for in `await_main` is done."""
+        """On rank 0: records that the work for which other ranks wait in `await_main` is done."""
         self._patience += 1
         self._writing.set(f"{self._prefix}/done/{self._patience}", "")
 
     def await_main(self) -> None:
-        """On the others: waits for rank 0 to be `done`, as long as it gives signs of life."""
+        """On the other ranks: waits until rank 0 calls `done`, without a timeout as long as it shows signs of life.
+
+        Raises RankError if rank 0 has ended or shows no sign of life for limits.collective_s."""
         self._patience += 1
         key, began, pause = f"{self._prefix}/done/{self._patience}", time.monotonic(), 0.01
         beat, heard = 0, time.monotonic()
@@ -158,7 +161,9 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """After `end`: whether all ranks have ended at the same place; waits some seconds for them."""
+        """Whether all ranks have ended with an error at the same place; waits some seconds for their records.
+
+        Called after `end`."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()
@@ -174,9 +179,9 @@ class RankMonitor:
         return False
 
     def await_left(self) -> None:
-        """On the others, ending by an error: if rank 0 ends by one too, waits until it has left.
+        """On the other ranks, after `end`: if rank 0 ends with an error too, waits until it calls `leave`.
 
-        A launcher kills all processes soon after the first one is gone."""
+        This keeps the launcher from killing rank 0, since it kills all processes soon after the first one ends."""
         began = heard = time.monotonic()
         beat = 0
         while time.monotonic() - heard < 3 * BEAT:
@@ -190,7 +195,7 @@ class RankMonitor:
             time.sleep(0.2)
 
     def _records(self) -> list[Record | None] | None:
-        """The record of every rank, None where it has none; None when the store does not reply."""
+        """Returns the record of every rank (None for a rank without one); None if the store does not reply."""
         return self._ask(lambda store: [self._record(store, rank) for rank in range(self.world)])
 
     def _record(self, store: dist.Store, rank: int) -> Record | None:
@@ -198,7 +203,7 @@ class RankMonitor:
         return json.loads(store.get(key)) if store.check([key]) else None
 
     def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """The store's reply; None on a timeout, after which the next read opens a new connection."""
+        """Returns the store's reply; None after a timeout. The next read then opens a new connection."""
         replies: list[T] = []
 
         def ask() -> None:
@@ -218,10 +223,10 @@ class RankMonitor:
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
-    """The ranks that `rank` waits for in its collective number `count`, from all records at two moments.
+    """Describes the ranks for which `rank` waits in its collective number `count`, from all records at two moments.
 
-    Ranks that ended by an error of their own, are silent, or are not there yet; those that wait as `rank` does are
-    named only without such ranks."""
+    These are ranks that have ended with an error of their own, are silent, or have not reached the collective. Ranks
+    that wait in it like `rank` are named only if there are no such ranks."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

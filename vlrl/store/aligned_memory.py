@@ -1,8 +1,8 @@
-"""Tensors read from files, copied to memory that PyTorch allocates.
+"""Copies tensors that were read from files to memory that PyTorch allocates.
 
-safetensors maps a file into memory, so a tensor starts at any address. Matrix kernels of CPUs differ in the last bits
-at addresses that are not aligned to vectors: a resumed run would differ from an undisturbed one. Tensors from files are
-copied here before they are used."""
+safetensors maps a file into memory, so a tensor may start at any address. Matrix kernels of CPUs give results that
+differ in the last bits if an address is not aligned to vectors, and then a resumed run would differ from an
+uninterrupted one. So tensors from files are copied before they are used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in newly allocated memory with the same strides; on other devices than CPUs the tensor itself."""
+    """Returns a copy of a CPU tensor in newly allocated memory with the same strides; returns other tensors unchanged.
+    """
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor
 
 
 def align_weights(model: _Module) -> _Module:
-    """The model with all parameters and buffers in newly allocated memory; tied ones stay tied."""
+    """Moves all parameters and buffers of a model to newly allocated memory; tied parameters stay tied. Returns the
+    model."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = aligned_copy(tensor.data)
     return model

@@ -1,14 +1,16 @@
-"""Checkpoints: saved completely or not at all, read back bit for bit; safetensors and JSON, never pickle.
+"""Checkpoints: saved completely or not at all, and read back bit for bit. They consist of safetensors and JSON, never
+pickle.
 
     checkpoints/step-000050/        the model or adapter and its processor, as the policy writes them, and
         trainer_state.json          the trainer's state, its tensors replaced by names ...
-        trainer_state.safetensors   ... of tensors here
-        manifest.json               its step, the settings of its run, size and sha256 of every other file, and the
-                                    seconds that writing took
+        trainer_state.safetensors   ... of tensors in this file
+        manifest.json               number of completed steps, the run's settings, size and sha256 of every other
+                                    file, and the seconds that writing took
     checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
 
-A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves all older
-ones intact. `folder` is always the checkpoints folder. One process writes (rank 0), one save at a time."""
+A checkpoint is written under a temporary name, synced to the disk and renamed, so killing the process at any moment
+leaves all older checkpoints intact. The argument `folder` is always the checkpoints folder. Only one process (rank 0)
+writes, one checkpoint at a time."""
 
 from __future__ import annotations
 
@@ -29,24 +31,24 @@ from vlrl.store.trainer_state import STATE, State
 
 MANIFEST = "manifest.json"
 BEST = "best"
-"""`checkpoints/best` names the checkpoint of the best evaluation, wherever a checkpoint is named."""
+"""`checkpoints/best` can be used wherever a checkpoint is named, and means that of the best evaluation."""
 _NAME = re.compile(r"step-(\d+)")
 
 
 class NewestCheckpoint(NamedTuple):
-    """The newest usable checkpoint, with warnings about newer ones that are not."""
+    """The newest usable checkpoint, and warnings about newer checkpoints that are damaged."""
 
     path: Path | None
     warnings: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
-        """Completed steps; 0 without a checkpoint."""
+        """Number of completed steps; 0 if there is no checkpoint."""
         return step_of(self.path) if self.path else 0
 
 
 def step_of(path: Path) -> int:
-    """Number of completed steps in a checkpoint's name; raises RunError for another name."""
+    """Returns the number of completed steps in a checkpoint's name; raises RunError for other names."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
     if not match:
         raise RunError(f"{path} is not a checkpoint: its name should be like step-000050")
@@ -58,12 +60,13 @@ def step_of(path: Path) -> int:
 
 def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | State, keep: int,
          settings: Mapping[str, Any] | None = None) -> Path:
-    """Saves the checkpoint of `step` completed steps and removes all but the `keep` newest; returns its path.
+    """Saves the checkpoint after `step` completed steps, removes all but the `keep` newest checkpoints, and returns its
+    path.
 
-    `write(path)` writes the model's files into a folder. `state` is a trainer's state (trainer_state.py), perhaps
-    frozen. `settings_of` returns the `settings`. The best checkpoint is kept in addition. Checkpoints of later steps
-    belong to a run that was started over and are removed. Raises RunError when the disk is full or not writable; older
-    checkpoints are then untouched."""
+    `write(path)` writes the model's files into a folder. `state` is a trainer's state (trainer_state.py), either as a
+    dictionary or as a `State`. `settings` are stored for `settings_of`. The best checkpoint is never removed.
+    Checkpoints of later steps are removed: they belong to an earlier run that was started over. Raises RunError if the
+    disk is full or not writable; older checkpoints are then unchanged."""
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     begun = time.monotonic()
     try:
@@ -86,7 +89,8 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
 
 
 def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> None:
-    """Syncs everything to the disk, and writes the manifest. `begun` is a value of time.monotonic."""
+    """Syncs all files of a checkpoint to the disk and writes its manifest. `begun` is the time.monotonic of the start.
+    """
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
@@ -99,8 +103,9 @@ def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> N
 
 
 def _swap_in(temporary: Path, target: Path) -> None:
-    """Renames to the final name; an older one of the same step is renamed first, and counts until the new one is there.
-    """
+    """Renames a finished checkpoint to its final name.
+
+    An older checkpoint of the same step is renamed first, and remains valid until the new one has its name."""
     old = target.with_name(f".old-{target.name}")
     if target.exists():
         os.rename(target, old)
@@ -122,7 +127,7 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes leftovers of killed saves; restores a checkpoint that was renamed for one that never came."""
+    """Removes what killed saves left behind; restores a checkpoint that was renamed for a save that did not finish."""
     for old in folder.glob(".old-step-*"):
         place = folder / old.name.removeprefix(".old-")
         if place.exists():
@@ -134,7 +139,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Renames first, so that a kill in the middle leaves no partial checkpoint under a valid name."""
+    """Removes a checkpoint; renames it first, so that a kill leaves no partial checkpoint under a valid name."""
     if path.is_symlink():  # what it leads to is the user's
         path.unlink()
         return
@@ -157,22 +162,22 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 
 
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
-    """Marks the checkpoint of `step` steps as the best one; `record` is its line of eval.jsonl.
+    """Marks the checkpoint of `step` completed steps as the best; `record` is its line of eval.jsonl.
 
-    It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full."""
+    It is kept in addition to the `keep` newest until another one is marked. Raises RunError if the disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
     newest = next(iter(all_checkpoints(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)
 
 
 def best_record(folder: Path) -> dict[str, Any]:
-    """The record written by `mark_best`; {} without one."""
+    """Returns the step and the evaluation of the best checkpoint, as written by `mark_best`; {} if none is marked."""
     best = read_json(folder / f"{BEST}.json") or {}
     return best if isinstance(best.get("step"), int) else {}
 
 
 def write_speed(folder: Path) -> tuple[int, float] | None:
-    """(bytes of the newest checkpoint, bytes per second of its save); None without any."""
+    """Returns (bytes of the newest checkpoint, bytes per second of its save); None without a checkpoint."""
     for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
@@ -187,10 +192,10 @@ def write_speed(folder: Path) -> tuple[int, float] | None:
 
 
 def find(path: Path) -> NewestCheckpoint:
-    """The checkpoint that `path` names: a folder of weights itself, the newest complete checkpoint of a run folder, or,
-    for its `checkpoints/best`, that of the best evaluation.
+    """Returns the checkpoint that `path` means; raises RunError if there is none or it is damaged.
 
-    Raises RunError when there is none, or when it is damaged."""
+    A run folder means its newest complete checkpoint, `checkpoints/best` of a run folder the checkpoint of the best
+    evaluation, and a folder of weights means itself."""
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
@@ -210,17 +215,20 @@ def find(path: Path) -> NewestCheckpoint:
 
 
 def model_folder(name: str) -> str:
-    """The checkpoint that a model's `name` means if it is a run folder (the newest) or its `checkpoints/best`; any
-    other name unchanged. Raises RunError when a run folder has no complete checkpoint."""
+    """Returns the checkpoint folder if a model's `name` is a run folder (the newest one) or its `checkpoints/best`.
+
+    Any other name is returned unchanged. Raises RunError if a run folder has no complete checkpoint."""
     run = os.path.isdir(os.path.join(name, "checkpoints"))
     best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
     return str(find(Path(name)).path) if run or best else name
 
 
 def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
-    """The newest complete checkpoint, with a warning for each newer one that is damaged; its path is None without any.
+    """Returns the newest complete checkpoint, with a warning for each newer one that is damaged; its path is None if
+    there is none.
 
-    Files are checked by size; with `full`, as before a resume, also by sha256. Changes nothing on the disk."""
+    Compares the size of each file with the manifest; with `full`, as before a resume, also its sha256. Does not write
+    to the disk."""
     passed = []
     for path in all_checkpoints(folder):
         wrong = problems(path, full)
@@ -232,12 +240,13 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Every checkpoint whose files exist with their sizes, by step."""
+    """Returns every checkpoint whose files exist and have the right sizes, in the order of their steps."""
     return [path for path in reversed(all_checkpoints(folder)) if not problems(path, full=False)]
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
-    """Defects of a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums; [] = complete."""
+    """Returns the defects of a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums. [] means
+    complete."""
     try:
         manifest = json.loads(read_small(path / MANIFEST))
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -258,14 +267,14 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Every checkpoint, complete or not, newest first, including one renamed for a save that was killed."""
+    """Returns every checkpoint, complete or not, newest first, including one renamed for a save that was killed."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """The settings of the run that saved a checkpoint; {} where they are not recorded."""
+    """Returns the settings of the run that saved a checkpoint; {} if it does not record them."""
     settings = (read_json(path / MANIFEST) or {}).get("settings")
     return settings if isinstance(settings, dict) else {}
 
@@ -285,9 +294,10 @@ def _size(path: Path) -> int:
 
 
 def load_state(path: Path, check: bool = True) -> dict[str, Any]:
-    """The `state` given to `save`, tensors on the CPU. Raises RunError for a damaged checkpoint.
+    """Returns the trainer's state that was passed to `save`, with tensors on the CPU. Raises RunError for a damaged
+    checkpoint.
 
-    `check` compares every file's sha256 first; not needed right after `latest(folder, full=True)`."""
+    `check` first verifies the sha256 of every file; it is not needed right after `latest(folder, full=True)`."""
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the one "

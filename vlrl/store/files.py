@@ -1,10 +1,10 @@
-"""Atomic file writes, bounded reads, and facts about the machine. Imports no torch.
+"""Atomic file writes, file reads with size limits, and facts about the machine. Imports no torch.
 
     with replacing(folder / "reward.png") as temporary:     # written to a temporary file, synced, renamed
         figure.savefig(temporary)
     append_line(folder / "metrics.jsonl", '{"step": 0}')    # on the disk when this returns
 
-A full or read-only disk is a RunError that names the path and the way out."""
+A full or read-only disk raises a RunError that names the path and says what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import psutil
 from vlrl.errors import RunError
 
 MOST_LINE = 1 << 20
-"""Largest line that is read, in bytes."""
+"""Maximum length of a line in bytes; of longer lines, only the end is read."""
 _HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
           (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
 _INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
@@ -43,7 +43,7 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a disk error into a RunError that names the path and the way out."""
+    """Turns a disk error in the block into a RunError that names the path and says what to do."""
     try:
         yield
     except OSError as error:
@@ -58,16 +58,18 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether the disk failed rather than the code; safetensors and tokenizers raise their own exceptions for it."""
+    """Whether an error means that the disk failed, and not the code.
+
+    safetensors and tokenizers raise exceptions of their own for that, which are recognised by their messages."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path` that replaces it when the block succeeds, and is removed otherwise.
+    """Yields a temporary path in the same folder; it replaces `path` if the block succeeds, and is removed otherwise.
 
-    `sync` waits until it is on the disk. Raises RunError when the disk is full or read-only."""
+    With `sync`, returns only after the file is on the disk. Raises RunError if the disk is full or read-only."""
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
     temporary = path.with_name(f".{path.name}.{writer}.tmp")
     with disk_errors(path):
@@ -85,7 +87,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
 
 
 def fsync(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    """Waits until a file's content, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,7 +102,7 @@ def write_text(path: Path, text: str, sync: bool = True) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line, all of it or nothing; a partial line of a killed process stays on its own line."""
+    """Appends a line completely or not at all; starts a new line if a killed process left an incomplete one."""
     data = (line + "\n").encode()
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +119,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file for reading. Raises OSError for a pipe or a device (a link to /dev/zero), which may be endless."""
+    """Opens a file for reading. Raises OSError for a pipe or device (such as a link to /dev/zero), which may be
+    endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_special(descriptor, path)
@@ -133,7 +136,9 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Content of a settings or status file. Raises OSError above `most` bytes, and like `open_regular`."""
+    """Returns the content of a settings or status file.
+
+    Raises OSError if it has more than `most` bytes, and like `open_regular`."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -142,8 +147,10 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields (line with its line break, its bytes in the file) from an offset. Of a line above MOST_LINE bytes only the
-    end is given, after a "#". Raises OSError like `open_regular`."""
+    """Yields (line with its line break, its length in bytes) from the offset `start`.
+
+    Of a line with more than MOST_LINE bytes, only the end is returned, after a "#". Raises OSError like `open_regular`.
+    """
     with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
@@ -155,7 +162,7 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None when it is missing, no regular file or not a complete object."""
+    """Returns the object in a JSON file; None if the file is missing, not a regular file or not a complete object."""
     try:
         return dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -163,22 +170,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, read in blocks."""
+    """Returns the SHA-256 of a file as hexadecimal digits; reads it in blocks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def suffix_of(head: bytes) -> str:
-    """Usual suffix of a media file with these first bytes; decoders do not rely on it."""
+    """Returns the usual file suffix of media with these first bytes; ".bin" if unknown. Decoders do not rely on it."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
-    """Waits until the JSON file that another process wrote has this content here; network file systems take a while.
+    """Waits until this host sees the JSON file that another process wrote; network file systems need some time.
 
-    Raises RunError on a timeout, as in a folder that hosts do not share."""
+    Raises RunError if `path` does not have this content in time, as in a folder that the hosts do not share."""
     end = time.monotonic() + seconds
     while read_json(path) != content:
         if time.monotonic() > end:
@@ -188,7 +195,8 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """The folder `name`, or this user's cache folder; it need not exist. Its content can be recreated."""
+    """Returns the folder `name`, or this user's cache folder for vlrl; it need not exist. Its content can be recreated.
+    """
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -196,7 +204,7 @@ def cache_folder(name: str = "") -> Path:
 
 
 def move_aside(path: Path) -> None:
-    """Moves the files of an earlier run into a folder beside; nothing is deleted."""
+    """Moves the files of an earlier run into a new folder next to `path`; deletes nothing."""
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:
         return
@@ -218,7 +226,7 @@ def _version(name: str) -> str | None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Facts needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
+    """Returns facts needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
@@ -233,7 +241,7 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """Output of a command; None when it is missing or fails."""
+    """Returns the output of a command; None if the command is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

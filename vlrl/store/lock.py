@@ -1,12 +1,12 @@
-"""The lock on a run folder: one process writes there, also where several hosts share the folder. Imports no torch.
+"""The lock on a run folder: only one process may write there, even if several hosts share the folder. Imports no torch.
 
     with lock(folder / "run.lock") as held:
-        held.check()                                        # raises when another process has taken the folder
+        held.check()                                        # raises if another process has taken over the folder
 
-The file names its owner. Creating it is atomic on NFS too (O_EXCL), and so is removing a stale one (rename). A process
-of this host can be looked up; any other shows that it is alive by touching the file every BEAT_S seconds, and times are
-compared by the clock of the file system alone. Containers and hosts may share a name, so a process is only looked up
-with the same kernel boot id and process namespace."""
+The lock file names its owner. Creating it is atomic even on NFS (O_EXCL), and so is removing a stale one (rename). An
+owner on this host can be looked up. An owner on another host shows that it is alive by touching the file every BEAT_S
+seconds; only times of the file system's clock are compared. Containers and hosts may have the same name, so an owner is
+looked up only if it has the same kernel boot id and process namespace."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from vlrl.errors import RunError
 from vlrl.store.files import disk_errors, read_json
 
 BEAT_S = 15.0
-"""Seconds between signs of life."""
+"""Seconds between two signs of life of an owner."""
 SILENT_S = 180.0
-"""Seconds without one after which a lock may be taken: missed beats, plus delays of NFS."""
+"""Seconds without a sign of life after which a lock may be taken over: several missed beats, plus delays of NFS."""
 _LOOK_S = 1.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
 
 class Lock:
-    """A lock that is held."""
+    """A lock that this process holds."""
 
     def __init__(self, path: Path, owner: Mapping[str, Any]):
         self.path, self.owner = path, owner
 
     @property
     def owned(self) -> bool:
-        """Whether this process still holds it."""
+        """Whether this process still holds the lock."""
         return read_json(self.path) == self.owner
 
     def check(self) -> None:
-        """Raises RunError when the folder has vanished or belongs to another process; then nothing may be written."""
+        """Raises RunError if the folder has vanished or belongs to another process; nothing may be written then."""
         if self.owned:
             return
         other, folder = read_json(self.path), self.path.parent
@@ -63,7 +63,7 @@ class Lock:
 
 
 class NoLock(Lock):
-    """The lock of a folder that is not locked: always held."""
+    """Stands for the lock of a folder that need not be locked; it always counts as held."""
 
     owned = True  # type: ignore[assignment]
 
@@ -73,11 +73,12 @@ class NoLock(Lock):
 
 @contextmanager
 def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
-    """Holds the folder of the lock file `path`, created if missing, for this process.
+    """Holds the lock file `path` for this process while the block runs; creates the folder if it is missing.
 
-    Raises RunError naming the owner while another process holds it. The lock of a dead process of this host is taken
-    over. So is one without a sign of life for SILENT_S seconds whose owner cannot be looked up: if it has this host's
-    name (before a reboot, or another container), and with `steal` on any host."""
+    Raises RunError naming the owner if another process holds the lock. The lock of a process of this host that has
+    ended is taken over. If the owner cannot be looked up, its lock is taken over after SILENT_S seconds without a sign
+    of life. This requires that the owner has this host's name (before a reboot, or in another container), or `steal`.
+    """
     acquired = Lock(path, this_process())
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +110,10 @@ def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def _release(acquired: Lock) -> None:
-    """A lock that cannot be removed, as on a disk that became read-only, is left for the next run of this host to take
-    over, so that the error that ended this run stays visible."""
+    """Deletes the lock file, or logs a warning if that is impossible, as on a disk that became read-only.
+
+    Raises no error, so that the error that ended this run stays visible; the next run of this host takes over the lock.
+    """
     try:
         if acquired.owned:
             acquired.path.unlink()
@@ -127,7 +130,7 @@ def _beat(acquired: Lock) -> None:
 
 @contextmanager
 def _guarded(folder: Path) -> Iterator[None]:
-    """One process of this host at a time, so that two cannot take over the same stale lock."""
+    """Lets only one process of this host run the block at a time, so that two cannot take over the same stale lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without flock: the lock file's O_EXCL alone has to do
@@ -157,7 +160,7 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
 
 
 def _remove_stale(path: Path, stale: Mapping[str, Any] | None) -> None:
-    """Removes a dead owner's lock, but none that another process has just created."""
+    """Removes the lock of a dead owner, but not a lock that another process has just created."""
     aside = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with suppress(FileNotFoundError):  # somebody else was faster; open("x") decides
         os.rename(path, aside)
@@ -183,7 +186,7 @@ def _named(owner: Mapping[str, Any]) -> str:
 
 
 def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
-    """Watches a lock of another host until SILENT_S seconds of silence; whether its owner gives a sign of life."""
+    """Watches the lock of another host for up to SILENT_S seconds; returns whether its owner gives a sign of life."""
     try:
         modified_ns = path.stat().st_mtime_ns
         while (silent := _silence(path)) is not None and silent < SILENT_S:
@@ -200,7 +203,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
 
 
 def _silence(path: Path) -> float | None:
-    """Seconds since the lock was touched, by the clock of its file system; None when unknown."""
+    """Returns the seconds since the lock was touched, by the clock of its file system; None if unknown."""
     probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
     try:
         probe.touch()
@@ -213,21 +216,22 @@ def _silence(path: Path) -> float | None:
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the owner of a lock file is running; None for a process of another host or container, or from before a
-    reboot of this one."""
+    """Whether the owner of a lock file is running.
+
+    None if that is unknown: for a process of another host or container, or from before a reboot of this host."""
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
 
 
 def this_process() -> dict[str, Any]:
-    """This process as an owner."""
+    """Describes this process as the owner of a lock file."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "system": _system(), "process": _started(os.getpid()),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
 
 
 def _system() -> str:
-    """Kernel boot id and process namespace, within which process ids are comparable; "" where unknown."""
+    """Returns kernel boot id and process namespace, within which process ids are comparable; "" if unknown."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -235,7 +239,8 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Start time of a live process of this host, in a form that survives clock changes; None without such a process."""
+    """Returns the start time of a running process of this host, unaffected by clock changes; None if there is no such
+    process."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

@@ -1,4 +1,4 @@
-"""Any value as strict JSON: valid UTF-8, no NaN, no infinities. Imports no torch."""
+"""Converts any value to strict JSON: valid UTF-8, no NaN, no infinities. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ import numpy as np
 
 
 def utf8(text: str) -> str:
-    r"""Valid UTF-8: a lone surrogate becomes its \uXXXX escape, which inside JSON is the same character."""
+    r"""Makes a string valid UTF-8: a lone surrogate becomes its \uXXXX escape, which means the same character inside
+    JSON."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def json_text(value: Any) -> str:
-    """One line of strict JSON."""
+    """Returns a value as one line of strict JSON; see `plain`."""
     return utf8(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """JSON-able form: NaN and infinities null, arrays lists, anything unknown its text; cut off at 50 levels."""
+    """Converts a value to one that JSON can represent.
+
+    NaN and infinities become null, arrays become lists, values of unknown types become strings. Anything nested deeper
+    than 50 levels becomes "…"."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (np.generic, np.ndarray)):

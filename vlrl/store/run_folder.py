@@ -1,17 +1,18 @@
 """The run folder: written while training, readable at any time. Imports no torch.
 
     config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  alerts.jsonl  reward.png
-    data_sources.json                                 commits of Hub data sets, if it uses any
-    prompts.parquet                                   each prompt drawn so far, see curriculum/visited.py
-    tokenizer.json                                    reads the token ids of the rollouts (tokenizers.Tokenizer)
+    data_sources.json                                 commits of Hub data sets, if the run uses any
+    prompts.parquet                                   each prompt used so far, see curriculum/visited.py
+    tokenizer.json                                    converts the token ids of rollouts to text (tokenizers.Tokenizer)
     rollouts/step-000012-rank-00000.parquet           one row per rollout, see rollout_rows.py
     eval-rollouts/step-000050-heldout-rank-00000.parquet
     media/<sha256>.<ext>                              each image or video once, see media_files.py
-    stored/                                           rollouts given to a method
+    stored/                                           rollouts that a method reads from files
     checkpoints/step-000050/                          see checkpoint.py
 
-`step` counts from 0 in metrics and rollouts; evaluations and checkpoints carry the number of completed steps. Every
-file but the two .jsonl is written under a temporary name and renamed, so no reader ever sees half of one."""
+In metrics and rollouts, `step` counts from 0. In evaluations and checkpoints, it is the number of completed steps.
+Every file except the .jsonl files is written under a temporary name and renamed, so that readers never see an
+incomplete file."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ from vlrl.store.rollout_rows import ROLLOUT_FILE, SCHEMA, read_rollouts, rollout
 from vlrl.types import Group, LoadedMedia
 
 PINS = "data_sources.json"
-"""File: name of a Hub data set in the config -> commit."""
+"""Name of the file that maps each Hub data set of the config to its commit."""
 
 
 class RunFolder:
-    """One run's files. Reading needs nothing else; a training run calls `create` first, inside `lock`.
+    """The files of one run. Reading needs no preparation; a training run first calls `create`, inside `lock`.
 
-    `media` is the setting `store.media`. Read methods append to `notes` what they skipped."""
+    `media` is the setting `store.media`. Read methods append messages about skipped files and lines to `notes`."""
 
     def __init__(self, path: str | Path, media: str = "copy"):
         self.path = Path(path)
@@ -58,20 +59,22 @@ class RunFolder:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, config: str, seed: int) -> None:
-        """Writes config.yaml (the resolved config as text) and env.json; other files stay."""
+        """Writes config.yaml (the resolved config as text) and env.json; other files are unchanged."""
         write_text(self.path / "config.yaml", config)
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
     def write_tokenizer(self, text: str) -> None:
-        """Writes tokenizer.json, by which token ids can be read without the model, if it has changed."""
+        """Writes tokenizer.json, which converts token ids to text without the model, unless it is unchanged."""
         path = self.path / "tokenizer.json"
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
 
     @contextmanager
     def lock(self, steal: bool = False) -> Iterator[Lock]:
-        """Holds the folder for this process, see lock.lock. RunError while another one does, and from write methods
-        once the folder has vanished or was taken over."""
+        """Holds the folder's lock for this process while the block runs, see lock.lock.
+
+        Raises RunError if another process holds the lock. Write methods raise RunError after the folder has vanished or
+        was taken over."""
         try:
             with lock(self.path / "run.lock", steal) as self._lock:
                 yield self._lock
@@ -79,7 +82,7 @@ class RunFolder:
             self._lock = NoLock()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Appends a line to metrics.jsonl, on disk when this returns; NaN and infinities become null."""
+        """Appends a line to metrics.jsonl, which is on the disk when this returns; NaN and infinities become null."""
         self._lock.check()
         append_line(self.path / "metrics.jsonl", json_text(record))
 
@@ -89,16 +92,16 @@ class RunFolder:
         append_line(self.path / "eval.jsonl", json_text(record))
 
     def append_timeline(self, step: int, spans: Sequence[tuple[str, float, float]]) -> None:
-        """Appends lines to timeline.jsonl: a step's phases, with start and end in seconds since 1970."""
+        """Appends lines to timeline.jsonl: the phases of a step, with start and end in seconds since 1970."""
         if spans:
             append_line(self.path / "timeline.jsonl", "\n".join(
                 json_text({"step": step, "phase": name, "start": start, "end": end}) for name, start, end in spans))
 
     def heartbeat(self, record: Mapping[str, Any]) -> None:
-        """Replaces heartbeat.json; adds time (seconds since 1970), pid and host.
+        """Replaces heartbeat.json by `record` plus time (seconds since 1970), pid and host.
 
-        Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Only in a folder that
-        is held."""
+        Expected keys of `record`: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Writes
+        nothing unless this process holds the lock."""
         beat = {**record, "time": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
         if self._lock.owned:
             write_text(self.path / "heartbeat.json", json_text(beat), sync=False)
@@ -106,8 +109,9 @@ class RunFolder:
     def truncate(self, step: int, *, evaluated: bool = True) -> None:
         """Removes what a run wrote after its checkpoint of `step` completed steps, and temporary files.
 
-        Keeps metrics and rollouts of steps < `step`, and evaluations up to `step`; that of `step` itself is removed too
-        when it will be repeated (`evaluated=False`). `truncate(0, evaluated=False)` empties a run to start over."""
+        Metrics and rollouts of steps < `step` are kept, and evaluations up to `step`. With `evaluated=False`, the
+        evaluation of `step` itself is removed too, because it will be repeated. `truncate(0, evaluated=False)` empties
+        a run that starts over."""
         last = step if evaluated else step - 1
         for name in ("metrics.jsonl", "alerts.jsonl", "timeline.jsonl", "rejected.jsonl"):
             self._keep_lines(name, lambda record: record.get("step", 0) < step)
@@ -129,8 +133,8 @@ class RunFolder:
         """Writes the rollouts of `groups`, and their media, as one parquet file; returns its path.
 
         `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups. With
-        `split` it is an evaluation after `step` completed steps and goes to eval-rollouts. Rollouts of variants that
-        are not trained on come last."""
+        `split`, the rollouts belong to an evaluation after `step` completed steps and are written to eval-rollouts.
+        Rollouts of variants that are not trained on come last."""
         self._lock.check()
         name = f"step-{step:06d}-{split_name(split) + '-' if split else ''}rank-{rank:05d}.parquet"
         path = self.path / ("eval-rollouts" if split else "rollouts") / name
@@ -140,7 +144,7 @@ class RunFolder:
         return path
 
     def write_media(self, media: LoadedMedia) -> str | None:
-        """Stores an image or video in media/ once, see media_files.py; returns its path inside the run folder."""
+        """Stores an image or video once in media/, see media_files.py; returns its path inside the run folder."""
         return self._media.write(media)
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -151,22 +155,23 @@ class RunFolder:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl without a partial last one."""
+        """Returns the lines of metrics.jsonl, except an incomplete last one."""
         return self._lines("metrics.jsonl")
 
     def evals(self) -> list[dict[str, Any]]:
-        """Lines of eval.jsonl without a partial last one."""
+        """Returns the lines of eval.jsonl, except an incomplete last one."""
         return self._lines("eval.jsonl")
 
     def last_heartbeat(self) -> dict[str, Any]:
-        """heartbeat.json; {} when there is none."""
+        """Returns the content of heartbeat.json; {} if it does not exist."""
         return read_json(self.path / "heartbeat.json") or {}
 
     def rollouts(self, step: int | None = None, *, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
-        """Training rollouts of one step or of all; with `split`, those of its evaluations. Some columns, or all.
+        """Returns the training rollouts of one step or of all steps; with `split`, those of evaluations of that split.
 
-        Files that cannot be read, or of a newer schema, are skipped and named in `notes`."""
+        `columns` selects columns (default: all). Unreadable files, and files with a newer schema, are skipped and named
+        in `notes`."""
         fields = [SCHEMA.field(name) for name in columns or SCHEMA.names]
         tables = [pa.schema(fields).empty_table()]
         for file, steps, name in self.rollout_files("eval-rollouts" if split else "rollouts"):
@@ -193,7 +198,9 @@ class RunFolder:
         return records
 
     def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
-        """(file, steps it covers, split of an evaluation) in "rollouts" or "eval-rollouts", in order."""
+        """Yields (file, steps it covers, split of an evaluation) for each rollout file, sorted by name.
+
+        `folder` is "rollouts" or "eval-rollouts"."""
         for file in sorted((self.path / folder).glob("*.parquet")):
             if (match := ROLLOUT_FILE.fullmatch(file.name)) and not file.is_file():
                 self.notes.append(f"skipped {file}: it is no regular file")
@@ -202,7 +209,8 @@ class RunFolder:
 
 
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The lines of eval.jsonl comparable with the last one of their split: since its data last `changed` on a resume.
-    """
+    """Returns the lines of eval.jsonl that are comparable with the last line of their split.
+
+    These are the lines since a resume last `changed` the data of the split."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

@@ -1,5 +1,7 @@
-"""A trainer's state as JSON and tensors: nested dictionaries, lists, tuples, tensors, arrays, numbers, strings, bytes,
-None. No torch until a tensor is met."""
+"""Converts a trainer's state to JSON and tensors, and back.
+
+A state consists of nested dictionaries, lists and tuples with tensors, arrays, numbers, strings, bytes and None. torch
+is imported only if it contains a tensor or is loaded."""
 
 from __future__ import annotations
 
@@ -15,26 +17,27 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class State(NamedTuple):
-    """A trainer's state as it is written: JSON for everything but tensors, and the tensors by the names in it."""
+    """A trainer's state as it is written: JSON for everything except tensors, and the tensors by their names in the
+    JSON."""
 
     tree: Any
     tensors: dict[str, Any]
 
 
 def freeze(state: Mapping[str, Any]) -> State:
-    """A copy of a trainer's state in host memory, unaffected by later steps."""
+    """Copies a trainer's state to host memory, so that later training steps do not change it."""
     tree, tensors = view(state)
     return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
 
 
 def view(state: Mapping[str, Any]) -> State:
-    """A trainer's state without copying its tensors, to be saved before they change."""
+    """Converts a trainer's state without copying its tensors; it must be saved before they change."""
     tensors: dict[str, Any] = {}
     return State(_encode(state, tensors, "state"), tensors)
 
 
 def merge(*states: State) -> State:
-    """The state of several parts; a dictionary that several of them have is merged too."""
+    """Combines states into one. If several of them have the same key, its dictionaries are merged."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():
@@ -43,7 +46,7 @@ def merge(*states: State) -> State:
 
 
 def write(path: Path, state: Mapping[str, Any] | State) -> None:
-    """Writes a state, perhaps the result of `view` or `freeze`, into a checkpoint's folder."""
+    """Writes a state into the folder of a checkpoint; it may already be a `State`."""
     from safetensors.torch import save_file
 
     tree, leaves = state if isinstance(state, State) else view(state)
@@ -59,8 +62,8 @@ def write(path: Path, state: Mapping[str, Any] | State) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state that `write` wrote, tensors on the CPU. Raises OSError, ValueError or KeyError where it cannot be read.
-    """
+    """Reads the state that `write` wrote, with tensors on the CPU. Raises OSError, ValueError or KeyError if it is
+    damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -74,8 +77,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """JSON for `value`; types that JSON lacks become {"$kind": content}, and tensors move to `tensors` under their
-    path."""
+    """Converts `value` to JSON: a type that JSON lacks becomes {"$kind": content}; tensors are added to `tensors` by
+    name.
+
+    The name of a tensor is its path in the state, beginning with `name`."""
     import torch
 
     if value is None or isinstance(value, (str, bool, int, float)):
@@ -103,7 +108,7 @@ def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
 
 
 def decode(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """The value that a `State` with this tree and these tensors stands for."""
+    """Converts the tree of a `State` and its tensors back to the original value."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""Files written in the background, while the next step computes.
+"""Writes files in the background while the next step computes.
 
     with BackgroundWriter() as writer:
         writer.submit(lambda: folder.write_rollouts(...))
-        writer.flush()                                      # it is on disk, or its error is raised
+        writer.flush()                                      # returns when it is on the disk, or raises its error
 
-Writes run in order. If the process dies only work is lost that a resumed run repeats: a checkpoint is made after a
-flush."""
+Writes run in order. A checkpoint is saved only after a flush, so if the process dies, a resumed run repeats all work
+that was lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class BackgroundWriter:
-    """One writer thread with at most `most` pending writes: `submit` waits for room."""
+    """Runs writes in one thread. At most `most` writes are pending; `submit` waits if there are more."""
 
     def __init__(self, most: int = 1):
         self.most = most
@@ -24,16 +24,16 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, "writer")
 
     def submit(self, write: Callable[[], Any]) -> None:
-        """Queues a write. Raises the error of an earlier write, which drops this one."""
+        """Queues a write. Raises the error of an earlier write if it failed; this write is then not queued."""
         self._settle(self.most - 1)
         self._waiting.append(self._thread.submit(write))
 
     def flush(self) -> None:
-        """Waits until everything is written; raises the first error."""
+        """Waits until all queued writes are done; raises the first error."""
         self._settle(0)
 
     def close(self) -> None:
-        """Flushes and ends the thread, also when a write fails, whose error is raised."""
+        """Waits for all queued writes and ends the thread; raises the error of a failed write."""
         try:
             self.flush()
         finally:
