@@ -151,7 +151,7 @@ def test_every_problem_is_listed_with_line_and_id(folder, capsys):
     says = {(p["kind"], p["id"]): p["reason"] for p in found["problems"]}
     assert "rows.jsonl:1; ids must be unique" in says["id", "0"] and "none.png does not exist" in says["media", "2"]
     assert says["size", "3"].startswith("width and height say 90x120 pixels, 3.png is 160x120")
-    assert says["box", "0"] == "box [1, 2, 900, 50] reaches out of the image of 160x120 pixels"
+    assert says["box", "0"] == "box [1, 2, 900, 50] extends beyond the image of 160x120 pixels"
     assert says["box", "5"] == "point [3, 400] lies outside the image of 160x120 pixels"
     _, out, _ = run(capsys, "check", file, "--max", 2)
     assert len(re.findall(r"rows\.jsonl:\d+: ", out)) >= 2 and "more (--max 0 lists all)" in out
@@ -364,7 +364,7 @@ def test_one_group_with_nearly_everything(folder, capsys):
 
 @pytest.mark.parametrize(("words", "code", "says"), [
     ("check none.jsonl", 1, "none.jsonl cannot be read: .*No such file"),
-    ("check img", 1, "img: the folder holds no rows; known: a folder of images for each class"),
+    ("check img", 1, "img: the folder holds no rows. It may hold a folder of images for each class"),
     ("check img.jsonl", 1, "img.jsonl: the folder holds no rows"),
     ("check bytes.jsonl", 1, "bytes.jsonl cannot be read: .*UTF-8"),
     ("check object.json", 1, "object.json must hold a list of rows, not a dict"),

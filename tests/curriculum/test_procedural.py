@@ -173,7 +173,7 @@ def test_the_contract_of_tasks_with_knobs():
     broken = {
         "the sample is another one when asked for again": lambda made, index, knobs: replace(
             made(index, knobs), row={**made(index, knobs).row, "n": next(calls)}),
-        "occurs before, in generate(": lambda made, index, knobs: made(0, knobs),
+        "is already used in generate(": lambda made, index, knobs: made(0, knobs),
         "generate(0, .*KeyError": lambda made, index, knobs: made(index, {"size": 0.2}),
         "when it is written as JSON": lambda made, index, knobs: replace(made(index, knobs), row={"n": (1, 2)})}
     for words, change in broken.items():

@@ -179,5 +179,5 @@ def test_what_is_guessed_is_said_at_the_start(tmp_path, caplog):
 @pytest.mark.parametrize("empty", ["", None])
 def test_an_empty_answer_is_named(tmp_path, empty):
     for others in ([], [{**ASK, "answer": "red"}] * 2):
-        with pytest.raises(DataError, match=r"answer=.* is empty, so nothing answers its question 'What does the sign"):
+        with pytest.raises(DataError, match=r"answer=.* is empty, so there is no answer to its question 'What does"):
             read_rows(lines(tmp_path / "r.jsonl", [*others, {**ASK, "answer": empty}]))

@@ -187,7 +187,7 @@ def test_boxes_out_of_the_image_are_bad_rows(folder):
     samples = read_samples(task(train=str(write(folder / "rows.jsonl", rows)), quarantine=True), "train")
     assert [s.id for s in samples] == ["1", "6"] and [b.reason.split(": ", 1)[1] for b in samples.quarantined] == [
         "box [5, 0, 5, 9] must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2",
-        "box [0, 0, 102, 50] reaches out of the image of 100x50 pixels",
+        "box [0, 0, 102, 50] extends beyond the image of 100x50 pixels",
         "point [3, -4] lies outside the image of 100x50 pixels",
         "point [300, 4] lies outside the image of 100x50 pixels"]
 
@@ -197,7 +197,7 @@ def test_native_annotations_train_as_they_are(folder):
     write(folder / "rows.json", [json.dumps([native, {**native, "bbox": [1, 1, 20, 20]}])])
     found = read_samples(task(train=str(folder / "rows.json"), quarantine=True), "train")
     assert [(s.id, s["box"], s["width"]) for s in found] == [("rows-1", [1, 1, 3, 3], 4)]
-    assert "reaches out of the image of 4x4 pixels" in found.quarantined[0].reason
+    assert "extends beyond the image of 4x4 pixels" in found.quarantined[0].reason
 
 
 def test_a_task_that_trips_over_a_row_names_it(folder):
@@ -233,7 +233,7 @@ def test_drawn():
     assert [s.id for s in drawn] == ["0", "1", "2"] and drawn[-1].id == "2" and [s.id for s in drawn[1:]] == ["1", "2"]
     with pytest.raises(IndexError):
         drawn[3]
-    with pytest.raises(TaskError, match=r"sample 0 cannot be drawn: .*test_dataset.py:\d+: IndexError"):
+    with pytest.raises(TaskError, match=r"sample 0 cannot be generated: .*test_dataset.py:\d+: IndexError"):
         list(Drawn(3, lambda i: [][i]))
 
 

@@ -42,7 +42,7 @@ DEFECTS = {
     "a zero-byte video": ("video", {"video": "empty.mp4"}, "media", "empty.mp4"),
     "only sound": ("video", {"video": "sound.mp4"}, "media", "sound.mp4"),
     "out of the folder": ("qa", {"image": "../../secret.png"}, "row", "lies outside"),
-    "a box outside": ("grounding", {"boxes": [{**BOX, "box": [1, 2, 90, 20]}]}, "box", "out of the image"),
+    "a box outside": ("grounding", {"boxes": [{**BOX, "box": [1, 2, 90, 20]}]}, "box", "beyond the image"),
     "corners swapped": ("grounding", {"boxes": [{**BOX, "box": [30, 2, 1, 20]}]}, "box", "x1 < x2"),
     "a wrong size": ("grounding", {"width": 640, "height": 320}, "size", "640x320"),
     "no id": ("grounding", {"id": None}, "row", "every row needs an 'id'"),
@@ -118,7 +118,7 @@ def test_every_planted_defect_is_found_and_nothing_else(media, tmp_path, capsys)
     save(folder / "heldout.jsonl", [{"id": 1, **plain}, {"id": 2, **plain, "image": "new.png", "group_key": "scene 1"}])
     (folder / "broken.json").write_text("{")
     wanted = {**{name: (kind, words) for name, (_, _, kind, words) in DEFECTS.items()},
-              "q": ("id", "occurs before"), "1": ("leak", "is in train too"), "2": ("leak", "group_key='scene 1'"),
+              "q": ("id", "is already used in"), "1": ("leak", "is in train too"), "2": ("leak", "group_key='scene 1'"),
               "": ("file", "not JSON")}
     wanted[" "] = wanted.pop("no id")  # beside the broken file, the other one without an id
     assert main(["data", "check", str(folder), "--json"]) == 1
@@ -170,9 +170,9 @@ TRACK = {"width": 64, "height": 32, "answer_type": "track",
 
 @pytest.mark.parametrize("row, words", [
     (TRACK, None), ({**TRACK, "tracks": []}, "tracks=[]"),
-    ({**TRACK, "tracks": [{"boxes": [None]}]}, "needs a box in one at least"),
-    ({**TRACK, "tracks": [{"boxes": [[1, 2, 300, 4]]}]}, "reaches out of the image"),
-    ({**TRACK, "tracks": [{"boxes": [[1, 2, 3, 4]] * 2, "times": [1, 1]}]}, "one rising second"),
+    ({**TRACK, "tracks": [{"boxes": [None]}]}, "needs a box in at least one of them"),
+    ({**TRACK, "tracks": [{"boxes": [[1, 2, 300, 4]]}]}, "extends beyond the image"),
+    ({**TRACK, "tracks": [{"boxes": [[1, 2, 3, 4]] * 2, "times": [1, 1]}]}, "ascending times in seconds"),
     ({"answer_type": "span", "spans": [[13.0, 19.0]], "duration": 17.58}, None),  # as published annotations are
     ({"answer_type": "span"}, "needs the field 'spans'"), ({"answer_type": "number", "answer": "five"}, "be a number"),
     ({"answer_type": "number", "answer": "1,200"}, None), ({"options": ["a"]}, "at least two"),

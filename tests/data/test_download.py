@@ -117,14 +117,14 @@ def test_public_addresses_and_others():
 def test_the_default_asks_no_private_address(tmp_path):
     for host in ("127.0.0.1 169.254.169.254 [::1] 0.0.0.0 [::ffff:127.0.0.1] localhost 10.0.0.1 100.64.0.1 "
                  "[64:ff9b::7f00:1] [::]").split():
-        with pytest.raises(DataError, match="not one of the public internet"):
+        with pytest.raises(DataError, match="not a public internet address"):
             get(f"https://{host}/a.png", Policy(None, tmp_path))
 
 
 def test_the_default_connects_to_nothing_private(tmp_path, serve):
     server = serve({"/a.png": (200, {}, png())})
     inside = Policy((f"http://127.0.0.1:{server.server_address[1]}",), tmp_path)
-    with pytest.raises(DataError, match="not one of the public internet"):
+    with pytest.raises(DataError, match="not a public internet address"):
         get(server.url(), inside)
     assert not server.asked
 
@@ -140,7 +140,7 @@ def test_odd_hosts_are_refused_unasked(tmp_path):
 
 def test_one_private_answer_of_the_resolver_is_enough(tmp_path):
     for found in (["8.8.8.8", "10.0.0.5"], ["8.8.8.8", "::ffff:192.168.0.1"], ["fe80::1%eth0"], ["what"]):
-        with pytest.raises(DataError, match=r"photos\.example has the address .*not one of the public internet"):
+        with pytest.raises(DataError, match=r"photos\.example has the address .*not a public internet address"):
             guard = AddressGuard(look_up=lambda host, port, f=found: f)
             get("https://photos.example/a.png", Policy(None, tmp_path, guard))
 
@@ -255,8 +255,8 @@ def test_redirects_are_followed_by_hand(serve, policy):
 
 
 @pytest.mark.parametrize(("place", "words"), [
-    ("http://169.254.169.254/latest", "169.254.169.254' names|does not allow|not one of the public"),
-    ("http://10.0.0.1/", "not one of the public internet"), ("//[::ffff:10.0.0.1]/", "not one of the public internet"),
+    ("http://169.254.169.254/latest", "169.254.169.254' names|does not allow|not a public internet"),
+    ("http://10.0.0.1/", "not a public internet address"), ("//[::ffff:10.0.0.1]/", "not a public internet address"),
     ("http://inner.test/", "inner.test has the address 192.168.0.7"), ("file:///etc/passwd", "must begin with https"),
     ("https://elsewhere.org/", "does not allow"), ("http://u:p@127.0.0.1/", "user or a password"),
     ("gopher://127.0.0.1/", "must begin with https"), ("http://2130706433/", "has no host")])

@@ -257,7 +257,7 @@ WRONG = {
     "a category": ({**CASES["coco"][1], "categories": []}, "annotation 1: category_id=2 is not the id of a category"),
     "two columns": ({**CASES["xyxy"][1], "label": "jug"}, "the columns label and class may each be the label; choose "
                     "one with --columns label=label"),
-    "a solution": ({**CASES["r1-v"][1], "solution": {"a": 1}}, "solution={'a': 1} must be a text, a number or a box"),
+    "a solution": ({**CASES["r1-v"][1], "solution": {"a": 1}}, "solution={'a': 1} must be a string, a number or a box"),
     "a shape": ({"shapes": [5], "text": "x"}, "shapes: 5 is not a shape"),
     "a rate": ({**CASES["gui-g1"][1], "rate": -1}, "rate=-1 must be a finite number of at least 0"),
 }

@@ -24,23 +24,24 @@ def messages(row: dict, name: str = "qa", **settings) -> list[tuple[str, list[st
 
 
 TOLD = {
-    "a question after the answer": (turns("<image>Colour?", "white", "Why?"), "nothing answers its question 'Why?'"),
+    "a question after the answer": (turns("<image>Colour?", "white", "Why?"), "its question 'Why?' has no answer"),
     "questions in a row": (turns("a?", "b?", speakers=("human", "user")), "a turn of a user after one of a user"),
     "an answer first": (turns("white", "Colour?", speakers=("gpt", "human")), "a turn of the assistant at its beg"),
     "answers in a row": ([*turns("a?", "b"), {"from": "gpt", "value": "c"}],
                          "a turn of the assistant after one of the assistant"),
     "a late system": ([*turns("a?", "b"), {"from": "system", "value": "x"}], "a turn of the system after one of the"),
     "an empty turn of context": (turns("a?", "", "b?", "c"), "a turn of the assistant before its question is empty"),
-    "an empty answer": (turns("a?", " "), "nothing answers its question 'a?'"),
+    "an empty answer": (turns("a?", " "), "its question 'a?' has no answer"),
     "a tool": ([{"role": "user", "content": "a?"}, {"role": "tool", "content": "x"}], "a turn of a tool after one of"),
     "calls before the answer": ([{"role": "user", "content": "a?"}, {
         "role": "assistant", "content": None, "tool_calls": [{"name": "zoom", "arguments": "{}"}]},
         {"role": "tool", "content": "x"}, {"role": "assistant", "content": "b"}],
         "tool calls stand between its last question"),
     "a call without arguments": ([{"from": "human", "value": "a?"}, {"from": "function_call", "value": "zoom"}],
-                                 "must have the name of a tool and its arguments"),
-    "a stranger": ([{"role": "user", "content": "a?"}, {"role": "critic", "content": "x"}], "a turn of 'critic'"),
-    "no speaker": ([{"value": "a?"}], "a turn of None"),
+                                 "must have the name of a tool, and arguments"),
+    "a stranger": ([{"role": "user", "content": "a?"}, {"role": "critic", "content": "x"}],
+                   "a turn with the role 'critic'"),
+    "no speaker": ([{"value": "a?"}], "a turn with the role None"),
     "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is not text, image"),
     "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "at OpenAI"),
     "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
@@ -109,14 +110,14 @@ def test_which_answer_counts_where_two_are_given():
                                                "pair of dogs on the grass."), "answer": "2"})
     assert long["answer"] == "2" and long["solution"].startswith("I count")
     (row,) = canonical_rows({**record, "solution": "C"})
-    assert isinstance(row, DataError) and "the assistant answers 'b', and a field beside" in str(row)
+    assert isinstance(row, DataError) and "the assistant answers 'b', but a separate field" in str(row)
 
 
 @pytest.mark.parametrize(("beside", "words"), [
     ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
     ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
-    ({"system": "Be loud."}, "the system says 'Be brief.' in its conversation and 'Be loud.'"),
-    ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, and the record has 2"),
+    ({"system": "Be loud."}, "the system prompt is 'Be brief.' in its conversation, but 'Be loud.'"),
+    ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, but the record has 2"),
 ])
 def test_two_readings_of_a_record_are_asked_about(beside, words):
     talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]
@@ -172,10 +173,10 @@ def test_marks_keep_their_places(question, media, wanted):
 
 
 @pytest.mark.parametrize(("record", "words"), [
-    ({"image": "a.png", "question": "Is <image> like <image>?"}, "for 2 images or videos, and the record has 1"),
-    ({"question": "<image> What is it?"}, "for 1 images or videos, and the record has 0"),
-    ({"images": ["a.png", "b.png"], "question": "Is <image> red?"}, "for 1 images or videos, and the record has 2"),
-    ({"image": "a.png", "question": "Is <image 3> red?"}, "names the image 3, and the record has 1"),
+    ({"image": "a.png", "question": "Is <image> like <image>?"}, "for 2 images or videos, but the record has 1"),
+    ({"question": "<image> What is it?"}, "for 1 images or videos, but the record has 0"),
+    ({"images": ["a.png", "b.png"], "question": "Is <image> red?"}, "for 1 images or videos, but the record has 2"),
+    ({"image": "a.png", "question": "Is <image 3> red?"}, "refers to image 3, but the record has only 1"),
     ({"image": "a.png", "question": "Hear <audio>"}, "is about audio"),
     ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image"),
 ], ids=lambda v: v if isinstance(v, str) else "")

@@ -237,14 +237,14 @@ def test_other_ways_of_writing(record, row):
 WRONG = {
     "no option": ({**ASK, "choices": ["x", "y"], "answer": 7}, "answer=7 is none of the 2 options"),
     "letter and text": ({**ASK, "choices": ["x", "y"], "answer": "A. y"}, "the letter of one option and the text of"),
-    "no answer": ({"image": "a.png", "problem": "q", "solution": " "}, "answer='' must be a text or a number"),
+    "no answer": ({"image": "a.png", "problem": "q", "solution": " "}, "answer='' must be a string or a number"),
     "an interval": ({**TIMED, "timestamp": [4, 1]}, "timestamp=[4, 1] must begin before it ends"),
     "three times": ({**TIMED, "timestamp": [1, 2, 3]}, "timestamp=[1, 2, 3] must be an interval [start, end]"),
     "percent": ({**TIMED, "difficulty": 140}, "difficulty=140 must be a tIoU in percent, 0 to 100"),
     "an unknown plan": ({"image": "a.png", "problem": "Your speed is 8 m/s.", "solution": "KEEP, UTURN"},
                         "has 'UTURN', which is not a meta-action"),
     "a missing head": ({"image": "a.png", "answer": "STOP"}, "the answer 'STOP' has no word for path"),
-    "two videos": ({**CLIP, "video": ["a.mp4", "b.mp4"], "answer": "x"}, "it names 2 videos; a row shows one"),
+    "two videos": ({**CLIP, "video": ["a.mp4", "b.mp4"], "answer": "x"}, "it names 2 videos, but a row can show only"),
     "equal responses": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same text"),
     "neither": ({"question": "q", "response_a": "a", "response_b": "b", "winner": "tie"}, "answer='tie' must say"),
     "equal ranks": ({"query": "q", "response": ["a", "b"], "human_ranking": [0, 0]}, "must be two different ranks"),
@@ -258,7 +258,7 @@ WRONG = {
         "from": "gpt", "value": '[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, {"bbox_2d": [5, 6, 7, 8]}]'}]},
         "some of its 2 boxes have a label"),
     "options in a line": ({**ASK, "options": "A) x B) y", "answer": "B"},
-                          "must be a list of texts, or a text with one option"),
+                          "must be a list of strings, or a string with one option"),
     "a clock": ({**TIMED, "timestamp": ["0:10", "0:75"]}, "timestamp='0:75' must be a time"),
     "code": ({"image": "a.png", "conversations": [{"from": "human", "value": "<image>Save it."}, {
         "from": "gpt", "value": "pyautogui.click(x=3, y=4)"}]}, "is a position or an action"),
@@ -272,7 +272,7 @@ WRONG = {
     "captions": ({"timestamps": [[1, 2]], "sentences": []}, "it has 1 timestamps and 0 sentences"),
     "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "negative_answers has no answer that differs"),
     "a data type": ({**QUESTIONS["video-r1"][1], "data_type": "audio"}, "data_type='audio' must be 'video' or 'image'"),
-    "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is none of"),
+    "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is not one of"),
 }
 
 

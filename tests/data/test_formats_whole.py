@@ -57,7 +57,7 @@ def test_repeated_ids_of_others_become_unique_by_place(tmp_path, caplog, capsys)
     rows = read_rows(file)
     assert [row["id"] for row in rows] == ["6", "7", "6-3", "6-4", "6-2"]
     assert [row.get("original_id") for row in rows] == [None, None, "6", "6", None]
-    assert "2 of 5 rows have an id that occurs before" in caplog.text and "'6-3' for '6'" in caplog.text
+    assert "2 of 5 rows had an id that another row has" in caplog.text and "'6-3' for '6'" in caplog.text
     assert "original_id" in FIELDS
     assert main(["data", "check", str(file), "--allow-missing"]) == 0 and "0 bad rows" in capsys.readouterr().out
     assert main(["data", "convert", str(file), "-o", str(tmp_path / "rows.jsonl")]) == 0
@@ -94,7 +94,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("p.json", [{"question": "q", "response_a": "x", "response_b": "y", "label": n} for n in (0, 1)],
-     ["answer=0 must say", "answer=1: another row of the file says 0"]),
+     ["answer=0 must say", "answer=1 is ambiguous: another row of the file has the answer 0"]),
     ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["box has no label", None]),
     ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
     ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds no question"]),

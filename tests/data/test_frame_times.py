@@ -74,12 +74,13 @@ def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
 BAD = [
     ([0, 1, 2], r"frame_times=\[0, 1, 2\]: it must be a list of 4 numbers"),
     ([], "must be a list of 4 numbers"), ("0 1 2 3", "must be a list of 4 numbers"), (2.0, "must be a list of 4"),
-    ([0, 1, 1, 2], "1, of frame 3, must be later than 1 of the frame before: sort the frames"),
-    ([0, 2, 1, 3], "1, of frame 3, must be later than 2"), ([0, 1e-9, 1, 2], "1e-09, of frame 2, must be later than 0"),
-    ([0, float("nan"), 1, 2], "nan, of frame 2, must be a number of seconds of at least 0"),
-    ([0, 1, 2, float("inf")], "inf, of frame 4, must be"), ([0, 1, 2, 1e300], r"1e\+300, of frame 4, must be"),
-    ([-1, 0, 1, 2], "-1, of frame 1, must be a number of seconds of at least 0"),
-    ([False, 1, 2, 3], "False, of frame 1, must be"), ([0, "1", 2, 3], "'1', of frame 2, must be"),
+    ([0, 1, 1, 2], "the time 1 of frame 3 must be later than 1, the time of the previous frame: sort the frames"),
+    ([0, 2, 1, 3], "the time 1 of frame 3 must be later than 2"),
+    ([0, 1e-9, 1, 2], "time 1e-09 of frame 2 must be later than 0"),
+    ([0, float("nan"), 1, 2], "the time nan of frame 2 must be a number of seconds of at least 0"),
+    ([0, 1, 2, float("inf")], "time inf of frame 4 must be"), ([0, 1, 2, 1e300], r"1e\+300 of frame 4 must be"),
+    ([-1, 0, 1, 2], "the time -1 of frame 1 must be a number of seconds of at least 0"),
+    ([False, 1, 2, 3], "False of frame 1 must be"), ([0, "1", 2, 3], "'1' of frame 2 must be"),
     ([[0, 1, 2, 3], [0, 1]], "one list per video; the row has 1 videos"),
 ]
 
@@ -94,9 +95,9 @@ def test_times_that_are_none_of_these_frames(times, words):
 
 
 @pytest.mark.parametrize("row, words", [
-    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, and frame_times=\[.* of 0.75 frames per second"),
+    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, but frame_times=\[.* mean 0.75 frames per second"),
     ({"video": NAMES, "frame_times": TIMES, "fps": -1}, "fps=-1 must be a number above 0"),
-    ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's is a file, which has its own"),
+    ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's video is a file, which has its own"),
     ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),
     ({"video": [NAMES, NAMES], "frame_times": TIMES}, "one list per video; the row has 2 videos"),
     ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each"),
@@ -141,7 +142,7 @@ def test_other_formats_keep_the_times_of_frames(record, written):
 
 def test_a_field_that_contradicts_a_part_of_the_conversation_is_asked_about():
     part = {"type": "video", "video": NAMES, "timestamps": TIMES}
-    with pytest.raises(DataError, match=r"its conversation gives frame_times=.* and a field beside it"):
+    with pytest.raises(DataError, match=r"its conversation says frame_times=.* but a separate field says"):
         raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
                          "frame_times": [0, 1, 2, 3]})[0]
 

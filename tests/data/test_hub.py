@@ -66,7 +66,7 @@ def test_the_card_tells_configurations_and_files(here, tmp_path):
     files = {"one/x-1.parquet": parquet("a"), "two/deep/y.parquet": parquet("b")}
     here.put("org/two", files, card)
     assert answers(read(tmp_path, "org/two/hard@train")) == ["b"]
-    with pytest.raises(ConfigError, match=r"data\.train='org/two@train'.*one must be named.*easy, hard"):
+    with pytest.raises(ConfigError, match=r"data\.train='org/two@train'.*name one, as in.*easy, hard"):
         read(tmp_path, "org/two@train")
     with pytest.raises(ConfigError, match=r"no configuration 'hart'. Did you mean 'hard'"):
         read(tmp_path, "org/two/hart@train")
@@ -75,7 +75,7 @@ def test_the_card_tells_configurations_and_files(here, tmp_path):
     here.put("org/script", {f"{config}/{split}/0000.parquet": parquet(config + split) for config in ("a", "b")
                             for split in ("train", "test")}, revision="refs/convert/parquet")
     assert answers(read(tmp_path, "org/script/b@test#refs/convert/parquet", "heldout")) == ["btest"]
-    with pytest.raises(ConfigError, match=r"one must be named.*a, b"):
+    with pytest.raises(ConfigError, match=r"name one, as in.*a, b"):
         read(tmp_path, "org/script@test#refs/convert/parquet", "heldout")
     here.put("org/default", files, {"configs": [*card["configs"][:1], {**card["configs"][1], "default": True}]})
     assert answers(read(tmp_path, "org/default@train")) == ["b"]

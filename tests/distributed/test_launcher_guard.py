@@ -43,7 +43,7 @@ def test_a_launcher_that_hangs_is_killed_with_all_that_it_started():
     assert found == f"{process.pid} 1"
     assert process.wait(60) == -9
     _, said = process.communicate(timeout=60)
-    assert f"The launcher, process {process.pid}, is killed" in said
+    assert f"Killing the launcher, process {process.pid}" in said
     psutil.wait_procs([sleeper], 60)
     assert not sleeper.is_running()
 

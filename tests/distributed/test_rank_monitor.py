@@ -38,7 +38,7 @@ def test_a_rank_that_ended_by_itself_and_one_that_followed():
 
 
 def test_when_all_are_there_the_network_between_them_is_named():
-    assert missing(HERE, HERE).startswith("rank 1; rank 2; they got here or further")
+    assert missing(HERE, HERE).startswith("rank 1; rank 2; these have reached the same point or gone further")
     assert "GLOO_SOCKET_IFNAME" in missing(HERE)
 
 

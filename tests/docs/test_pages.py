@@ -268,10 +268,10 @@ PROVOKED = {
     "unknown setting 'task.…' (value …).": lambda _: tasks.load("grounding", {"colour": "red"}),
     "data.… is not set: task '…' reads its rows from a file": lambda _: read_samples(task(), "train"),
     "data.…: this file does not exist": lambda _: read_samples(task(train="none.jsonl"), "train"),
-    "id … occurs before, in …; ids must be unique": reads(1, 1),
+    "id … is already used in …: ids must be unique": reads(1, 1),
     "… (data.quarantine=true leaves bad rows out)": reads(1, 1),
     "…=… must be the image's … in pixels": reads(1, width=0),
-    "media file …; check it and data.root": reads(1, image="none.png"),
+    "media file …; check the path and data.root": reads(1, image="none.png"),
     "the row has id=…; every row needs an 'id'": lambda folder: sample_from_row({}, folder),
     "media path … lies outside …: …": lambda folder: resolve("../a.png", folder),
     "media path … is a URL, and nothing is downloaded unless data.urls allows it: …":

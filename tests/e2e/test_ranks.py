@@ -28,8 +28,8 @@ def outcome(how):
 MISSING = {
     "dally": (0, r"rank 0 waited \d+ s in .* for rank 1 \(in step 7, train for \d+ s\)"),
     "fail": (0, r"for rank 1 \(ended in step 7, train: KeyError: 'a fault of rank 1 alone'\)"),
-    "leave": (0, r"for rank 1 \(ended in step 7, train: it came to its end\)"),
-    "impatient": (1, r"waited \d+ s in step 7, train: taking what rank 0 has \(ranks.py:\d+\) for rank 0 \(in"),
+    "leave": (0, r"for rank 1 \(ended in step 7, train: it ended normally\)"),
+    "impatient": (1, r"waited \d+ s in step 7, train: receiving the value of rank 0 \(ranks.py:\d+\) for rank 0 \(in"),
     "dead while saving": (1, r"in step 7, train: waiting for rank 0: saving \(ranks.py:\d+\) for rank 0 \(no sign of"),
     "transport": (0, r"rank 0 waited \d+ s in step 7, train for rank 1 \(no sign of life from host .*gloo"),
 }

@@ -13,11 +13,11 @@ SPAN = {"video": "a.mp4", "question": "When?", "answer_type": "span", "duration"
 FAULTS = {
     # task, rows, what is said with {folder}, whether rows can be converted all the same: their media come later
     "an id twice": ("grounding", [box("r", "a.png"), box("r", "a.png", expression="the cup")],
-                    "id 'r' occurs before, in {folder}/train.jsonl:1; ids must be unique", False),
+                    "id 'r' is already used in {folder}/train.jsonl:1: ids must be unique", False),
     "no such file": ("grounding", [box("r", "none.png")],
-                     "media file {folder}/none.png does not exist; check it and data.root", True),
+                     "media file {folder}/none.png does not exist; check the path and data.root", True),
     "a box outside": ("grounding", [box("r", "a.png", boxes=[{"box": [10, 10, 140, 30]}])],
-                      "box [10, 10, 140, 30] reaches out of the image of 96x64 pixels", False),
+                      "box [10, 10, 140, 30] extends beyond the image of 96x64 pixels", False),
     "another column": ("qa", [{"id": "r", "photo": "a.png", "question": "How many?", "answer": 2,
                                "answer_type": "count"}], "the column 'photo' names media ('a.png'): media are read",
                        False),
@@ -30,7 +30,7 @@ FAULTS = {
                                "span [9, 4] must start at 0 or later and end after its start", False),
     "tracks of no box": ("video", [{"id": "r", **SPAN, "answer_type": "track", "width": 9, "height": 9,
                                     "tracks": [{"boxes": [None]}]}],
-                         "a track of 1 frames needs a box in one at least", False),
+                         "a track of 1 frames needs a box in at least one of them", False),
 }
 
 

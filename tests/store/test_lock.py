@@ -94,7 +94,7 @@ def test_a_lock_of_another_container_of_the_same_name_is_no_dead_process(tmp_pat
         words = r"in use by process 1 .*sign of life was \d+ s ago.*if that process is gone, delete"
         with pytest.raises(RunError, match=words), RunFolder(tmp_path).lock():
             pass
-        assert "looking for a sign of life" in caplog.text
+        assert "more for a sign of life" in caplog.text
     finally:
         process.kill()
         process.communicate()
@@ -119,7 +119,7 @@ def test_a_lock_of_another_host_is_taken_when_it_is_silent(tmp_path, monkeypatch
             pass
         with pytest.raises(RunError, match=r"on another-host"), RunFolder(tmp_path).lock(steal=True):
             pass  # it was seen to live
-        assert "looking for a sign of life" in caplog.text
+        assert "more for a sign of life" in caplog.text
     finally:
         process.kill()
         process.communicate()
@@ -139,7 +139,7 @@ def test_a_lock_shows_signs_of_life(tmp_path, monkeypatch):
         assert (tmp_path / "run.lock").stat().st_mtime
 
 
-@pytest.mark.parametrize("fate, words", [("vanished", r"has vanished.*Bring it back"),
+@pytest.mark.parametrize("fate, words", [("vanished", r"has vanished.*Restore it"),
                                          ("taken", r"taken over by process 7")])
 def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
     folder = RunFolder(tmp_path / "run")

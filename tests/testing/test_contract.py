@@ -112,7 +112,7 @@ def media_of(*media):
         "split": split, "number": i, "answer": WORDS[i % 4]})
 
 
-TWICE = r"occurs before, in samples\('train'\)\[0\]; ids must be unique"
+TWICE = r"is already used in samples\('train'\)\[0\]: ids must be unique"
 BROKEN_SAMPLES = {
     "one id twice": ("id", TWICE, {"make": lambda self, split, i: Sample(
         id=f"{split}-{i // 2}", row={"split": split, "number": i, "answer": "north"})}),

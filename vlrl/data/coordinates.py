@@ -94,6 +94,6 @@ def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
 
 def _size(sample: Sample, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise DataError(f"row '{sample.id}': {name}={value!r} must be a positive number of pixels; boxes and "
-                        "points are converted with it")
+        raise DataError(f"row '{sample.id}': {name}={value!r} must be a positive number of pixels: boxes and "
+                        "points are converted with this size")
     return float(value)

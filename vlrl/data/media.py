@@ -147,7 +147,7 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
     Raises DataError for a URL, and for a path that leaves `root` and all of `roots` ("..", an absolute path, a symbolic
     link)."""
     if not isinstance(path, str):
-        raise DataError(f"media path {path!r} must be text")
+        raise DataError(f"media path {path!r} must be a string")
     if not path.strip():
         raise DataError(f"media path {path!r} is empty: name the file, or leave the field out of a row without media")
     _refuse_url(path)
@@ -169,7 +169,8 @@ def checked_file(source: Any, limits: LimitsSettings) -> Path:
     if isinstance(source, RemoteMedia):
         source = source.fetched(limits)
     if not isinstance(source, (str, os.PathLike)):
-        raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
+        raise DataError(f"media source of type {type(source).__name__} cannot be loaded: give a path, a PIL image, "
+                        "or frames")
     _refuse_url(str(source))
     path = Path(source)
     if problem := guard_read(path, lambda: missing_file(path)):
@@ -185,7 +186,7 @@ def checked_file(source: Any, limits: LimitsSettings) -> Path:
 def checked_bytes(source: bytes | EmbeddedMedia, limits: LimitsSettings) -> EmbeddedMedia:
     own = EmbeddedMedia(source) if isinstance(source, bytes) else source
     if own.count > limits.media_bytes:
-        raise DataError(f"{own.name}: more bytes than limits.media_bytes={limits.media_bytes}")
+        raise DataError(f"{own.name} has more bytes than limits.media_bytes={limits.media_bytes}")
     if not own.count:
         raise DataError(f"{own.name} is empty")
     return own
@@ -197,13 +198,14 @@ def missing_file(path: str | Path) -> str:
         return ""
     kind = "a folder" if os.path.isdir(path) else "not a regular file"
     name = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
-    return f"media file {name} {f'is {kind}' if os.path.exists(path) else 'does not exist'}; check it and data.root"
+    problem = f"is {kind}" if os.path.exists(path) else "does not exist"
+    return f"media file {name} {problem}; check the path and data.root"
 
 
 def _refuse_url(path: str) -> None:
     if _URL.match(path):
         raise DataError(f"media path {redacted(path)} is a URL, and nothing is downloaded unless data.urls allows "
-                        "it: download it and name the file, or set data.urls to the allowed hosts")
+                        "it: download it and name the local file, or set data.urls to the allowed hosts")
 
 
 def guard_read(path: Path | str, read: Any) -> Any:
@@ -272,8 +274,8 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
         image.load()
     image = ImageOps.exif_transpose(image)  # also for a file that a task has opened itself
     if image.mode in ("P", "PA") and not image.getpalette() and np.asarray(image.getchannel(0)).any():
-        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are unknown: give it one, "
-                        "or convert it to mode L or RGB")
+        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are unknown: give it a "
+                        "palette, or convert it to mode L or RGB")
     if image.mode == "La":
         image = image.convert("LA")  # La converts to no other mode
     if image.mode == "F" or image.mode.startswith("I"):
@@ -290,8 +292,8 @@ def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
     if not 0 <= low <= high <= most:  # also nan
-        raise DataError(f"{name} has pixel values from {low:g} to {high:g}, whose black and white are unknown: save "
-                        "it with 8 or 16 bits per pixel")
+        raise DataError(f"{name} has pixel values from {low:g} to {high:g}, and it is unknown which of them mean "
+                        "black and white: save it with 8 or 16 bits per pixel")
     return Image.fromarray((values // 256 if most == 65535 else values * (255 / most)).astype(np.uint8))
 
 

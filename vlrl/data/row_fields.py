@@ -65,12 +65,12 @@ def tracks_problem(tracks: Any) -> str | None:
 
 def _track_problem(boxes: list[Any], times: Any) -> str | None:
     if all(box is None for box in boxes):
-        return f"a track of {len(boxes)} frames needs a box in one at least"
+        return f"a track of {len(boxes)} frames needs a box in at least one of them"
     for box in boxes:
         if box is not None and not (isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
                                     and box[0] < box[2] and box[1] < box[3]):
             return f"box {short(box)} of a track must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2, or null"
     if times is not None and not (isinstance(times, list) and len(times) == len(boxes) and all(map(is_number, times))
                                   and times[0] >= 0 and sorted(set(times)) == times):
-        return f"times={short(times)} of a track must be one rising second for each box, from 0 on"
+        return f"times={short(times)} of a track must be ascending times in seconds, one per box, from 0 or later"
     return None

@@ -51,9 +51,9 @@ def named_media(row: Mapping[str, Any], column: str) -> str:
 def unshown_advice(column: str, fields: Collection[str]) -> str:
     """Returns what the user should do about a media column that no prompt shows."""
     if column in fields:
-        return "the task's sample_from_row leaves it out; give the Sample its media"
-    return (f"media are read from {', '.join(fields)}. Rename it, or, where no prompt is to show it, move it below "
-            "'meta'")
+        return "the task's sample_from_row drops it: pass it to the Sample as media"
+    return (f"media are read only from {', '.join(fields)}. Rename the column, or move it into 'meta' if no prompt "
+            "should show it")
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:

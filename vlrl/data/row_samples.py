@@ -116,7 +116,7 @@ def repeated_id(first: dict[str, str], id: str, where: str) -> str:
     """Records in `first` where an id occurs and returns ""; for an id that is already there, returns an error message.
     """
     if id in first:
-        return f"id {id!r} occurs before, in {first[id]}; ids must be unique"
+        return f"id {id!r} is already used in {first[id]}: ids must be unique"
     first[id] = where
     return ""
 
@@ -132,7 +132,7 @@ def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
             if not (box[0] < box[2] and box[1] < box[3]):
                 yield f"box {short(box)} must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
             elif _outside(box, size):
-                yield f"box {short(box)} reaches out of the image of {size[0]}x{size[1]} pixels"
+                yield f"box {short(box)} extends beyond the image of {size[0]}x{size[1]} pixels"
     action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
     for point in (*_listed(row, "points"), action.get("point"), action.get("coordinate")):  # pyright: ignore
         if _numbers(point, 2) and _outside(point, size):
@@ -182,8 +182,8 @@ def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Me
     if isinstance(path, list):
         _VIDEO["frame_times"](len(path), fps, times)
     elif times is not None:
-        raise DataError(f"frame_times={short(times)} belong to a video given as a list of frames, but the row's is a "
-                        "file, which has its own timestamps: remove the field, or move it into 'meta'")
+        raise DataError(f"frame_times={short(times)} belong to a video given as a list of frames, but the row's video "
+                        "is a file, which has its own timestamps: remove the field, or move it into 'meta'")
     return Media(kind="video", source=media_source(path, root, access), start=row.get("video_start"),
                  end=row.get("video_end"), fps=fps, times=times)
 
@@ -197,8 +197,8 @@ def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
     nested = isinstance(given, (list, tuple)) and given and all(isinstance(v, (list, tuple, type(None))) for v in given)
     each = given if nested else [given]
     if len(each) != videos:
-        raise DataError(f"frame_times={short(given)} must hold the seconds of each frame of a video given as frames, "
-                        f"one list per video; the row has {videos} videos")
+        raise DataError(f"frame_times={short(given)} must hold the time of each frame of a video given as frames, in "
+                        f"seconds, as one list per video; the row has {videos} videos")
     return each
 
 

@@ -86,7 +86,7 @@ class Drawn(SampleSequence):
         except VlrlError:
             raise
         except (Exception, SystemExit) as error:  # an IndexError would silently end a loop over the samples
-            raise TaskError(f"sample {index} cannot be drawn: {failure(error)}") from error
+            raise TaskError(f"sample {index} cannot be generated: {failure(error)}") from error
 
 
 def readable(samples: Sequence[Sample], index: int) -> Sample | None:

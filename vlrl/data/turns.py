@@ -62,10 +62,12 @@ def _check_marks(row: Record, kinds: Sequence[str], before: Sequence[str]) -> No
     marks = marks_of(row)
     in_question, rest = len(marks) - len(before), len(kinds) - len(before)
     if rest < 0 or in_question not in (0, rest):
-        raise DataError(f"its texts have placeholders for {len(marks)} images or videos, and the row has {len(kinds)}: "
-                        "use one per image or video; a question without any shows the remaining media first")
+        raise DataError(f"its turns and question have placeholders for {len(marks)} images or videos, but the row has "
+                        f"{len(kinds)}: use one placeholder per image or video (a question without placeholders shows "
+                        "the remaining media first)")
     if in_question and len(set(kinds)) > 1 and sorted(marks) != sorted(kinds):
-        raise DataError(f"its texts have placeholders for {', '.join(marks)}, and the row has {', '.join(kinds)}")
+        raise DataError(f"its turns and question have placeholders for {', '.join(marks)}, but the row has "
+                        f"{', '.join(kinds)}")
 
 
 def _check_call(row: Record, turn: Record) -> None:

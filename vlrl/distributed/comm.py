@@ -179,7 +179,7 @@ def broadcast(value: Any) -> Any:
     if world() == 1:
         return value
     box = [value]
-    with _collective("taking what rank 0 has"):
+    with _collective("receiving the value of rank 0"):
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -280,7 +280,7 @@ def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
     arrived: list[bytes] = []
     if not routes:
         return arrived
-    with _collective("moving groups"):
+    with _collective("exchanging groups"):
         for sender, receiver in sorted(routes):
             if rank() == sender:
                 dist.send_object_list([routes[sender, receiver]], dst=receiver)
@@ -293,7 +293,7 @@ def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
 
 def barrier() -> None:
     if active():
-        with _collective("meeting the others"):
+        with _collective("waiting at a barrier"):
             dist.barrier()
 
 
@@ -329,7 +329,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25)
     if not learning:
         return
     used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int32, device=learning[0].device)
-    with _collective("comparing what has gradients"):
+    with _collective("comparing which parameters have gradients"):
         dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW leaves a parameter without gradient alone: so it must here
     group: list[torch.nn.Parameter] = []
     size = 0

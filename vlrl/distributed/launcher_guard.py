@@ -70,7 +70,7 @@ def main(pid: int, launcher: int, rank: int, rank_s: float, launcher_s: float) -
     if (_ends(rank, rank_s) and _ends(launcher, launcher_s)) or _ends(launcher, 0):
         return
     family = psutil.Process(pid).children(recursive=True)
-    os.write(2, f"The launcher, process {pid}, is killed: it still waits for its store, which is silent.\n".encode())
+    os.write(2, f"Killing the launcher, process {pid}: it still waits for its store, which does not answer.\n".encode())
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(launcher, signal.SIGKILL)
     for process in family:

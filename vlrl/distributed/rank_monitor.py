@@ -78,7 +78,7 @@ class RankMonitor:
     def end(self, error: BaseException | None) -> None:
         """Writes the last record of this rank, which ends with an error, or normally if `error` is None."""
         if self._ended is None:
-            text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it came to its end"
+            text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it ended normally"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
             self.publish()
 
@@ -104,7 +104,7 @@ class RankMonitor:
 
     def _end_process(self, waited: float) -> None:
         """Ends this process with an error message if the transport neither fails nor returns in time."""
-        count, error = self.here.count, self.error(waited, "no error of the transport")
+        count, error = self.here.count, self.error(waited, "the transport raised no error")
         if self.here.doing and self.here.count == count:
             self.end(error)
             os.write(2, f"error: {error}\n".encode())
@@ -127,8 +127,8 @@ class RankMonitor:
             time.sleep(2.5 * BEAT)
         after = self._records() if before is not None else None
         if before is None or after is None:
-            missing = (f"the others; the launcher's store at {self.address[0]}:{self.address[1]} does not answer "
-                       "either, so that host is gone or the network to it")
+            missing = (f"the other ranks; the launcher's store at {self.address[0]}:{self.address[1]} does not answer "
+                       "either, so that host or the network to it is down")
             if self._launcher is not None:
                 self._launcher.end_if_it_hangs()
         else:
@@ -156,7 +156,7 @@ class RankMonitor:
                 beat, heard = record["beat"], time.monotonic()
             quiet = time.monotonic() - heard
             if quiet > self.limit or (quiet > 3 * BEAT and record is not None and _is_dead(record)):
-                raise self.error(time.monotonic() - began, "rank 0 does something that the others wait for")
+                raise self.error(time.monotonic() - began, "rank 0 was at work for which the other ranks wait")
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
 
@@ -245,8 +245,9 @@ def describe_missing(rank: int, count: int, before: Sequence[Record | None], aft
             waiting.append(f"rank {other}")
     if missing:
         return _listed(missing)
-    return (f"{_listed(waiting)}; they got here or further, so messages between ranks are lost: check that each host "
-            "uses the right network interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and no firewall blocks it")
+    return (f"{_listed(waiting)}; these have reached the same point or gone further, so messages between ranks "
+            "are lost: check that each host uses the right network interface "
+            "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and no firewall blocks it")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -208,7 +208,7 @@ def find(path: Path) -> NewestCheckpoint:
     if (path / MANIFEST).exists():
         wrong = problems(path)
         if wrong:
-            raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another one of the run.")
+            raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another checkpoint of the run.")
     elif not any(path.glob("*.safetensors")):
         raise RunError(f"{path} is neither a run folder nor a checkpoint: it has no checkpoints/ and no *.safetensors")
     return NewestCheckpoint(path)
@@ -305,5 +305,5 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     try:
         return trainer_state.read(path)
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to go on from "
-                       "the one before it, or set resume=never to start over.") from error
+        raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to resume "
+                       "from the one before it, or set resume=never to start over.") from error

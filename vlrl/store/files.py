@@ -50,10 +50,10 @@ def disk_errors(path: Path) -> Iterator[None]:
         there = next((p for p in (path, *path.parents) if os.path.lexists(p)), Path("/"))
         if error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EIO):  # None: what append_line raises
             raise RunError(f"cannot write {path}: {error.strerror or error} ({shutil.disk_usage(there).free:,} bytes "
-                           "free there). Free space, or set run.dir elsewhere; the same command then goes on from the "
-                           "last checkpoint.") from error
-        why = error.strerror if there == path or os.path.isdir(there) else f"{there} is no folder"
-        raise RunError(f"cannot write {path}: {why}. Name another place (that of a run is run.dir), or fix the "
+                           "free there). Free space, or set run.dir elsewhere; the same command then continues from "
+                           "the last checkpoint.") from error
+        why = error.strerror if there == path or os.path.isdir(there) else f"{there} is not a folder"
+        raise RunError(f"cannot write {path}: {why}. Use another path (for a run, set run.dir), or fix the "
                        f"permissions of {there}.") from error
 
 
@@ -132,7 +132,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _refuse_special(descriptor: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:

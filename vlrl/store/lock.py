@@ -57,9 +57,9 @@ class Lock:
         if other:
             raise RunError(f"run folder {folder} was taken over by {_named(other)}, so this run stops writing. If "
                            "both should run, give one of them another folder with run.dir.")
-        raise RunError(f"run folder {folder} has vanished, or somebody deleted {self.path.name} in it; this run writes "
-                       "no more. Bring it back (is the disk mounted?); the same command then goes on from its last "
-                       "checkpoint.")
+        raise RunError(f"run folder {folder} has vanished, or somebody deleted {self.path.name} in it, so this run "
+                       "stops writing. Restore it (is the disk mounted?); the same command then continues from its "
+                       "last checkpoint.")
 
 
 class NoLock(Lock):
@@ -118,7 +118,7 @@ def _release(acquired: Lock) -> None:
         if acquired.owned:
             acquired.path.unlink()
     except OSError as error:
-        _log.warning("the run folder stays locked, as %s cannot be removed: %s", acquired.path,
+        _log.warning("the run folder stays locked, because %s cannot be removed: %s", acquired.path,
                      error.strerror or error)
 
 
@@ -190,7 +190,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
     try:
         modified_ns = path.stat().st_mtime_ns
         while (silent := _silence(path)) is not None and silent < SILENT_S:
-            _log.warning("the run folder was left locked by %s; looking for a sign of life for %.0f s more",
+            _log.warning("the run folder is still locked by %s; waiting %.0f s more for a sign of life",
                          _named(other), SILENT_S - silent)
             end = time.monotonic() + min(SILENT_S - silent, 2 * BEAT_S)
             while time.monotonic() < end:

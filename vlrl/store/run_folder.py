@@ -203,7 +203,7 @@ class RunFolder:
         `folder` is "rollouts" or "eval-rollouts"."""
         for file in sorted((self.path / folder).glob("*.parquet")):
             if (match := ROLLOUT_FILE.fullmatch(file.name)) and not file.is_file():
-                self.notes.append(f"skipped {file}: it is no regular file")
+                self.notes.append(f"skipped {file}: it is not a regular file")
             elif match:
                 yield file, range(int(match[1] or match[3]), int(match[1] or match[4]) + 1), match[2]
 

@@ -235,14 +235,14 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
     the image."""
     boxes, labels = _paired(record) or ([], [])
     if not isinstance(labels, list) or len(boxes) != len(labels):
-        raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of one length, a label for "
-                        "each box")
+        raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of the same length, with "
+                        "one label per box")
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = base_fields(record, source)
     layout = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
     if entries and not layout and isinstance(pick(record, name), Mapping):  # published data sets use either
-        raise DataError(f"{name}={short(record[name])} may be corners or sides: say in a field bbox_format whether its "
-                        "boxes are 'xyxy', [x1, y1, x2, y2], or 'xywh', [x, y, width, height]")
+        raise DataError(f"{name}={short(record[name])} has boxes that may be corners or sides: add a field bbox_format "
+                        "that is 'xyxy' for [x1, y1, x2, y2], or 'xywh' for [x, y, width, height]")
     boxes = [{"box": _table_box({**entry, **layout}, _box_fields(entry) or ("box",), row),
               "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
     labels = list(dict.fromkeys(b["label"] for b in boxes))

@@ -61,15 +61,15 @@ def options_of(record: Record) -> list[str]:
         said = given
         given = read_literal(given) or (lines if len(lines) > 1 else _by_commas(given, record))
         if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
-            raise DataError(f"options={short(said)} must be a list of texts, or a text with one option per line")
+            raise DataError(f"options={short(said)} must be a list of strings, or a string with one option per line")
     if isinstance(given, Mapping):
         given = _keyed(given)
     if given is None or given == []:
         return []
     if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
-        raise DataError(f"options={short(given)} must be a list of texts")
+        raise DataError(f"options={short(given)} must be a list of strings")
     if image := next((v for v in given if isinstance(v, str) and _PICTURE.fullmatch(v.strip())), None):
-        raise DataError(f"its option {short(image)} is an image, but options must be texts")
+        raise DataError(f"its option {short(image)} is an image, but options must be strings")
     return _bare([_option(v) for v in given])
 
 
@@ -93,7 +93,7 @@ def _columns(record: Record) -> list[Any] | None:
         gap = gap or (missing, own[-1])
     if gap:  # letters would refer to other options
         raise DataError(f"the option {gap[0]!r} is empty, but {gap[1]}={short(record[gap[1]])} comes after it: fill "
-                        "it, or shift the others and the answer")
+                        "it in, or shift the later options and the answer")
     return None
 
 
@@ -108,8 +108,8 @@ def _keyed(given: Mapping[str, Any]) -> list[Any]:
     counted = all(key.isdecimal() for key in keys) and keys != [str(n) for n in range(len(keys))]
     lettered = all(len(key) == 1 and key.isalpha() for key in keys) and "".join(keys).upper() != _ALPHABET[:len(keys)]
     if keys and (counted or lettered):
-        raise DataError(f"its options have the keys {short(keys)}: name them A, B ... without a gap, and the answer "
-                        "accordingly")
+        raise DataError(f"its options have the keys {short(keys)}: name them A, B ... without a gap, and change "
+                        "the answer accordingly")
     return [given[key] for key in sorted(given)] if texts is None else texts
 
 
@@ -152,14 +152,14 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
         if max(places) < len(options):
             return ", ".join(chr(ord("A") + n) for n in sorted(set(places)))
     if texts.count(bare) > 1 and not _clash(said, options):
-        raise DataError(f"answer={short(answer)} is the text of {texts.count(bare)} options: name one by its letter, "
-                        "and remove the duplicates")
+        raise DataError(f"answer={short(answer)} is the text of {texts.count(bare)} options: give the letter of the "
+                        "correct one, and remove the duplicates")
     with_text = _WITH_TEXT.fullmatch(said)
     single = _LETTER.fullmatch(said) or with_text
     place = ord(single[1].upper()) - ord("A") if single else number(answer)
     if not isinstance(place, int) or not 0 <= place < len(options):
-        raise DataError(f"answer={short(answer)} is none of the {len(options)} options, neither by letter nor by text "
-                        "nor by index from 0")
+        raise DataError(f"answer={short(answer)} is none of the {len(options)} options: it is not the letter, the "
+                        "text or the index (from 0) of any of them")
     words = " ".join(with_text[2].lower().rstrip(".").split()) if with_text else ""
     if words in texts and texts.index(words) != place:
         raise DataError(f"answer={short(answer)} has the letter of one option and the text of another")
@@ -199,7 +199,7 @@ def answer_fields(given: Any, options: Sequence[str], question: str, said: str |
     field of the record states. Raises DataError for a missing answer, or one that is not among the options."""
     several = list(given) if isinstance(given, list) else [given]
     if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or answer_text(v) == "" for v in several):
-        raise DataError(f"answer={short(given)} must be a text or a number")
+        raise DataError(f"answer={short(given)} must be a string or a number")
     if options:
         right = several[0] if len(several) == 1 else ", ".join(option_letter(v, options) for v in several)
         return {"options": list(options), "answer": option_letter(right, options), "answer_type": "choice"}

@@ -148,14 +148,14 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
     heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
     system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
     if _MARK.search(system):
-        raise DataError(f"its system prompt {short(system)} has a placeholder for media, which only turns can show")
+        raise DataError(f"its system prompt {short(system)} has a placeholder for media, but only turns can show media")
     said = said[heads:]
     for turn in said:
         if turn["role"] not in _FOLLOWS[before]:
             after = f"after one of {_NAMES[before]}" if before else "at its beginning"
             raise DataError(f"its conversation has a turn of {_NAMES[turn['role']]} {after}: "
-                            f"{short(turn['content'])}. After what the system says, turns of a user and of the "
-                            "assistant alternate, the user first")
+                            f"{short(turn['content'])}. After the system prompt, turns of the user and of the "
+                            "assistant must alternate, the user first")
         before = turn["role"]
     if before == "assistant" and prompt:
         raise DataError("its prompt ends with a turn of the assistant; a prompt must end with the question")
@@ -190,7 +190,7 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
     who = turn.get("from") or turn.get("role")
     role = _ROLES.get(str(who))
     if role is None:
-        raise DataError(f"its conversation has a turn of {short(who)}, where rows hold those of "
+        raise DataError(f"its conversation has a turn with the role {short(who)}; known roles: "
                         f"{', '.join(dict.fromkeys(_ROLES))}")
     content = _words(turn, named).strip()
     if unfilled := _SWIFT.search(content):
@@ -209,7 +209,7 @@ def _call(call: Any) -> dict[str, Any]:
     arguments = unpacked(function.get("arguments")) if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not isinstance(
             arguments, Mapping):
-        raise DataError(f"the call {short(call)} must have the name of a tool and its arguments, an object")
+        raise DataError(f"the tool call {short(call)} must have the name of a tool, and arguments that are an object")
     return {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
@@ -251,12 +251,12 @@ def _path(part: Record) -> Any:
     if isinstance(location, Mapping) and not location.get("bytes"):
         location = pick(location, "url", "path")
     if location is None and part.get("file_id"):
-        raise DataError(f"the part {short(part)} names a file stored at OpenAI: give its path")
+        raise DataError(f"the part {short(part)} names a file stored at OpenAI: give the path of a local file")
     return location
 
 
 @cache
 def _warn_unread(names: tuple[str, ...]) -> None:
     if names:
-        log.warning("%s of images and videos in conversations are not read: model.max_pixels, model.min_pixels and "
-                    "model.video_* hold for all", ", ".join(names))
+        log.warning("%s of images and videos in conversations are ignored: model.max_pixels, model.min_pixels and "
+                    "model.video_* apply to all media", ", ".join(names))

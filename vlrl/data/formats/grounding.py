@@ -80,7 +80,7 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
     record = with_media(record, said)
     question = without_marks(said.question)
     if not question:
-        raise DataError("its conversation has no question: no turn of a human or user has a text")
+        raise DataError("its conversation has no question: no turn of a human or user contains text")
     options = options_of(record)
     answer, worked = reference_answer(said, record, options, question)
     answer = json.dumps(answer) if isinstance(answer, list) and answer and not isinstance(answer[0], str) else answer
@@ -226,7 +226,7 @@ def refcoco(record: Record, source: RecordSource) -> list[Row]:
     if not has(record, *IMAGE):
         key = record.get("image_id")
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 10**12:
-            raise DataError(f"no field with the path of an image, and image_id={short(key)} is not a COCO number")
+            raise DataError(f"no field holds the path of an image, and image_id={short(key)} is not a COCO number")
         record = {**record, "file_name": f"COCO_train2014_{key:012d}.jpg"}
     if isinstance(record.get("file_name"), str):
         record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
@@ -315,7 +315,7 @@ def _rows_by_text(row: dict[str, Any]) -> list[Row]:
     missing = sum("texts" not in b for b in row["boxes"])
     if missing:
         raise DataError(f"{missing} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
-                        "but others have: give each one, or move those without to a separate file")
+                        "but others have: give every annotation a text, or move those without one to another file")
     rest = {k: v for k, v in row.items() if k not in ("labels", "boxes")}
     one = len(texts) == 1
     return [{**rest, "id": row["id"] if one else f"{row['id']}-{n}", "expression": name,

@@ -125,7 +125,7 @@ def unlabelled(record: Record, source: RecordSource) -> list[Row]:
 
     Other fields stay unchanged. Raises DataError for a field that seems to hold the answer, which would be lost."""
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
-        raise DataError(f"it has an instruction, but neither box nor action under a known name; {field}="
+        raise DataError(f"it has an instruction, but no box or action in a field with a known name; {field}="
                         f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
                         f"bbox={field} or action={field}, or remove it")
     row = base_fields(record, source)

@@ -59,7 +59,7 @@ def _response(record: Record, name: str) -> str:
     if isinstance(given, list):
         given = read_reply(given).answer
     if not isinstance(given, str) or not given.strip():
-        raise DataError(f"{name}={short(record[name])} must be a text")
+        raise DataError(f"{name}={short(record[name])} must be a non-empty string")
     return given.strip()
 
 
@@ -113,8 +113,8 @@ def one_or_two(rows: Placed) -> Placed:
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(
-        f"answer={row['answer']}: another row of the file says 0, so answers count from 0, or say whether the first is "
-        "better. Write 1 or 2, or A or B")) for n, where, row in rows]
+        f"answer={row['answer']} is ambiguous: another row of the file has the answer 0, so answers count from 0, or "
+        "say whether the first response is better. Write 1 or 2, or A or B")) for n, where, row in rows]
 
 
 class _FromZero(DataError):

@@ -70,7 +70,7 @@ def problem_text(record: Record, source: RecordSource) -> list[Row]:
     the row's `label`."""
     solution = record["solution"]
     if isinstance(solution, bool) or not isinstance(solution, (str, int, float)):
-        raise DataError(f"solution={short(solution)} must be a text, a number or a box [x1, y1, x2, y2]")
+        raise DataError(f"solution={short(solution)} must be a string, a number or a box [x1, y1, x2, y2]")
     question = text(record, "problem")
     if has(record, "answer") and "<answer>" not in str(solution):  # the solution contains the reasoning
         return question_answer(record, source)
@@ -110,7 +110,7 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
     said = checked_conversation(record) or Conversation(pick(record, *QUESTION))
     record, question = with_media(record, said), said.question
     if not isinstance(question, str) or not without_marks(question):
-        raise DataError(f"question={short(question)} must be a text")
+        raise DataError(f"question={short(question)} must be a non-empty string")
     options = options_of(record)
     given, worked = reference_answer(said, record, options, question)
     texts: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
     given = final_answer(given) if isinstance(given, str) else given
     row = answer_fields(given, options, question, stated_type(record))
     if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
-        raise DataError("it names a sample of nuScenes, but no image: add `images`, the files of its cameras")
+        raise DataError("it names a sample of nuScenes, but no image: add `images` with the files of its cameras")
     media = media_fields(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
     used = {*QUESTION, *_answers(record), *ID_FIELDS, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
             "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),
@@ -140,8 +140,9 @@ def missing_answer(record: Record) -> DataError | None:
     empty = next((name for name in ANSWER if name in record and record[name] in (None, "", [])), None)
     if empty is None or not has(record, *QUESTION) or has(record, *ANSWER, *_OTHERS):
         return None
-    return DataError(f"{empty}={short(record[empty])} is empty, so nothing answers its question "
-                     f"{short(pick(record, *QUESTION))}: fill it, or leave the row out (--keep-going, data.quarantine)")
+    return DataError(f"{empty}={short(record[empty])} is empty, so there is no answer to its question "
+                     f"{short(pick(record, *QUESTION))}: fill it in, or leave the row out (--keep-going, "
+                     "data.quarantine)")
 
 
 def refuse_two_readings(record: Record) -> None:
@@ -169,7 +170,7 @@ def refuse_two_readings(record: Record) -> None:
                         f"options={first} or options={other}")
     one, several = pick(record, "image"), pick(record, "images")
     if one is not None and isinstance(several, list) and several and several != [one]:
-        raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Choose with "
+        raise DataError(f"the record has both 'image' and 'images' ({len(several)} of them): choose which to show with "
                         "--columns (data.columns) images=image or images=images")
 
 
@@ -183,15 +184,15 @@ def reference_answer(said: Conversation, record: Record, options: Sequence[str],
     beside = _right(record, options)
     if beside is None or not said.answer:
         if beside is None and not said.answer:
-            raise DataError(f"nothing answers its question {short(question)}: its conversation ends there or in an "
-                            f"empty turn, and no field holds the answer; known: {', '.join(ANSWER[:6])} ...")
+            raise DataError(f"its question {short(question)} has no answer: the conversation ends with the question or "
+                            f"an empty turn, and no field holds the answer; known names: {', '.join(ANSWER[:6])} ...")
         return said.answer if beside is None else beside, {}
     reference = beside[0] if isinstance(beside, list) and beside else beside
     own, other = (" ".join(final_answer(v).lower().split()) for v in (said.answer, reference))
     marked = own != " ".join(said.answer.lower().split()) or len(own) <= _SHORT
     if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
-        raise DataError(f"the assistant answers {short(own)}, and a field beside the conversation says "
-                        f"{short(reference)}: remove the one that is wrong")
+        raise DataError(f"the assistant answers {short(own)}, but a separate field holds the answer "
+                        f"{short(reference)}: remove the wrong one")
     return beside, {"solution": said.answer} if own != other else {}
 
 

@@ -29,8 +29,8 @@ def checked_conversation(record: Record) -> Conversation | None:
         if said is None or not said.question:
             break
         if isinstance(own, str) and without_marks(own) not in without_marks(said.question):
-            raise DataError(f"the field {name!r} asks {short(own)}, and its conversation {short(said.question)}: which "
-                            f"one is the question? Set --columns (data.columns) question={name}, or remove one")
+            raise DataError(f"the field {name!r} asks {short(own)}, but its conversation asks {short(said.question)}: "
+                            f"set --columns (data.columns) question={name}, or remove one of them")
     return said
 
 
@@ -41,8 +41,8 @@ def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
     own, beside = said.system if said else "", record.get("system")
     beside = beside.strip() if isinstance(beside, str) else ""
     if own and beside and own != beside:
-        raise DataError(f"the system says {short(own)} in its conversation and {short(beside)} in the field 'system': "
-                        "remove one")
+        raise DataError(f"the system prompt is {short(own)} in its conversation, but {short(beside)} in the field "
+                        "'system': remove one of them")
     return {"system_prompt": own or beside} if own or beside else {}
 
 
@@ -61,12 +61,12 @@ def with_media(record: Record, said: Conversation) -> Record:
     several = list(given) if isinstance(given, (list, tuple)) else [given]
     named = [without_scheme(image_value(path)) for paths in said.media.values() for path in paths]
     if given is not None and [without_scheme(image_value(one)) for one in several] != named:
-        raise DataError(f"its conversation names {short(named)} and a field beside it {short(given)}: which are meant? "
-                        "Remove one")
+        raise DataError(f"its conversation names the media {short(named)}, but a separate field names {short(given)}: "
+                        "remove one of them")
     for name, own in said.times.items():
         if (beside := pick(record, name)) is not None and beside != own:
-            raise DataError(f"its conversation gives {name}={short(own)} of a video, and a field beside it "
-                            f"{short(beside)}: remove one")
+            raise DataError(f"its conversation says {name}={short(own)} for a video, but a separate field says "
+                            f"{short(beside)}: remove one of them")
     rest = {k: v for k, v in record.items() if k not in (*IMAGE, *VIDEO)}
     return {**rest, **said.media, **said.times}
 
@@ -102,9 +102,9 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
         raise DataError(f"its question {short(question)} is about audio, which rows do not support")
     numbers = [int(n) for _, n in marks if n]
     if not numbers and (shows := next((o for o in options if _MARK.search(o)), None)):
-        raise DataError(f"its option {short(shows)} is an image, but options must be texts")
+        raise DataError(f"its option {short(shows)} is an image, but options must be strings")
     if numbers and max(numbers) > len(kinds):
-        raise DataError(f"its text names the image {max(numbers)}, and the record has {len(kinds)}")
+        raise DataError(f"its text refers to image {max(numbers)}, but the record has only {len(kinds)}")
     in_order = numbers == list(range(1, len(kinds) + 1)) == list(range(1, len(marks) + 1))
     if numbers and (not in_order or _MARK.search("\n".join(options))):
         texts = [_in_words(text) for text in texts]
@@ -124,11 +124,11 @@ def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
         marks = leading = list(kinds)
         texts = ["".join(f"<{kind}>" for kind in kinds) + _LEADING.sub("", texts[0], count=1), *texts[1:]]
     if len(marks) != len(kinds):
-        raise DataError(f"its text has placeholders for {len(marks)} images or videos, and the record has "
+        raise DataError(f"its text has placeholders for {len(marks)} images or videos, but the record has "
                         f"{len(kinds)}: {short(texts[-1])}")
     if sorted(marks) != sorted(kinds):
         if len(set(kinds)) > 1:
-            raise DataError(f"its text has placeholders for {', '.join(marks)}, and the record has {', '.join(kinds)}")
+            raise DataError(f"its text has placeholders for {', '.join(marks)}, but the record has {', '.join(kinds)}")
         texts, marks = [_MARK.sub(f"<{kinds[0]}>", text) for text in texts], list(kinds)
     if len(texts) == 1 and len(leading) == len(kinds) and marks == list(kinds):
         return [_LEADING.sub("", texts[0], count=1).strip()]
@@ -161,7 +161,7 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
     if isinstance(video, (list, tuple)):
         clips = video_items(video) if len(video) > 1 else video
         if len(clips) > 1:
-            raise DataError(f"it names {len(clips)} videos; a row shows one")
+            raise DataError(f"it names {len(clips)} videos, but a row can show only one")
         video = clips[0] if clips else None
     if video is not None:
         path = source.video(image_value(video))
@@ -177,7 +177,7 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
     if given not in (None, [], ()):
         shown_media |= media({"images": given}, source)
     if not shown_media and needed:
-        raise DataError(f"no field with the path of an image or a video; known: {', '.join((*IMAGE, *VIDEO))}")
+        raise DataError(f"no field holds the path of an image or a video; known names: {', '.join((*IMAGE, *VIDEO))}")
     return shown_media
 
 

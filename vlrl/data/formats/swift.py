@@ -70,8 +70,8 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
         raise DataError(f"{len(boxes)} boxes and {len(names)} names of its objects have no placeholder in its turns")
     images = pick(record, *IMAGE)
     if isinstance(images, list) and len(images) > 1 and said:
-        raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row has "
-                        "boxes in one")
+        raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row can "
+                        "have boxes in only one image")
     return _spoken(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
         one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
 

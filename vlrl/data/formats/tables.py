@@ -50,5 +50,5 @@ def _as_text(table: Any) -> str:
         head = pick(table, "header", "columns")
         table = [*([head] if head else []), *rows] if isinstance(rows, list) else None
     if not isinstance(table, list) or not table or not all(isinstance(line, list) for line in table):
-        raise DataError(f"table={short(table)} must be a text, or a list of rows of cells")
+        raise DataError(f"table={short(table)} must be a string, or a list of rows, each a list of cells")
     return "\n".join(" | ".join("" if cell is None else str(cell) for cell in line) for line in table)

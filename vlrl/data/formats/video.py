@@ -45,7 +45,7 @@ def _video(record: Record, source: RecordSource, *names: str) -> Any:
     if isinstance(given, bytes):
         return given
     if not isinstance(given, str):
-        raise DataError(f"no field {' or '.join(repr(n) for n in names)} with the path of a video")
+        raise DataError(f"the path of a video is missing: no field {' or '.join(repr(n) for n in names)}")
     path = source.video(given)
     return path[2:] if path.startswith("./") else path
 
@@ -78,7 +78,7 @@ def video_r1(record: Record, source: RecordSource) -> list[Row]:
     media = {k: v[2:] if isinstance(v, str) and v.startswith("./") else v for k, v in media.items()}
     problem_type = record.get("problem_type")
     if problem_type is not None and str(problem_type).strip().lower() not in TYPES:
-        raise DataError(f"problem_type={short(problem_type)} is none of: {', '.join(TYPES)}")
+        raise DataError(f"problem_type={short(problem_type)} is not one of: {', '.join(TYPES)}")
     options = options_of(record)
     row = {**answer_fields(pick(record, "solution", "answer"), options, question, stated_type(record)),
            **question_fields(question, media, options)}
@@ -111,10 +111,10 @@ def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
     else:
         answer, wrong = text(record, "answer"), pick(record, "negative_answers")
         if not isinstance(wrong, list) or not all(isinstance(v, str) and v.strip() for v in wrong):
-            raise DataError(f"negative_answers={short(wrong)} must be a list of texts")
+            raise DataError(f"negative_answers={short(wrong)} must be a list of strings")
         wrong = sorted({v.strip() for v in wrong} - {answer})
         if not wrong:
-            raise DataError("negative_answers has no answer that differs from the right one")
+            raise DataError("negative_answers has no answer that differs from the correct one")
         options = [answer, *draw.sample(wrong, min(_NEGATIVES, len(wrong)))]
         draw.shuffle(options)
         right = chr(ord("A") + options.index(answer))
@@ -125,7 +125,8 @@ def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
     if has(record, "current_observation_basename"):
         media["image"] = "/".join(filter(None, ("images", where, text(record, "current_observation_basename"))))
     if not media:
-        raise DataError("no field 'video_basename' or 'current_observation_basename' with the name of a file")
+        raise DataError("the name of a media file is missing: no field 'video_basename' or "
+                        "'current_observation_basename'")
     level = pick(record, "task_level", "level")
     group = {"group_key": str(record["video_id"])} if has(record, "video_id") else {}
     return [{"id": id, **media, "question": text(record, "question"), "options": options, "answer": right,
@@ -206,9 +207,11 @@ def captions(record: Record, source: RecordSource) -> list[Row]:
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
     times, said = record["timestamps"], unpacked(record["sentences"])
     if not isinstance(said, list):
-        raise DataError(f"sentences={short(said)} must be a list of texts, one for each of its {len(times)} timestamps")
+        raise DataError(f"sentences={short(said)} must be a list of strings, one for each of its {len(times)} "
+                        "timestamps")
     if len(times) != len(said) or not said:
-        raise DataError(f"it has {len(times)} timestamps and {len(said)} sentences; each sentence has one")
+        raise DataError(f"it has {len(times)} timestamps and {len(said)} sentences, but needs one timestamp "
+                        "per sentence")
     id = record_id(record, source)
     return [{"id": f"{id}-{n}" if len(said) > 1 else id, "video": video,
              "question": text({"sentences": s}, "sentences"), "answer_type": "span",

@@ -46,8 +46,9 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
         if full is None or (full == 1 and not are_shares(values)):
             return corners
         if not all(is_number(row.get(side)) for side in ("width", "height")):
-            raise DataError(f"data.boxes={form} and {short(values)}: the image size is unknown; add width and "
-                            "height to the row, or name the folder of the images (data.root, --root)")
+            raise DataError(f"data.boxes={form}: {short(values)} cannot be converted, since the image size is "
+                            "unknown; add width and height to the row, or name the folder of the images (data.root, "
+                            "--root)")
         return scaled(corners, (row["width"], row["height"]), full, "box")
 
     new = dict(row)
@@ -86,10 +87,10 @@ def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
     said = [f"{len(turned)} of {len(places)} boxes have their second corner before the first, and all lie in their "
             "images as [x, y, width, height]"] if sides else []
     wide, high = max((size for *_, size in read), key=max)
-    said += [f"all {len(places)} boxes and points end at or below {'1000' if unit == 'norm1000' else '1'}, in images "
-             f"of up to {wide:g}x{high:g} pixels"] if unit else []
-    message = (f"{', and '.join(said)}: if that is what they are, set data.boxes={form} (--boxes {form}); if they are "
-               "corners in pixels, data.boxes=pixels")
+    said += [f"all {len(places)} boxes and points have coordinates of at most {'1000' if unit == 'norm1000' else '1'}, "
+             f"in images of up to {wide:g}x{high:g} pixels"] if unit else []
+    message = (f"{', and '.join(said)}: if this is their format, set data.boxes={form} (--boxes {form}); if they are "
+               "corners in pixels, set data.boxes=pixels")
     return BoxDoubt(message, turned[0] if sides else read[0][0], unit == "norm1")
 
 

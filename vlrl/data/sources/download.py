@@ -182,7 +182,7 @@ def _target(url: str, policy: Policy) -> _Target:
         return DataError(f"media URL {redacted(url)} {why}")
 
     if len(url) > MOST_URL or not url.isascii() or not all("!" <= c <= "~" and c != "\\" for c in url):
-        raise refuse(f"must be at most {MOST_URL} ASCII characters without spaces; write others as %XX and xn--")
+        raise refuse(f"must be at most {MOST_URL} ASCII characters without spaces; encode others as %XX or xn--")
     try:
         split = urlsplit(url)
         port = split.port
@@ -225,8 +225,8 @@ def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) 
         except ValueError:
             permitted = False
         if not permitted:
-            raise DataError(f"media URL {redacted(url)}: {target.host} has the address {text[:60]}, which is not one "
-                            "of the public internet; it is not contacted")
+            raise DataError(f"media URL {redacted(url)}: {target.host} has the address {text[:60]}, which is not a "
+                            "public internet address; it is not contacted")
     return result[0]
 
 

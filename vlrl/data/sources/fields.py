@@ -151,7 +151,8 @@ def text(record: Record, *names: str) -> str:
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
-        raise DataError(f"{given} must be a string" if given else f"no field {' or '.join(repr(n) for n in names)}")
+        known = " or ".join(map(repr, names))
+        raise DataError(f"{given} must be a string" if given else f"it has no field {known}")
     return value.strip()
 
 
@@ -207,7 +208,7 @@ def media(record: Record, source: RecordSource) -> Row:
     several = given if isinstance(given, (list, tuple)) and not is_pixels(given) else [given]
     paths = [source.path(image_value(item)) for item in several]
     if not paths or None in paths:
-        raise DataError(f"no field with the path of an image; known names: {', '.join(IMAGE)}")
+        raise DataError(f"no field holds the path of an image; known names: {', '.join(IMAGE)}")
     return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
 
 

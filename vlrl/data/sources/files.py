@@ -78,7 +78,7 @@ def _text_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file, which may be gzipped, with their line ends, without holding the file in memory.
     """
     packed, at = path.suffix.lower() == ".gz", 0
-    too_much = f"more than the {MOST_BYTES} that are read as a whole; split it"
+    too_much = f"more than the {MOST_BYTES} allowed for a file that is read as a whole; split it"
     try:
         if (size := os.stat(path).st_size) > MOST_BYTES:
             raise DataError(f"{path} has {size} bytes, {too_much}")

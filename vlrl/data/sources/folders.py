@@ -33,8 +33,8 @@ def folder_records(path: Path) -> Iterator[FileRecord]:
              ("classes", [f for f in files if f.lower().endswith(IMAGE_SUFFIXES) and f.count("/") >= 1], _picture))
     layout = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
     if layout is None:
-        raise DataError(f"{path}: the folder holds no rows; known: a folder of images for each class, images with "
-                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, GOT-10k sequences. For "
+        raise DataError(f"{path}: the folder holds no rows. It may hold a folder of images for each class, images with "
+                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, or GOT-10k sequences. For "
                         "other rows, name a file")
     chosen, read = layout
     for file in chosen:

@@ -23,7 +23,7 @@ _NO_ROWS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "sta
 _ALIASES = {"training": "train", "testing": "test", "eval": "test", "evaluation": "test", "valid": "validation",
             "val": "validation", "dev": "validation"}
 _SPLITS = ("train", "test", "validation", *_ALIASES)
-_UNNAMED = "default configuration, so one must be named (org/name/config@split), not"
+_UNNAMED = "default configuration: name one, as in org/name/config@split, in place of"
 _SHARD = re.compile(r"(?:^|/)(\w[\w.]*?)-\d{5}-of-\d{5}[^/]*$")
 
 

@@ -16,7 +16,7 @@ MOST_LINE = 16 << 20
 def parse_line(text: str, most: int = MOST_LINE) -> Any:
     """Returns the value of a line of JSON; for an invalid line returns (does not raise) a DataError."""
     if len(text) > most:
-        return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
+        return DataError(f"the line has {len(text)} characters, more than the {most} that one row may have")
     try:
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:

@@ -94,8 +94,8 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     why = _unfit(rows, data)
     if rows is None or why:
         if setting:
-            raise ConfigError(f"{setting}: {files[0]}: {why}. Leave it out (data.index=memory reads all rows), or "
-                              f"convert the file: vlrl data convert {files[0].name} -o rows.jsonl")
+            raise ConfigError(f"{setting}: {files[0]}: {why}. Remove the setting (data.index=memory reads all rows), "
+                              f"or convert the file: vlrl data convert {files[0].name} -o rows.jsonl")
         return None
     samples = LazySamples(task, rows, split, root, files)
     if not len(samples):

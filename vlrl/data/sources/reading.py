@@ -145,8 +145,8 @@ def unique_ids(path: Any, rows: Sequence[dict[str, Any] | DataError], taken: set
             changed.append((id, new))
         taken.add(str(row["id"]))
     if changed:
-        log.warning("%s: %d of %d rows have an id that occurs before; each got its own, such as %r for %r, and keeps "
-                    "the old one as original_id", path, len(changed), len(sound), *reversed(changed[0]))
+        log.warning("%s: %d of %d rows had an id that another row has; they were renamed, such as %r for %r, and "
+                    "keep the old id as original_id", path, len(changed), len(sound), *reversed(changed[0]))
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
@@ -170,8 +170,8 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSour
     if own is None and (empty := _TABLES["unanswered"](record)):
         return [empty]
     of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"
-    return [DataError(f"its fields are those of {of}, but most of the file's rows are of format {name}. Fix it, move "
-                      f"it to another file, or read all rows in one format: data.format={name} (--format {name})")]
+    return [DataError(f"its fields are those of {of}, but most of the file's rows are of format {name}. Fix the row, "
+                      f"move it to another file, or read all rows in one format: data.format={name} (--format {name})")]
 
 
 def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",

@@ -29,12 +29,12 @@ def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda d
     try:
         file = SpillFile(folder)
     except OSError as error:
-        log.warning("media inside rows are held in memory, for nothing can be written to %s: %s. Set data.cache to "
-                    "another folder", folder, error.strerror or error)
+        log.warning("media inside rows are held in memory, because %s cannot be written: %s. Set data.cache to another "
+                    "folder", folder, error.strerror or error)
         return [one._replace(record=shallow(one.record)) for one in entries]
     try:
         return [one._replace(record=record if isinstance(record := shallow(one.record), DataError) else spill(
             record, file)) for one in entries]
     except OSError as error:
         raise DataError(f"{path}: the media inside its rows do not fit on the disk of the cache: "
-                        f"{error.strerror or error}. Set data.cache (XDG_CACHE_HOME) to a larger one") from None
+                        f"{error.strerror or error}. Set data.cache (XDG_CACHE_HOME) to a larger disk") from None

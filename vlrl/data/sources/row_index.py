@@ -177,7 +177,7 @@ class LineRecords:
 
     def _record(self, at: int, end: int) -> Any:
         if end - at > 4 * MOST_LINE:
-            return DataError(f"a line of {end - at} bytes, too long for one row")
+            return DataError(f"the line has {end - at} bytes, too many for one row")
         try:
             before = min(at, 1)
             data = os.pread(self._file, end - at + before, at - before)
@@ -185,7 +185,7 @@ class LineRecords:
             ends = len(data) == end - at + before and (end == self._size or data.endswith(b"\n"))
             text = data[before:].decode().strip() if begins and ends else "\n"
             if "\n" in text:
-                raise RunError(f"{self._path} has changed since the run began: a row begins or ends elsewhere. Data "
+                raise RunError(f"{self._path} has changed since the run began: its rows have moved. Data "
                                "files must not be written to during a run (a new file may replace them); the same "
                                "command resumes from the last checkpoint.")
             return record_of(parse_line(text))
@@ -368,13 +368,13 @@ def _parquet(path: Path, cache: Path) -> IndexedRecords:
     rows = max(1, _GROUP_BYTES * file.metadata.num_rows // sum(group.total_byte_size for group in groups))
     if largest >= _HUGE:
         log.warning("%s has row groups of %d MiB: reading one can take twice that much memory, since a page is "
-                    "decoded as a whole. Rewrite the file with smaller ones (row_group_size=%d)", path,
+                    "decoded as a whole. Rewrite the file with smaller groups (row_group_size=%d)", path,
                     largest >> 20, rows)
     try:
         return ArrowRecords(derived_file(path, cache, "rows.arrow", _unpack), path)
     except RunError as error:
         log.warning("%s has row groups of %d MiB, which are decoded for each row, since they cannot be unpacked "
-                    "(%s). Rewrite the file with smaller ones (row_group_size=%d)", path, largest >> 20, error, rows)
+                    "(%s). Rewrite the file with smaller groups (row_group_size=%d)", path, largest >> 20, error, rows)
         return ParquetRecords(path, file)
 
 

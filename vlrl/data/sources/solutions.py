@@ -97,7 +97,7 @@ class SolvedSamples(SampleSequence):
         if sample is None or sample.id != one.id:
             reason = f"there are {len(self.samples):,} rows" if sample is None else f"row {one.number} is {sample.id!r}"
             raise DataError(f"data.solutions={self.name!r}: its answer to row {one.number}, {one.id!r}, matches no "
-                            f"training row ({reason}): it was written for other rows, or another data.seed")
+                            f"training row ({reason}): the file was written for other rows, or another data.seed")
         turn = self._turns[index]
         return replace(sample, id=sample.id if turn == 1 else f"{sample.id}#{turn}", row={
             **sample.row, "solution": one.text, "weight": sample.weight * one.weight,

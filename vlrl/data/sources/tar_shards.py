@@ -131,8 +131,8 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
             at = data + -(-info.size // _BLOCK) * _BLOCK
             continue
         if not 0 <= length <= _MOST_MEMBER or data + length > size:
-            raise DataError(f"{where} claims {length} bytes, but the shard ends {size - data} bytes after its header, "
-                            f"or that is above {_MOST_MEMBER}: the shard is truncated or damaged")
+            raise DataError(f"{where} has {length} bytes by its header, but the shard ends {size - data} bytes after "
+                            f"the header, and a member may have {_MOST_MEMBER}: the shard is truncated or damaged")
         if not info.isdir():
             _refuse(info, name, where)
             yield _Member(name.removeprefix("./"), first, data, length)
@@ -164,5 +164,5 @@ def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
         return {}
     fields = dict(re.findall(r"(?:\A|\n)\d{1,6} (path|size)=([^\n]*)(?=\n)", text))
     if not re.fullmatch(r"\d{1,15}", fields.get("size", "0")):
-        raise DataError(f"{where}: its header gives the size {short(fields['size'])}")
+        raise DataError(f"{where}: its header gives an invalid size, {short(fields['size'])}")
     return fields

@@ -69,7 +69,7 @@ def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) 
     """Loads a video given as a list of images or image files, with `Media.fps` or `Media.times`."""
     times, fps = frame_times(len(media.source), media.fps, media.times)
     if not media.source:
-        raise DataError("a video given as frames has no frame")
+        raise DataError("a video given as a list of frames has no frames")
     chosen = choose(times, fps, sampling, media.start, media.end, "video given as frames")
     frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
     if len({frame.size for frame in frames}) > 1:
@@ -94,7 +94,7 @@ def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, f
     rate = None if fps is None else _checked_rate(frames, fps)
     mean = (frames - 1) / (seconds[-1] - seconds[0]) if frames > 1 else rate or 1.0
     if rate and abs(rate - mean) > _SAME_RATE * mean:
-        raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={seconds!r:.200} of {mean:.4g} "
+        raise DataError(f"a video of {frames} frames has fps={fps!r}, but frame_times={seconds!r:.200} mean {mean:.4g} "
                         "frames per second: remove the wrong one")
     return np.array(seconds, float), mean
 
@@ -111,9 +111,10 @@ def _times_problem(times: Any, frames: int) -> str | None:
         return f"it must be a list of {frames} numbers, the seconds of each frame"
     for i, (before, now) in enumerate(zip((None, *times), times, strict=False)):
         if not is_number(now) or not 0 <= now < _LATEST:
-            return f"{now!r}, of frame {i + 1}, must be a number of seconds of at least 0"
+            return f"the time {now!r} of frame {i + 1} must be a number of seconds of at least 0"
         if before is not None and now - before < _APART:
-            return f"{now!r}, of frame {i + 1}, must be later than {before!r} of the frame before: sort the frames"
+            return (f"the time {now!r} of frame {i + 1} must be later than {before!r}, the time of the previous frame: "
+                    "sort the frames")
     return None
 
 
