@@ -79,7 +79,7 @@ class EmbeddedMedia:
 
     @property
     def count(self) -> int:
-        """Number of bytes."""
+        """Size of the image or video in bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.count
 
     @cached_property

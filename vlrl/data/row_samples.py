@@ -113,8 +113,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
 
 
 def repeated_id(first: dict[str, str], id: str, where: str) -> str:
-    """Records in `first` where an id occurs and returns ""; for an id that is already there, returns an error message.
-    """
+    """Adds an id and its location `where` to `first` and returns ""; returns an error message for an id that is already
+    in `first`."""
     if id in first:
         return f"id {id!r} is already used in {first[id]}: ids must be unique"
     first[id] = where

@@ -34,7 +34,7 @@ def watch(limit: float) -> None:
     """Starts the rank monitor, so that a rank that has waited for `limit` seconds can name the ranks it waits for."""
     global _monitor
     if world() > 1 and _monitor is None:
-        from vlrl.distributed.rank_monitor import RankMonitor  # of several processes alone
+        from vlrl.distributed.rank_monitor import RankMonitor  # needed only with several processes
 
         _monitor = RankMonitor(here, rank(), world(), limit)
 
@@ -52,7 +52,7 @@ def leave() -> None:
     global _monitor, _lost
     if _monitor is not None:
         _monitor.close()
-    if active() and not (_lost and "nccl" in dist.get_backend_config()):  # whose end waits for the others
+    if active() and not (_lost and "nccl" in dist.get_backend_config()):  # ending NCCL would wait for the other ranks
         gloo = "gloo" in dist.get_backend_config()
         dist.destroy_process_group()
         if gloo:
@@ -66,7 +66,7 @@ def _await_gloo(seconds: float = 5.0) -> None:
     Releasing them needs the Python interpreter and would abort the process if done during its shutdown. Remaining
     references to the process group (FSDP's meshes) keep these threads alive; idle threads sleep."""
     end, quiet = time.monotonic() + seconds, 0
-    while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
+    while quiet < 2 and time.monotonic() < end:  # twice: a thread may just be waiting for the interpreter
         time.sleep(0.01)
         quiet = 0 if "R" in _thread_states("pt_gloo") else quiet + 1
 
@@ -76,7 +76,7 @@ def _thread_states(prefix: str) -> str:
     """
     states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             name, _, state = file.read_text().partition("(")[2].rpartition(") ")
             states += state[0] if name.startswith(prefix) else ""
     return states
@@ -235,7 +235,7 @@ def _wait_patiently(calls: RankMonitor, doing: str) -> None:
     """Lets the other ranks wait for rank 0 without a timeout, as long as rank 0 shows signs of life."""
     global _lost
     if is_main():
-        here.count += 1  # the collective of the others
+        here.count += 1  # counts the collective that the other ranks enter
         calls.done()
         return
     with _collective(f"waiting for rank 0: {doing}"):
@@ -262,7 +262,7 @@ def together(call: Callable[[], Any]) -> Any:
     result, error = None, None
     try:
         result = call()
-    except RankError:  # nothing can be gathered any more
+    except RankError:  # gathering the error below would fail too
         raise
     except VlrlError as caught:
         error = caught
@@ -330,7 +330,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25)
         return
     used = torch.tensor([p.grad is not None for p in learning], dtype=torch.int32, device=learning[0].device)
     with _collective("comparing which parameters have gradients"):
-        dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW leaves a parameter without gradient alone: so it must here
+        dist.all_reduce(used, dist.ReduceOp.MAX)  # AdamW skips parameters whose gradient is None
     group: list[torch.nn.Parameter] = []
     size = 0
     for p in [*(p for p, anyone in zip(learning, used.tolist(), strict=True) if anyone), None]:

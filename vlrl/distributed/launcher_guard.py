@@ -29,7 +29,7 @@ class Launcher:
 
     def __init__(self, process: psutil.Process):
         self.pid = process.pid
-        self._handle = os.pidfd_open(self.pid)  # of this process for good, whoever gets its number later
+        self._handle = os.pidfd_open(self.pid)  # refers to this process even if its pid is reused
 
     def end_if_it_hangs(self) -> None:
         """Makes sure that the launcher ends soon after this process, which is about to end. Returns at once.
@@ -46,7 +46,7 @@ class Launcher:
 
 def find() -> Launcher | None:
     """Returns the launcher of this process; None if torchrun's agent did not start it."""
-    with suppress(psutil.Error, OSError, AttributeError):  # no right to look, an old kernel, another system
+    with suppress(psutil.Error, OSError, AttributeError):  # no permission, an old kernel, or not Linux
         for process in psutil.Process().parents():
             if not _started_by_agent(process.environ()):
                 return Launcher(process) if any(name in " ".join(process.cmdline()) for name in _NAMES) else None

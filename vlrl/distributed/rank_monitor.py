@@ -72,7 +72,7 @@ class RankMonitor:
                   "place": str(here), "for_s": time.monotonic() - here.since, "ended": self._ended}
         try:
             self._writing.set(f"{self._prefix}/rank/{self.rank}", json.dumps(record))
-        except Exception as error:  # any other is found out by who asks the store
+        except Exception as error:  # other errors are noticed when the store is read
             self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
@@ -92,7 +92,7 @@ class RankMonitor:
         """Ends the monitor's thread; this rank's record remains in the store."""
         self.end(None)
         self._closed.set()
-        self._thread.join(BEAT)  # one that is in a call of torch while the interpreter ends aborts the process
+        self._thread.join(BEAT)  # a thread inside torch would abort the process at exit
 
     def _live(self) -> None:
         while not self._closed.wait(BEAT):
@@ -189,7 +189,7 @@ class RankMonitor:
             if record is None or (record["ended"] or {}).get("left"):
                 return
             if not record["ended"] and time.monotonic() - began > 2 * BEAT:
-                return  # it goes on, and learns of this rank's end
+                return  # rank 0 continues, and learns that this rank has ended
             if record["beat"] != beat:
                 beat, heard = record["beat"], time.monotonic()
             time.sleep(0.2)

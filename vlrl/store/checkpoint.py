@@ -140,12 +140,12 @@ def _sweep(folder: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Removes a checkpoint; renames it first, so that a kill leaves no partial checkpoint under a valid name."""
-    if path.is_symlink():  # what it leads to is the user's
+    if path.is_symlink():  # the target of the link belongs to the user
         path.unlink()
         return
     doomed = path.with_name(f".tmp-removed-{path.name}-{os.getpid()}")
     os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept by the next save
+    shutil.rmtree(doomed, ignore_errors=True)  # the next save removes the rest
 
 
 def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> RunError:

@@ -48,7 +48,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         there = next((p for p in (path, *path.parents) if os.path.lexists(p)), Path("/"))
-        if error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EIO):  # None: what append_line raises
+        if error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EIO):  # None: raised by append_line
             raise RunError(f"cannot write {path}: {error.strerror or error} ({shutil.disk_usage(there).free:,} bytes "
                            "free there). Free space, or set run.dir elsewhere; the same command then continues from "
                            "the last checkpoint.") from error

@@ -133,7 +133,7 @@ def _guarded(folder: Path) -> Iterator[None]:
     """Lets only one process of this host run the block at a time, so that two cannot take over the same stale lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without flock: the lock file's O_EXCL alone has to do
+        with suppress(OSError):  # a file system without flock: only the lock file's O_EXCL protects
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -197,7 +197,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
                 time.sleep(_LOOK_S)
                 if path.stat().st_mtime_ns != modified_ns:
                     return True
-    except FileNotFoundError:  # its owner has let it go
+    except FileNotFoundError:  # its owner has released it
         return False
     return False
 

@@ -7,7 +7,7 @@
     rollouts/step-000012-rank-00000.parquet           one row per rollout, see rollout_rows.py
     eval-rollouts/step-000050-heldout-rank-00000.parquet
     media/<sha256>.<ext>                              each image or video once, see media_files.py
-    stored/                                           rollouts that a method reads from files
+    stored/                                           rollouts copied for replay, see methods/replay/buffer.py
     checkpoints/step-000050/                          see checkpoint.py
 
 In metrics and rollouts, `step` counts from 0. In evaluations and checkpoints, it is the number of completed steps.
@@ -121,7 +121,7 @@ class RunFolder:
                 if steps.start >= first:
                     file.unlink()
         if not step:
-            (self.path / "prompts.parquet").unlink(missing_ok=True)  # of data that may have been others
+            (self.path / "prompts.parquet").unlink(missing_ok=True)  # it may describe other data
             shutil.rmtree(self.path / "stored", ignore_errors=True)
         for folder in (".", "rollouts", "eval-rollouts", "media", "checkpoints"):
             for temporary in (self.path / folder).glob(".*.tmp"):
@@ -186,7 +186,7 @@ class RunFolder:
         path, records, bad = self.path / name, list[dict[str, Any]](), 0
         try:
             for number, (line, _) in enumerate(read_lines(path) if os.path.lexists(path) else (), 1):
-                if bad:  # no half-written last one
+                if bad:  # an incomplete last line is not reported
                     self.notes.append(f"skipped line {bad} of {path}: not a JSON object")
                 bad = 0
                 try:

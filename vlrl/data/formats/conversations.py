@@ -129,7 +129,9 @@ def _flat(record: Record) -> list[Row]:
 
 
 def read_reply(turns: Any) -> Conversation:
-    """Reads a response that is written as turns: either only the assistant's turns, or the whole conversation."""
+    """Reads a response that is written as a list of turns; returns it as a Conversation.
+
+    The list holds either only the assistant's turns, or the whole conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)

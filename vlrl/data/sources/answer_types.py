@@ -90,8 +90,8 @@ def stated_type(record: Mapping[str, Any]) -> str | None:
 
 
 def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> str:
-    """Returns the type `said` by a field, or else a guess from the accepted answers, the most frequent of which is
-    first.
+    """Returns the answer_type of a list of accepted answers, the most frequent first: the type `said` by a field, else
+    a guess.
 
     A field that says number or count is ignored if none of the answers is a number."""
     if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):

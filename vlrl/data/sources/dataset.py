@@ -137,12 +137,11 @@ def several(name: str) -> bool:
 
 
 def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
-    """Returns the files that a name stands for, and the root folder of their media; None as the root means the folder
-    of the first file.
+    """Returns the files that a name in data.train or data.heldout stands for, and the root folder of their media.
 
-    A name is a file or folder, a pattern (`rows-*.jsonl`), a split of a folder (`folder@train`), or a Hub data set,
-    which is downloaded into the cache. Raises ConfigError if there is no such file; the message does not name the
-    setting."""
+    The root folder is None if it is the folder of the first file. A name is a file or folder, a pattern
+    (`rows-*.jsonl`), a split of a folder (`folder@train`), or a Hub data set, which is downloaded into the cache.
+    Raises ConfigError if there is no such file; the message does not name the setting."""
     hub_name = hub.parse_hub_name(name)
     if hub_name and hub.is_local(name):
         log.info("%s: the local path of this name is read, not the Hub data set", name)

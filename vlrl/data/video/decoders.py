@@ -40,9 +40,9 @@ class VideoTrack:
     keys: np.ndarray
     """[K] int64 presentation timestamps of the keyframes."""
     times: np.ndarray
-    """[frames] seconds from the first frame."""
+    """[frames] time of each frame in seconds after the first frame."""
     fps: float
-    """Mean frames per second."""
+    """Mean frame rate in frames per second."""
     size: tuple[int, int]
     """Width and height in pixels, as displayed."""
     container: str

@@ -41,7 +41,7 @@ class SampledClip:
     frames: tuple[Image.Image, ...]
     chosen: FrameChoice
     fps: float
-    """Mean frames per second of the whole video."""
+    """Mean frame rate of the whole video."""
     total: int
     """Number of frames of the whole video."""
     backend: str
