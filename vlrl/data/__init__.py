@@ -7,7 +7,7 @@
     video/           video files: timestamps, frame sampling and decoding
 
 - Times in rows, answers and prompts are seconds from the start of the clip (`video_start`). Processors of transformers
-  get timestamps from video.sampling.clock, which are also right for clips and variable frame rates.
+  get their timestamps from video.sampling.clock, so that these are correct for clips and variable frame rates too.
 - No image or video is decoded before its size is checked. Files are downloaded only from hosts that `data.urls` allows.
 - A bad row stops the run, or is left out under `data.quarantine`. row_index reads files larger than memory row by row.
 """

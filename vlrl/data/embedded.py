@@ -134,10 +134,11 @@ def decode_base64(text: str) -> bytes | None:
 
 
 def media_item(value: Any, row: str = "") -> Any:
-    """Converts one image or video value of a row to EmbeddedMedia if it holds the content, or to a path or URL.
+    """Converts one image or video value of a row to EmbeddedMedia (if the row holds its content), or to its path or
+    URL.
 
     Accepts bytes, base64, pixel values, a path, or an object with 'bytes' or 'path'. Raises DataError for an object
-    with neither and for malformed content."""
+    with neither of them, and for malformed content."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path") or value.get("url")
         if not data and not path:
@@ -228,7 +229,7 @@ def _short(text: str) -> str:
 
 
 def _is_still(item: Any) -> bool:
-    """Whether a list item is a still image, so that the list holds the frames of a video."""
+    """Whether an item of a list is a still image; a list of still images holds the frames of one video."""
     if isinstance(item, Mapping):
         item = item.get("bytes") or item.get("path")
     item = item.data if isinstance(item, EmbeddedMedia) else item

@@ -24,7 +24,8 @@ def without_row(reason: str) -> str:
 
 
 def counted(line: str, rows: int) -> str:
-    """Appends to a line about the first of `rows` rows how many more rows it concerns."""
+    """Appends " (and N rows more)" to a line about the first of `rows` rows; returns the line unchanged for a single
+    row."""
     return line + (f" (and {rows - 1:,} rows more)" if rows > 1 else "")
 
 

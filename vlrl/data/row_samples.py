@@ -76,10 +76,10 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
 
 
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """Turns a row into a sample with `task.sample_from_row`; media files need not exist. A DataError as `row` is
-    raised.
+    """Turns a row into a sample with `task.sample_from_row`; media files need not exist.
 
-    Raises DataError naming the row, and TaskError if the task does not return a Sample."""
+    If `row` is a DataError, raises it. Raises DataError naming the row, and TaskError if the task does not return a
+    Sample."""
     if isinstance(row, DataError):
         raise row
     try:

@@ -1,4 +1,4 @@
-"""The position of a process in the run, which messages of ranks that wait for it show."""
+"""The position of a process in the run, shown in the error messages of ranks that wait for this process."""
 
 from __future__ import annotations
 

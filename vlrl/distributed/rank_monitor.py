@@ -33,7 +33,7 @@ CONNECT = 10.0
 ANSWER = 15.0
 """Timeout of a read in seconds. Longer than CONNECT: a thread that fails during shutdown would abort the process."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
-"""TCP's error messages for an unreachable host; on a local network the first of them is "no route"."""
+"""TCP's error messages for an unreachable host; for a host on the local network, "no route to host" comes first."""
 _NAMED = 8
 """Maximum number of ranks that a message names."""
 

@@ -31,7 +31,7 @@ from vlrl.store.trainer_state import STATE, State
 
 MANIFEST = "manifest.json"
 BEST = "best"
-"""`checkpoints/best` can be used wherever a checkpoint is named, and means that of the best evaluation."""
+"""`checkpoints/best` can be used wherever a checkpoint is named, and means the checkpoint of the best evaluation."""
 _NAME = re.compile(r"step-(\d+)")
 
 

@@ -211,6 +211,7 @@ class RunFolder:
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the lines of eval.jsonl that are comparable with the last line of their split.
 
-    These are the lines since a resume last `changed` the data of the split."""
+    If the data of a split differed after a resume, the first line after it has the key `changed`; earlier lines of that
+    split are left out."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

@@ -37,7 +37,7 @@ def view(state: Mapping[str, Any]) -> State:
 
 
 def merge(*states: State) -> State:
-    """Combines states into one. If several of them have the same key, its dictionaries are merged."""
+    """Combines the states of several parts of the trainer into one. Dictionaries under the same key are merged."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():

@@ -30,7 +30,8 @@ LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts"
 _REPLIES = {"prompt": "completion", "input": "output"}
 """Maps each field that holds only a prompt to the field with the reply."""
 _SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Maps fields that may also hold other lists to the keys of which every turn has one."""
+"""Maps fields that may also hold other kinds of lists to keys; in a list of turns, every entry has one of these keys.
+"""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field from which a conversation may be read."""

@@ -64,10 +64,11 @@ def screenspot(record: Record, source: RecordSource) -> list[Row]:
 
 
 def corners_or_sides(rows: Placed) -> Placed:
-    """Decides for all rows of a ScreenSpot file whether its boxes in pixels are [x1, y1, x2, y2], as in some copies.
+    """Decides whether the boxes of a ScreenSpot file are [x1, y1, x2, y2] in pixels, as in some copies; converts its
+    rows.
 
-    They are if every bbox can be corners, and if either one of them does not fit into its image as [x, y, width,
-    height] or the file has at least _ENOUGH."""
+    They are corners if every bbox can be read as corners, and either the file has at least _ENOUGH bboxes or one bbox
+    does not fit into its image as [x, y, width, height]."""
     boxes = [None if isinstance(row, DataError) else row.get("meta", {}).get("bbox") for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)

@@ -107,7 +107,7 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Rejects all rows of a file if one of them has the answer 0: then 1 does not mean the first response.
+    """Rejects all rows of a file if one of them has the answer 0, because 1 then need not mean the first response.
 
     Such a file counts responses from 0, or its answer says whether the first response is better."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):

@@ -30,7 +30,7 @@ class GroundingMarks:
     """The unit of the boxes that replaced an answer's placeholders, and the points among them."""
 
     full: float
-    """Coordinate of the right and lower edges: 1000 for norm1000, else 1, where fractions are recognised by their size.
+    """Coordinate of the right and lower edges: 1000 for norm1000, 1 for norm1; also 1 for pixels, which are not scaled.
     """
     shares: bool
     points: tuple[list[float], ...] = ()

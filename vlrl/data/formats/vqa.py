@@ -30,8 +30,8 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
 
 
 def _each(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
-    """Converts each question about one image to a row; ids are that of the record with a number, unless a question has
-    an id."""
+    """Converts each question about one image to a row. A question without an id gets that of the record with a number.
+    """
     id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]

@@ -210,8 +210,9 @@ class TypeTable:
 def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
     """Returns the row with its final answer_type, and counts it in `table`.
 
-    The type is `setting` (data.answer_type) unless the row has options, spans or tracks; else the row's own; else its
-    guess, corrected by the trend of the file. Errors, and rows without question and answer, are returned unchanged."""
+    The type is `setting` (data.answer_type) unless the row has options, spans or tracks. Else it is the type that a
+    field of the row states, or the row's guess, corrected by the trend of the file. Errors, and rows without question
+    and answer, are returned unchanged."""
     if isinstance(row, DataError) or "question" not in row or row.get("answer") is None:
         return row
     given, why = row.get("answer_type"), _BY_FIELD

@@ -132,7 +132,7 @@ class RecordSource:
 
 
 def pick(record: Record, *names: str) -> Any:
-    """Returns the value of the first of these fields that is not null or empty; parses JSON strings. None without any.
+    """Returns the first value of these fields that is not null or an empty string, with JSON strings parsed; else None.
     """
     for name in names:
         value = record.get(name)

@@ -29,7 +29,7 @@ MOST_DEPTH = 64
 """Maximum nesting depth of lists and objects."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
 _ASKED = ("questions", "qa_pairs", "videos", "images")  # CLEVR, FigureQA, Ego4D, Visual7W
-"""Fields of a document that may hold its list of records; these four only if the entries are objects."""
+"""Fields of a document that may hold its list of records, if the entries of the list are objects."""
 _PIECE = 4 << 20
 """Bytes of a table that are read at once."""
 _FEW, _MANY = 32, 1024
