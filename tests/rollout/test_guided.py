@@ -213,7 +213,7 @@ def test_a_task_without_guidance_is_refused():
             return [Sample(id="a", row={}), Sample(id="b", row={"hints": ["x"]})]
 
     rows = Bare().samples("train")
-    with pytest.raises(ConfigError, match=r"algo\.guided retries failed groups .*: give it guidance"):
+    with pytest.raises(ConfigError, match=r"algo\.guided retries failed groups .*: define guidance"):
         guided.check(config_of(), Bare(), rows[:1])
     guided.check(config_of(), Bare(), rows)
     guided.check(config_of(), Marks(), rows[:1])

@@ -67,7 +67,7 @@ def test_ways_to_combine(combine, text, step, reward):
     ("tool_star:format,rule", "names 2 parts: write it as tool_star:format,accuracy,tools"),
     ("gate:", "no part ''"), ("prodct", "Did you mean 'product'"),
     ("no.such:thing", "for a file write path/file.py:name"), ("none.py:reward", "the file 'none.py' does not exist"),
-    (3, "give a text"), ("tests.task.test_combine:pytest", "not a function")])
+    (3, "give a string"), ("tests.task.test_combine:pytest", "not a function")])
 def test_bad_ways_are_named(combine, says):
     with pytest.raises(ConfigError, match=r"task\.combine=") as error:
         Judged(combine=combine)
