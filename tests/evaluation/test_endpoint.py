@@ -209,7 +209,7 @@ def test_prompts_show_the_pixels_of_images_and_frames():
     assert [m.size for m in prompt.media] == [(30, 20), (32, 32)] and "base64" not in prompt.text
     with pytest.raises(DataError, match="has tools"):
         encode.prompt(sample, [], [{"name": "zoom"}])
-    with pytest.raises(DataError, match="fewer media"):
+    with pytest.raises(DataError, match="fewer images"):
         encode.prompt(sample, [{"role": "user", "content": "no place"}])
 
 

@@ -177,7 +177,7 @@ def kill_below(number: int | None) -> None:
 FAULTS = {
     "endless": ("for (;;) {}", "did not answer within|has been closed"),  # closed, on a busy machine
     "heavy": ("const all = []; for (;;) all.push(new Array(1e6).fill(Math.random()))", "the page has crashed"),
-    "blank": ("location = 'about:blank'", "the page was left|Execution context was destroyed"),
+    "blank": ("location = 'about:blank'", "has navigated to another page|Execution context was destroyed"),
 }
 
 

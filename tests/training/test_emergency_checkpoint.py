@@ -146,7 +146,7 @@ def saved(error, path, done=2):
     """The error says what was saved, and that is what there is."""
     (note,) = error.value.__notes__
     assert note == (f"The {done} completed steps are saved in {path}/checkpoints/step-{done:06d}; the same command "
-                    "goes on from there.")
+                    "resumes from there.")
     assert [*files(path)] == [f"step-{done:06d}"]
 
 
