@@ -1,8 +1,10 @@
-"""Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or a list of [T] for one per token.
+"""Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or a list of R arrays [T] for advantages per
+token.
 
-R rollouts in groups; n scorable completions of a group. Unscorable rollouts (NaN) are in no statistic and have
-advantage 0. Where a formula centres rewards on their group, a group of equal rewards has exactly 0 (before
-reinforce_pp_baseline whitens). A function that needs only the groups of its own process requires "local"."""
+R rollouts in groups; n = the scorable completions of a group. Unscorable rollouts (NaN) are excluded from all
+statistics and have advantage 0. Where a formula subtracts the group mean, a group of equal rewards has advantages of
+exactly 0 (before reinforce_pp_baseline whitens). A function that only needs the groups of its own process requires
+"local"."""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
 @requires("local")
 def dr_grpo(s: Scores) -> torch.Tensor:
-    """R - mean, no division by the standard deviation: easy and hard prompts keep their weight.
+    """R - mean, without division by the standard deviation, so that easy and hard prompts keep their weight.
 
     Understanding R1-Zero-like training (Dr. GRPO, arXiv 2503.20783); goes with algo.aggregation=constant."""
     return nan_to_zero(centred(s))
 
 
 def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """R - mean of the other answers of the group = n / (n - 1) * (R - mean).
+    """R - mean of the other completions of the group = n / (n - 1) * (R - mean).
 
-    normalize: then (A - mean) / (std + eps) over the whole step. Back to Basics (RLOO, arXiv 2402.14740); TRL's takes
-    algo.kl_in=reward."""
+    normalize: afterwards (A - mean) / (std + eps) over the whole step. Back to Basics (RLOO, arXiv 2402.14740); for
+    TRL's version set algo.kl_in=reward."""
     n = grouped.count(s.rewards, s.group)
     values = centred(s) * (n / (n - 1))
     if normalize:
@@ -47,10 +49,10 @@ def centred(s: Scores) -> torch.Tensor:
 
 
 def std(values: torch.Tensor) -> torch.Tensor:
-    """Standard deviation of all known values, with Bessel's correction."""
+    """Standard deviation of all values except NaN, with Bessel's correction."""
     return values[~values.isnan()].std() if (~values.isnan()).sum() > 1 else values.new_tensor(torch.nan)
 
 
 def nan_to_zero(values: torch.Tensor) -> torch.Tensor:
-    """Replaces NaN (unscorable, or no statistic) by 0."""
+    """Replaces NaN (an unscorable rollout, or a group without statistics) with 0."""
     return torch.where(values.isnan(), 0.0, values)

@@ -1,4 +1,4 @@
-"""The functions and coefficients of `algo.*`, bound to their options, and their state."""
+"""The functions that the settings `algo.*` name, bound to their options, and their state."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from vlrl.models.policy import Policy
 
 
 class KLCoefficient:
-    """The weight of the KL: `algo.kl_coef`, adapted towards a target where one is set.
+    """The coefficient of the KL: `algo.kl_coef`, adapted towards `algo.kl_target` if that is set.
 
-    After each step: coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * answers / horizon). Fine-Tuning Language
-    Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per answer."""
+    After each step: coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon). Fine-Tuning Language
+    Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per completion."""
 
     def __init__(self, start: float, target: float | None = None, horizon: int = 10_000):
         self.value, self.target, self.horizon = start, target, horizon
 
     def observe(self, kl: float, answers: float) -> None:
-        """Updates the coefficient with the mean KL per token of a step with so many completions, over all processes."""
+        """Updates the coefficient after a step. kl: mean KL per token, answers: number of completions, over all
+        processes."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
             self.value *= 1 + error * answers / self.horizon
@@ -47,7 +48,7 @@ class KLCoefficient:
 
 
 class Algorithm:
-    """From rewards to a loss. One per run: advantage, KL coefficient, entropy and reference may have state.
+    """The run's path from rewards to a loss, with the state of advantage, KL coefficient, entropy and reference.
 
     Raises ConfigError naming the setting when a name or an option is unknown or has an invalid value."""
 
@@ -64,17 +65,17 @@ class Algorithm:
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
         self.kl = KLCoefficient(algo.kl_coef, algo.kl_target, algo.kl_horizon)
         self.statistics = statistics(self.objective.requires)
-        """Of the logits, by name; see logprobs.token_stats."""
+        """Statistics of the logits that the objective requires, by name; see logprobs.token_stats."""
         self.old_statistics = statistics(self.objective.requires, "old_stat:")
-        """At the weights that sampled."""
+        """The statistics that it requires at the weights that sampled the rollouts."""
         self.nonfinite = 0
-        """Consecutive steps with a skipped optimizer step (NaN or infinity)."""
+        """Number of consecutive steps in which an optimizer step was skipped (NaN or infinity)."""
         self.methods: tuple[Method, ...] = methods_of(self)
         """The active methods, in the order of config/sections.py."""
 
     @property
     def requires(self) -> frozenset[str]:
-        """What all functions need; "kl" with a KL in the reward."""
+        """The inputs that all functions and methods require (inputs.requires); also "kl" with algo.kl_in=reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = frozenset[str]().union(*(method.requires for method in self.methods))
@@ -82,7 +83,7 @@ class Algorithm:
 
     @property
     def scores_pairs(self) -> bool:
-        """Whether a reward head learns from pairs of answers, in place of the policy term."""
+        """Whether the run trains a reward head on pairs of answers, in place of the policy term."""
         return "pairs" in self.objective.requires
 
     @property
@@ -91,21 +92,23 @@ class Algorithm:
 
     @property
     def moves_reference(self) -> bool:
-        """Whether the reference ever differs from the model that the run began with."""
+        """Whether the reference policy can ever differ from the run's initial model."""
         return self.reference.function.moves
 
     def share(self, step: int) -> float:
-        """The weight of the objective in a step."""
+        """The weight of the objective in a step: the product of the methods' weights."""
         return math.prod(method.share(step) for method in self.methods)
 
     @property
     def temperature(self) -> float:
-        """Temperature of sampling and training in this step."""
+        """Sampling temperature of this step; training computes log-probabilities at the same one."""
         base = self.config.rollout.temperature
         return self._entropy.temperature(base) if hasattr(self._entropy, "temperature") else base
 
     def after_optimizer_step(self, entropy: float) -> None:
-        """Takes the mean entropy of the optimizer step's tokens over all processes; see `watches_entropy`."""
+        """Passes the mean policy entropy of an optimizer step to algo.entropy; see `watches_entropy`.
+
+        entropy: mean over the optimizer step's tokens on all processes."""
         self._entropy.observe(entropy)
 
     @property
@@ -114,7 +117,8 @@ class Algorithm:
 
     def after_step(self, policy: Policy, optimizer: torch.optim.Optimizer, stats: dict[str, float],
                    done: int) -> dict[str, float]:
-        """Updates coefficients and reference from the metrics of a step (over all processes); returns metrics."""
+        """Updates coefficients and reference after a step, given its metrics over all processes; returns further
+        metrics."""
         tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature
@@ -137,7 +141,7 @@ class Algorithm:
                 **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
-        """State for a checkpoint, with the weights of a moving reference."""
+        """The state for a checkpoint, with the weights of a moving reference."""
         states = {**{place: f.state_dict() for place, f in self._functions.items()},
                   **{key: m.state_dict() for key, m in methods_by_state_key(self.methods, "algorithm").items()},
                   "kl_coef": self.kl.state_dict(),
@@ -161,14 +165,14 @@ class Algorithm:
 
 
 def _check_given(advantage: Bound, config: Config) -> None:
-    """Raises ConfigError for an advantage that requires the data of a method which is off."""
+    """Raises ConfigError for an advantage that requires data of a method that is not active."""
     for what in sorted(advantage.requires & GIVEN.keys()):
         if problem := GIVEN[what](config, advantage.name):
             raise ConfigError(problem)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:
-    """Raises ConfigError where the advantage does not read a reward that other settings change."""
+    """Raises ConfigError where the advantage ignores the reward that algo.shaping or algo.kl_in would change."""
     if "parts" not in advantage.requires:
         return
     if shaping:

@@ -1,12 +1,12 @@
-"""Weights that correct for a sampler whose probabilities differ from the trainer's: `(LossInputs, options) -> ([N],
-metrics)`.
+"""Importance weights that correct for a sampler whose probabilities differ from the trainer's.
 
-They are computed from D = log p(trainer at the weights that sampled) - log p(engine) of the trained tokens, carry no
-gradient, and multiply the policy term after its clip, not the KL. A null bound is no bound. D is clamped to +-20; it is
-0 for tokens trained under another prompt than the sampled one, or whose log-probability the engine does not know.
+Each function is `(LossInputs, options) -> ([N], metrics)`. The weights are computed from D = log p(trainer at the
+weights that sampled) - log p(engine) of the trained tokens. They carry no gradient, and multiply the policy term after
+its clip, but not the KL. A bound of null is no bound. D is clamped to +-20. It is 0 for tokens that are trained under
+another prompt than the sampled one, or whose engine log-probability is unknown.
 
-Metrics: `correction/weight` the mean weight, `correction/outside` the share of tokens whose weight was out of bounds.
-"""
+Metrics: `correction/weight` is the mean weight, `correction/outside` the share of tokens whose weight was out of
+bounds."""
 
 from __future__ import annotations
 
@@ -27,31 +27,33 @@ def token_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tup
 
 
 def token_mask(x: LossInputs, low: _Bound = 0.5, high: _Bound = 5.0) -> tuple[torch.Tensor, Metrics]:
-    """exp(D) of each token, 0 outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855). -> [N]."""
+    """exp(D) of each token, 0 if that is outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855). -> [N]."""
     return _masked(x, x.sampler_gap, x.sampler_gap, low, high)
 
 
 def sequence_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(sum_t D), low, high) of a rollout, on all its tokens. The sum spreads with the length. -> [N]."""
+    """clip(exp(sum_t D), low, high) of a rollout, for all of its tokens. The sum varies more the longer the rollout. ->
+    [N]."""
     return _truncated(x, _sequence(x), low, high)
 
 
 def sequence_mask(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
-    """exp(sum_t D) of a rollout, 0 outside the bounds: masked importance sampling (MIS), TRL's default. -> [N]."""
+    """exp(sum_t D) of a rollout for all of its tokens, 0 if outside the bounds: masked importance sampling (MIS), TRL's
+    default. -> [N]."""
     return _masked(x, _sequence(x), _sequence(x), low, high)
 
 
 def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(mean_t D), low, high) of a rollout, on all its tokens: does not depend on the length; as in ms-swift.
-    -> [N]."""
+    """clip(exp(mean_t D), low, high) of a rollout, for all of its tokens: independent of the length; as in ms-swift. ->
+    [N]."""
     return _truncated(x, _geometric(x), low, high)
 
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """0 on rollouts whose exp(mean_t D) is outside the bounds (those of SkyRL). -> [N].
+    """0 for all tokens of a rollout whose exp(mean_t D) is outside the bounds (SkyRL's by default). -> [N].
 
-    `kept`: a rollout inside them has exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1."""
+    `kept` = the weight of rollouts inside the bounds: exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1."""
     mean = _geometric(x)
     return _masked(x, mean, {"token": x.sampler_gap, "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
 

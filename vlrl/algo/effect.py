@@ -1,10 +1,10 @@
-"""How a function declares that it has no effect; such settings are reported with the reason.
+"""Declarations that a function has no effect under some settings, which are reported with the reason.
 
     @reads("outcome", alone={})           reads which answers are correct instead of the reward (or advantage)
     @idle("alpha is 0", alpha=0)          has no effect with these options
     @idle_when(rule)                      has no effect where rule(use) returns a reason
 
-Nothing is known of a user's own functions. training/inert.py evaluates the declarations."""
+A user's own functions declare nothing. training/inert.py evaluates the declarations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vlrl.task.environment import has_environment
 
 @dataclass(frozen=True)
 class Inert:
-    """A setting without any effect."""
+    """A setting that has no effect in this run, with the reason."""
 
     setting: str
     value: Any
     reason: str
     usual: bool = False
-    """Whether it is a default, or intended: reported by dry runs only."""
+    """Whether the value is the default or clearly intended; then only dry runs report it."""
 
     def __str__(self) -> str:
         value = f"{self.value:g}" if isinstance(self.value, float) else short(self.value)
@@ -37,7 +37,7 @@ class Inert:
 
 @dataclass(frozen=True, eq=False)
 class FunctionUse:
-    """A function that a setting of a run names."""
+    """A function that a setting names, with its options, in the context of a config and a task."""
 
     config: Config
     task: Task | None
@@ -47,38 +47,40 @@ class FunctionUse:
 
     @property
     def own(self) -> bool:
-        """Whether it is the user's own."""
+        """Whether the function is user code (module:name or path/file.py:name)."""
         return ":" in self.named.name
 
     @cached_property
     def function(self) -> Any:
-        """None for a user's own function and for an unknown name, which is reported elsewhere."""
+        """The function in the table; None for user code, and for an unknown name, which is reported elsewhere."""
         return self.table.get(self.named.name)
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Its options, defaults included."""
+        """The values of the function's options, defaults included."""
         known = parameters(self.function, 0) if self.function else {}
         return {option: default for option, (_, default) in known.items()} | self.named.options
 
     @property
     def by_reward(self) -> bool:
-        """Whether its notion of correct is a reward above a threshold."""
+        """Whether the function calls an answer correct when its reward exceeds the option `correct`."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property
     def one_turn(self) -> str:
-        """Why every completion has a single turn; "" where the task has an environment, or is unknown."""
+        """The beginning of a reason: the task has no environment, so every completion is a single turn.
+
+        "" if the task has an environment or is unknown."""
         if self.task is None or has_environment(self.task):
             return ""
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
 
     def reads(self, what: str) -> bool:
-        """Whether it may read `what`."""
+        """Whether the function may read the input `what`; see the decorator `reads`."""
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """Why it reads the outcomes and not `what`; "" where it may read `what`."""
+        """Why the function reads the outcomes instead of `what` ("reward" or "advantage"); "" if it may read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
             return ""
@@ -88,16 +90,16 @@ class FunctionUse:
 
     @property
     def idle(self) -> str:
-        """Why it has no effect; "" where it may have one."""
+        """Why the function has no effect; "" if it may have one."""
         return next(filter(None, (rule(self) for rule in getattr(self.function, "idle_when", ()))), "")
 
 
 def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
-    """Declares unusual inputs of a function: "outcome" = whether answers are correct, "reward" (of a batch), "sign" =
-    that of the advantage (of a weight).
+    """Decorator that declares unusual inputs of a function: "outcome" (whether answers are correct), "reward" (of an
+    algo.batch function), "sign" (of the advantage, in an algo.weights function).
 
-    alone: options with which the outcome replaces the reward, for a policy term the advantage; {} = with any options
-    except `correct`, which makes it depend on the reward."""
+    alone: the options with which the function reads outcomes instead of the reward (a policy term: instead of the
+    advantage). {} = with any options except `correct`, which makes correctness depend on the reward."""
     def mark(function: Any) -> Any:
         function.reads, function.alone = frozenset(what), alone
         return function
@@ -105,7 +107,7 @@ def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any],
 
 
 def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
-    """Declares a rule that returns why the function has no effect, or ""."""
+    """Decorator that declares a rule: `rule(use)` returns why the function has no effect, or ""."""
     def mark(function: Any) -> Any:
         function.idle_when = (*getattr(function, "idle_when", ()), rule)
         return function
@@ -113,12 +115,12 @@ def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
 
 
 def idle(why: str, **options: Any) -> Callable[[Any], Any]:
-    """Declares that a function has no effect with these values of its options."""
+    """Decorator that declares that a function has no effect with these values of its options."""
     return idle_when(lambda use: why if all(use.values.get(key) == value for key, value in options.items()) else "")
 
 
 def short(value: Any) -> Any:
-    """A value as written in a config, without the options of a name."""
+    """The value as a config file writes it; of a Named only the name, without its options."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

@@ -16,114 +16,116 @@ import torch
 from vlrl.distributed import comm
 
 Metrics = dict[str, torch.Tensor]
-"""Sums over the trained tokens of this micro-batch; divided by the token count later."""
+"""Sums over the trained tokens of this micro-batch, by metric name; later divided by the token count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionCredit:
-    """One action of an episode, as advantages see it."""
+    """One action of an episode, with the fields from which advantages assign credit."""
 
     start: int
     end: int
-    """Its tokens are start..end."""
+    """End of its token span: the action's tokens are start..end."""
     reward: float = 0.0
-    """The weighted sum of its reward parts; 0 where task.combine pays nothing for turns."""
+    """The weighted sum of the action's reward parts; 0 where task.combine does not pay for turns."""
     anchor: str | None = ""
-    """The state in which it was taken, equal texts for equal states; None = unknown."""
+    """The state in which the action was taken, as a string that is equal for equal states; None = unknown."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Its raw reward parts."""
+    """The action's raw reward parts."""
     plan: tuple[int, int] = (0, 0)
-    """Its tokens inside <plan>, tags included, for functions that require "plans"; an empty span = none."""
+    """Token span of the action's <plan>, tags included, for functions that require "plans"; empty = no plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The rollouts of one step over all processes, in the order of their groups. R rollouts."""
+    """The R rollouts of one step over all processes, in the order of their groups: the input of advantages."""
 
     rewards: torch.Tensor
     """[R] float64; NaN = unscorable."""
     group: torch.Tensor
-    """[R] int64 group number 0, 1, ...; the rollouts of a group are adjacent."""
+    """[R] int64: group number 0, 1, ... of each rollout; the rollouts of a group are adjacent."""
     lengths: torch.Tensor
-    """[R] float64, generated tokens of each completion, also of one generated over several steps."""
+    """[R] float64: generated tokens of each completion, those of earlier steps included (rollout.step_tokens)."""
     task: torch.Tensor
-    """[R] int64, index in task_names."""
+    """[R] int64: index of the rollout's task in task_names."""
     task_names: Sequence[str] = ()
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[R] raw reward parts by name; NaN = unscorable, or a part that the rollout's task does not have."""
+    """[R] raw reward parts by name; NaN = unscorable, or not a part of the rollout's task."""
     part_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[R] weight of each part in the reward of the rollout."""
+    """[R] weight of each part in the rollout's reward, by name."""
     outcome: torch.Tensor | None = None
-    """[R] bool: correct, as the task says (Task.correct); None = only rewards are known."""
+    """[R] bool: whether the task calls the rollout correct (Task.correct); None = only rewards are known."""
     greedy: torch.Tensor | None = None
-    """[R] reward of the greedy answer to the rollout's prompt, for functions that require "greedy"."""
+    """[R] reward of the greedy completion of the rollout's prompt, for functions that require "greedy"."""
     truncated: torch.Tensor | None = None
-    """[R] bool."""
+    """[R] bool: whether the completion hit the token limit."""
     tokens: Sequence[np.ndarray] = ()
     """[R, T] token ids, for functions that require "tokens"."""
     masks: Sequence[np.ndarray] = ()
-    """[R, T] bool, the trained tokens, for functions that require "tokens", "turns" or data of a method."""
+    """[R, T] bool: the trained tokens, for functions that require "tokens", "turns" or data of a method."""
     turns: Sequence[Sequence[ActionCredit]] = ()
-    """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
+    """[R] actions of each episode in order, for functions that require "turns"; a single-turn completion has one."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
-    """[R] the steps of each completion as (start token, end token, value) (types.StepValues), for functions that
+    """[R] reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
     require "steps"; empty where a completion has none."""
     extra: Sequence[Mapping[str, Any]] = ()
-    """[R] a method's data of each completion (Completion.extra), for functions that require a name of
+    """[R] data that a method attached to each completion (Completion.extra), for functions that require a name in
     config.sections.GIVEN."""
     texts: Sequence[str] = ()
-    """[R] the completions, for functions that require "texts"."""
+    """[R] texts of the completions, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
-    """[R, T] log p(sampler) - log p(reference) for functions that require "token_kl", where algo.kl_in=reward; else
-    empty. For all other functions its sum over a completion's trained tokens is already subtracted from the reward."""
+    """[R, T] log p(sampler) - log p(reference) of each token, for functions that require "token_kl" with
+    algo.kl_in=reward; else empty.
+
+    For all other functions its sum over a completion's trained tokens is already subtracted from the reward."""
     kl_coef: float = 0.0
-    """Weight of the KL in the reward."""
+    """Coefficient of the KL in the reward."""
     per_token: Sequence[Mapping[str, np.ndarray]] = ()
-    """[R] a method's arrays [T] of each completion by name (Rollout.per_token)."""
+    """[R] arrays [T] that a method stored for each completion, by name (Rollout.per_token)."""
     gamma: float = 1.0
-    """Discount, set by a method (Method.scores) ..."""
+    """Discount factor, set by a method (Method.scores)."""
     lam: float = 1.0
-    """... and lambda."""
+    """Lambda of generalised advantage estimation, set by a method."""
     max_length: int = 0
-    """rollout.max_new_tokens."""
+    """Token limit of a completion: rollout.max_new_tokens."""
     step: int = 0
     seed: int = 0
-    """Key of random draws, with `step`: the same on a resumed run."""
+    """Key of random draws, together with `step`: a resumed run draws the same numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
     """Flat tokens of one micro-batch, or (without gradient) of a whole optimizer step on this process.
 
-    N answer tokens, R rollouts of the optimizer step on this process."""
+    N completion tokens, R rollouts of the optimizer step on this process."""
 
     logprobs: torch.Tensor
-    """[N] current policy, with gradient."""
+    """[N] log-probabilities under the current policy, with gradient."""
     old_logprobs: torch.Tensor
-    """[N] of the trainer, at the weights that sampled."""
+    """[N] log-probabilities computed by the trainer at the weights that sampled."""
     advantages: torch.Tensor
     """[N] each token's advantage."""
     mask: torch.Tensor
     """[N] 1.0 on trained tokens, 0.0 on the rest."""
     weights: torch.Tensor
-    """[N] the sample's weight."""
+    """[N] weight of each token's sample."""
     rollout_id: torch.Tensor
-    """[N] number of the rollout, 0..R-1; the tokens of a rollout are adjacent."""
+    """[N] index of each token's rollout, 0..R-1; the tokens of a rollout are adjacent."""
     lengths: torch.Tensor
-    """[R] trained tokens of each rollout."""
+    """[R] number of trained tokens of each rollout."""
     total_tokens: float
-    """Trained tokens of the optimizer step over all processes."""
+    """Number of trained tokens of the optimizer step over all processes."""
     total_sequences: float
-    """Rollouts with at least one trained token, likewise."""
+    """Number of rollouts with at least one trained token in the optimizer step, over all processes."""
     max_length: int
-    """rollout.max_new_tokens."""
+    """Token limit of a completion: rollout.max_new_tokens."""
     sampler_logprobs: torch.Tensor | None = None
-    """[N] of the engine that sampled, NaN where unknown; those of the trainer where a token is trained under another
-    prompt."""
+    """[N] log-probabilities of the engine that sampled, NaN where unknown; the trainer's where a token is trained under
+    another prompt than the sampled one."""
     reference_logprobs: torch.Tensor | None = None
-    """[N], for functions that require "reference"."""
+    """[N] log-probabilities under the reference policy, for functions that require "reference"."""
     entropy: torch.Tensor | None = None
-    """[N] nats of the whole distribution at the sampled temperature, without gradient."""
+    """[N] entropy in nats of the full distribution at the sampling temperature, without gradient."""
     tokens: torch.Tensor | None = None
     """[N] token ids."""
     turns: torch.Tensor | None = None
@@ -131,48 +133,49 @@ class LossInputs:
     texts: Sequence[str] = ()
     """[N] text of each token, for functions that require "texts"."""
     rewards: torch.Tensor | None = None
-    """[R]; NaN = unscorable."""
+    """[R] rewards; NaN = unscorable."""
     outcome: torch.Tensor | None = None
-    """[R] bool: correct, as the task says (Task.correct); None = only rewards are known."""
+    """[R] bool: whether the task calls the rollout correct (Task.correct); None = only rewards are known."""
     group: torch.Tensor | None = None
-    """[R] number of each rollout's group on this process. A group never spans optimizer steps or processes."""
+    """[R] index of each rollout's group on this process. A group never spans optimizer steps or processes."""
     difficulty: torch.Tensor | None = None
     """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = unknown."""
     variants: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[R] bool: completions of a variant, trained under another prompt than the sampled one, for functions that require
-    "variant:<name>"."""
+    """[R] bool: whether the completion was sampled under a variant of the prompt and is trained under the unmodified
+    one, for functions that require "variant:<name>"."""
     identity: torch.Tensor | None = None
-    """[R] int64, a number that identifies the rollout on any process and in any order."""
+    """[R] int64: a number that identifies the rollout independently of process and order."""
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N, ...] statistics of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The same at the weights that sampled ("old_stat:<name>"); {} where those are the current ones."""
+    """The statistics at the weights that sampled ("old_stat:<name>"); {} where those are the current weights."""
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N] values of Rollout.per_token by the names that a head's loss reads (heads.Head.reads); NaN = none."""
+    """[N] values of Rollout.per_token, under the names that a head's loss reads (heads.Head.reads); NaN = no value."""
     known: Mapping[str, float] = field(default_factory=dict)
-    """Trained tokens of the optimizer step with such a value, by the same names, over all processes."""
+    """Number of trained tokens of the optimizer step that have a value in per_token, by name, over all processes."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N] or numbers: the result of the function's own `prepare` for the whole optimizer step; values of rollouts are
-    spread over their tokens."""
+    """The result of the function's own `prepare` for the whole optimizer step: numbers, or [N]; values per rollout are
+    repeated for each of its tokens."""
     step: int = 0
-    """Key of random draws, with `seed`: the same on a resumed run."""
+    """Key of random draws, together with `seed`: a resumed run draws the same numbers."""
     seed: int = 0
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] sums of [N] values over the trained tokens of each rollout; with gradient."""
+        """Sums [N] values over the trained tokens of each rollout -> [R]; with gradient."""
         values = values * self.mask
         return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
 
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] means of [N] values over the trained tokens of each rollout; 0 where there is none."""
+        """Averages [N] values over the trained tokens of each rollout -> [R]; 0 for a rollout without trained tokens.
+        """
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[N]: the value [R] of each token's rollout."""
+        """Repeats values [R] for the tokens of each rollout -> [N]."""
         return values[self.rollout_id]
 
     def group_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """[R]: the sum of values [R] over each rollout's group."""
+        """Sums values [R] over the group of each rollout -> [R]."""
         assert self.group is not None
         _, group = torch.unique(self.group, return_inverse=True)
         return torch.zeros_like(values).index_add(0, group, values)[group]
@@ -184,40 +187,43 @@ class LossInputs:
 
     @property
     def sampler_gap(self) -> torch.Tensor:
-        """[N] log p(old) - log p(sampler), within +-20, without gradient; 0, which is no evidence of a difference, on
-        tokens that are not trained or whose log-probability the engine does not know (NaN)."""
+        """[N] log p(old) - log p(sampler), within +-20, without gradient.
+
+        0 (no known difference) on tokens that are not trained or whose engine log-probability is unknown (NaN)."""
         assert self.sampler_logprobs is not None
         gap = (self.old_logprobs - self.sampler_logprobs).detach().clamp(-20, 20)
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: whether each rollout is correct: as the task says, or with `above` where the reward exceeds it.
-        False for unscorable ones."""
+        """[R] bool: whether each rollout is correct: as the task decides, or with `above` where the reward exceeds it.
+        False for unscorable rollouts."""
         assert self.rewards is not None
         if above is None and self.outcome is not None:
             return self.outcome & ~self.rewards.isnan()
         return self.rewards > (0.5 if above is None else above)  # NaN is above nothing
 
     def wrong(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: the scorable rollouts that are not correct."""
+        """[R] bool: the scorable rollouts that are not correct; see `correct`."""
         assert self.rewards is not None
         return ~self.correct(above) & ~self.rewards.isnan()
 
 
 def gather_values(values: torch.Tensor) -> torch.Tensor:
-    """Concatenates [n] values of all processes in rank order. A collective: called on all of them, equally often."""
+    """Concatenates [n] values of all processes in rank order. A collective: all processes must call it equally often.
+    """
     return torch.cat([torch.as_tensor(part) for part in comm.gather(values.detach().cpu())]).to(values.device)
 
 
 def requires(*what: str) -> Callable[[Any], Any]:
-    """Declares what a function needs beyond rewards or log-probabilities; braces are filled with its options.
+    """Declares which inputs a function needs beyond rewards or log-probabilities; {option} in a name is filled in.
 
-    "reference", "entropy", "stat:<name>", "old_stat:<name>", "variant:<name>"; before the loss "greedy", "tokens",
-    "texts", "token_kl", "turns", "plans" = the plan of each turn, "steps" = step values, a name of
-    config.sections.GIVEN = data of a method, "parts" = it reads the reward parts instead of the reward, "local" = the
-    groups of its own process suffice; "step" = its `prepare` needs the current log-probabilities (and entropy,
-    statistics) of the whole optimizer step, which costs a pass without gradient. A `prepare` without "step" gets zeros
-    for them and costs nothing."""
+    For the loss: "reference", "entropy", "stat:<name>", "old_stat:<name>", "variant:<name>". For advantages, shapings
+    and batches: "greedy", "tokens", "texts", "token_kl", "turns", "plans" (the <plan> of each turn), "steps" (values of
+    reasoning steps), a name in config.sections.GIVEN (data of a method), "parts" (it reads the reward parts instead of
+    the reward), "local" (it only needs the groups of its own process).
+
+    "step": its `prepare` reads the current log-probabilities (and entropy, statistics) of the whole optimizer step,
+    which costs a forward pass without gradient. A `prepare` without "step" gets zeros in their place, at no cost."""
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)
         return function
@@ -226,19 +232,19 @@ def requires(*what: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """Per-token advantages with targets for a value head (models/heads.py), for R rollouts."""
+    """Per-token advantages of R rollouts, with training targets for a value head (models/heads.py)."""
 
     advantages: Sequence[torch.Tensor]
     """[R, T]; 0 on tokens that are not trained."""
     targets: Sequence[torch.Tensor]
-    """[R, T] training targets of the head; NaN = not trained."""
+    """[R, T] training targets of the value head; NaN = not trained."""
 
     def __len__(self) -> int:
         return len(self.advantages)
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """The rewards of turns; they add up to the reward of the episode."""
+    """The reward of each turn; the last one is adjusted so that they add up to the reward of the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)
@@ -246,8 +252,9 @@ def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
 
 
 def plan_span(texts: Sequence[str]) -> tuple[int, int]:
-    """Start and end of the tokens of the first <plan>...</plan>, tags included, given the text of each token of an
-    action; (0, 0) where none is closed."""
+    """The token span (start, end) of the first <plan>...</plan>, tags included; (0, 0) if there is no closed one.
+
+    texts: the text of each token of an action."""
     whole = "".join(texts)
     begin = whole.find("<plan>")
     end = whole.find("</plan>", begin)

@@ -1,9 +1,10 @@
-"""Estimators of the KL to the reference: `(LossInputs, options) -> per_token [N]`, with d = reference logp - logp.
+"""Estimators of the KL to the reference policy: `(LossInputs, options) -> per_token [N]`, with d = log p(reference) -
+log p.
 
-In the loss they are added after weights and correction. Nothing but an exponential is clamped: exp(d) goes on along its
-tangent from d = `clamp` on, so that the gradient of a token is at most e^clamp and a token that has collapsed is still
-pulled back. J. Schulman, Approximating KL Divergence (2020) has k1, k2 and k3; which of them has a useful gradient as a
-loss is in A Comedy of Estimators (arXiv 2506.09477) and in docs/objectives.md."""
+In the loss, the KL is added after weights and correction are applied to the policy term. Only exponentials are clamped:
+above d = `clamp`, exp(d) continues along its tangent. So a token's gradient is at most e^clamp, and a token whose
+probability has collapsed is still pulled back. k1, k2 and k3 are from J. Schulman, Approximating KL Divergence (2020).
+Which of them has a useful gradient as a loss: A Comedy of Estimators (arXiv 2506.09477) and docs/objectives.md."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from vlrl.config.base import Rate
 
 
 def k1(x: LossInputs) -> torch.Tensor:
-    """-d. Unbiased, but as a loss its gradient is zero in expectation: for the reward. -> [N]."""
+    """-d. Unbiased, but as a loss its gradient is zero in expectation: meant for algo.kl_in=reward. -> [N]."""
     return -_distance(x)
 
 
@@ -29,15 +30,16 @@ def k2(x: LossInputs) -> torch.Tensor:
 def k3(x: LossInputs, clamp: Rate = 20.0, limit: Rate | None = None) -> torch.Tensor:
     """exp(d) - d - 1, at most `limit`: unbiased and never negative; GRPO (arXiv 2402.03300) eq. 4. -> [N].
 
-    limit=10 is verl's and EasyR1's; above it a token has no gradient."""
+    verl and EasyR1 use limit=10; a token above the limit has no gradient."""
     d = _distance(x)
     value = _exp(d, clamp) - d - 1
     return value if limit is None else value.clamp(max=limit)
 
 
 def k3_bounded(x: LossInputs, clamp: Rate = 3.0) -> torch.Tensor:
-    """k3 with a low `clamp`: the same up to d = 3, and then no token outweighs the others of an optimizer step. With
-    `clamp` 20 one at d = 12 has the gradient of 160,000. -> [N]."""
+    """k3 with a low `clamp`: equal to k3 up to d = 3; beyond, no token outweighs the rest of an optimizer step. -> [N].
+
+    With `clamp` = 20, a token at d = 12 would have a gradient of 160,000."""
     return k3(x, clamp)
 
 
@@ -52,10 +54,10 @@ def k3_plus(x: LossInputs, clamp: Rate = 20.0, limit: Rate | None = None) -> tor
 
 
 def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequence"] = "token") -> torch.Tensor:
-    """r * k3, r = the ratio to the weights that begin the update, not clipped: for answers of these weights it is
-    unbiased at every optimizer step, and so is its gradient. -> [N].
+    """r * k3 with the unclipped ratio r to the weights at the start of the update. -> [N].
 
-    Not for answers of older weights or another sampler: algo.correction does not multiply the KL.
+    For completions sampled by these weights, value and gradient are unbiased at every optimizer step. Not for
+    completions of older weights or another sampler, as algo.correction does not multiply the KL.
 
     `level` of the ratio: of each token, or exp(mean_t log-ratio) of its rollout. DeepSeek-V3.2 (arXiv 2512.02556)."""
     log_r = x.log_ratio if level == "token" else x.spread(x.sequence_mean(x.log_ratio))
@@ -63,16 +65,18 @@ def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequ
 
 
 def k3_score(x: LossInputs, clamp: Rate = 20.0, from_sampler: bool = False) -> torch.Tensor:
-    """w * k3, w = exp(logp - sg(logp)) = 1: adds the gradient that sampling has, which k3 alone lacks. -> [N].
+    """w * k3 with w = exp(logp - stop_gradient(logp)) = 1, which adds the gradient through sampling that k3 lacks. ->
+    [N].
 
-    `from_sampler`: w = exp(logp - the engine's logp), the ratio to the old weights where the engine does not know it.
-    Arxiv 2506.09477 section 4; the default of NeMo-RL."""
+    `from_sampler`: w = exp(logp - engine's logp), or the ratio to the old weights where the engine's is unknown. arXiv
+    2506.09477 section 4; the default of NeMo-RL."""
     log_w = x.log_ratio + x.sampler_gap if from_sampler else x.logprobs - x.logprobs.detach()
     return log_w.clamp(-20, 20).exp() * k3(x, clamp)
 
 
 def clamped(kl: Bound, x: LossInputs) -> torch.Tensor | None:
-    """[N] bool: tokens whose exponential is clamped or whose value is at its limit; None without such an option."""
+    """[N] bool: tokens whose exponential is clamped or whose value is at its limit; None for an estimator without such
+    options."""
     options = {**{name: default for name, (_, default) in parameters(kl.function).items()}, **kl.options}
     if "clamp" not in options:
         return None
@@ -87,7 +91,7 @@ def _distance(x: LossInputs) -> torch.Tensor:
 
 
 def _exp(d: torch.Tensor, clamp: float) -> torch.Tensor:
-    """exp(d), and its tangent from d = clamp on."""
+    """exp(d), continued along its tangent above d = clamp."""
     near = d.clamp(max=clamp)
     return near.exp() * (1 + d - near)
 

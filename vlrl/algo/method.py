@@ -1,23 +1,22 @@
-"""How a method of a paper extends a step: `Method`, whose hooks all do nothing, and `Pass`, a loss beside the
-objective.
+"""How the method of a paper extends a training step: `Method`, whose hooks do nothing by default, and `Pass`, a loss
+that is added to the objective.
 
 A method lives in its own folder, `vlrl/methods/<name>`, and is imported when its section of the config is set
-(config/sections.py). The trunk never names it: at each point below one line calls the hook of every active method, in
-the order of that table.
+(config/sections.py). The trunk never names a method: at each point below, one line calls the hook of every active
+method, in the order of that table.
 
     Algorithm(config)      Method(section, settings, algorithm)   options are bound; `requires` is known
     before anything loads  check(task, samples, generates)
-    the model is loaded    start(run), where the run samples its own completions; else only share, passes and
+    the model is loaded    start(run), if the run samples its own completions; otherwise only share, passes and
                            after_update are called
     each step   generate   the completions of each group                          rollout/generate.py
                 scored     scored groups, before the curriculum observes them     rollout/generate.py
                 chosen     the groups that are trained on                         rollout/group_source.py
                 read, scores, credited: before, for and after advantages          training/advantages.py
-                draw       groups of its own, from files or demonstrations        training/loop.py
-                passes     its losses, one for each optimizer step                training/update.py
+                draw       additional groups, from files or demonstrations        training/loop.py
+                passes     the method's losses, one per optimizer step            training/update.py
                 share      the weight of the objective                            training/update.py
-                after_update, metrics
-"""
+                after_update, metrics"""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from vlrl.task import Task
 from vlrl.types import Completion, Group, Sample
 
 Done = Callable[[int, list[Completion]], None]
-"""Called as soon as a request is complete: (its index, its completions)."""
+"""Callback for each complete request: (index of the request, its completions)."""
 
 
 class Objectives(Protocol):
-    """The Algorithm of a run, as its methods see it (algorithm.py imports this module)."""
+    """The interface of a run's Algorithm that methods use; algorithm.py imports this module, not the reverse."""
 
     @property
     def config(self) -> Config: ...
@@ -62,7 +61,7 @@ class AlgorithmStub:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The parts of a run that a method uses. `score` and `services` are those of the rollout generator."""
+    """The parts of a run that a method uses. `score` and `services` are those of the RolloutGenerator."""
 
     task: Task
     policy: Policy
@@ -74,7 +73,7 @@ class Run:
 
 
 class RolloutContext(Protocol):
-    """The rollout generator in one step, as methods see it."""
+    """The interface of the RolloutGenerator in one step, as methods use it."""
 
     engine: Any
     step: int
@@ -84,7 +83,7 @@ class RolloutContext(Protocol):
     def temperature(self) -> float: ...
 
     def rescored(self, group: Group, completions: Sequence[Completion]) -> Group:
-        """Scores completions as a separate group, under the sample and the prompt of `group`."""
+        """Scores completions as a separate group, with the sample and the prompt of `group`."""
         ...
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
@@ -93,128 +92,139 @@ class RolloutContext(Protocol):
 
 
 class Pass(Protocol):
-    """A loss beside the objective in one optimizer step, computed once per epoch over the batch (rollout.updates).
+    """A loss in addition to the objective in one optimizer step, computed once per epoch over the batch
+    (rollout.updates).
 
     It is a sum over tokens (`part.rollouts[r].mask` for r in `micro.order`) divided by `part.total_tokens`, which
     counts the tokens of all processes. The shortest example is in methods/distillation."""
 
     part: Any
-    """A Minibatch, whose micro-batches are halved when memory runs out; it may be the objective's."""
+    """The Minibatch of this loss, which may be the objective's; its micro-batches are halved when memory runs out."""
     active: bool
-    """Whether any process has something to learn from; equal on all processes."""
+    """Whether any process has data to train on; equal on all processes."""
     apart: bool
-    """Whether its gradient is summed over processes separately, so that its norm is known; else it is accumulated
-    together with that of the objective."""
+    """Whether the gradient of this loss is summed over processes separately, so that its norm is known; otherwise it is
+    accumulated together with the gradient of the objective."""
 
     def begin(self) -> None:
-        """Called before the first micro-batch, and again after one was halved: resets all sums."""
+        """Resets all sums. Called before the first micro-batch, and again after a micro-batch was halved."""
         ...
 
     def work(self, b: int) -> None:
-        """Forward and backward (policy.logprobs, policy.backward) of micro-batch `b`."""
+        """Runs forward and backward (policy.logprobs, policy.backward) of micro-batch `b`."""
         ...
 
     def end(self, norm: float, others: float) -> None:
-        """Called after the last micro-batch, with the norms of its own gradient and of the accumulated one; NaN if not
-        `apart`."""
+        """Called after the last micro-batch with two gradient norms, both NaN unless `apart`.
+
+        norm: of the gradient of this loss. others: of the gradient accumulated before it."""
         ...
 
 
 class Method:
     """A method that does nothing; subclasses override the hooks that they need.
 
-    __init__ binds options and raises ConfigError. No part of a run exists yet: dry runs and a bare `update` also create
-    an `Algorithm`."""
+    __init__ binds options and raises ConfigError. At that point no part of the run exists: dry runs, and code that only
+    runs the update, create an `Algorithm` too."""
 
     collective: ClassVar[bool] = False
-    """Whether `generate` or `scored` contains collectives, which processes without prompts must join."""
+    """Whether `generate` or `scored` contains collectives, so that processes without prompts must call it too."""
     state_at: ClassVar[str] = ""
-    """Key of its state in checkpoints, "source.NAME" or "algorithm.NAME"; empty = stateless."""
+    """Where a checkpoint holds the method's state: "source.NAME" or "algorithm.NAME"; empty = stateless."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         self.section, self.settings, self.algorithm = section, settings, algorithm
         self.config = algorithm.config
         self.requires: frozenset[str] = frozenset()
-        """Beyond the objective's needs: "reference" = the reference model. Log-probabilities and statistics of the
-        logits are computed for the objective alone; a Pass computes its own."""
+        """Inputs beyond the objective's: "reference" = the reference model. Log-probabilities and statistics of the
+        logits are computed for the objective only; a Pass computes its own."""
 
     # --- once ---------------------------------------------------------------------------------------------------------
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
-        """Raises ConfigError where the method can have no effect on this task and these training samples; also called
-        by dry runs. `generates`: the run samples its own completions, unlike supervised fine-tuning."""
+        """Raises ConfigError if the method can have no effect on this task and these training samples; dry runs call it
+        too.
+
+        generates: whether the run samples its own completions, unlike supervised fine-tuning."""
 
     def start(self, run: Run) -> None:
-        """Receives the parts of a run that samples its own completions."""
+        """Receives the parts of the run, once the model is loaded; only called if the run samples its own completions.
+        """
         self.run = run
 
     # --- each step, on every process ----------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], ask: RolloutContext,
                  done: Done | None) -> list[list[Completion]] | None:
-        """The completions of each group, in place of the engine's; None = the engine generates. At most one active
-        method overrides it."""
+        """Returns the completions of each group in place of the engine; None = the engine generates. At most one active
+        method overrides this hook."""
 
     def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
-        """Scored groups, extended by the method, before the curriculum observes them."""
+        """Returns the scored groups, extended by the method, before the curriculum observes them."""
         return groups
 
     def chosen(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """The groups as they are trained on, after all statistics of the curriculum."""
+        """Returns the groups to train on, after the curriculum has computed all of its statistics."""
         return groups
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
-        """The groups with values computed at the current weights, before their advantages."""
+        """Returns the groups with values computed at the current weights, before their advantages are computed."""
         return groups
 
     def scores(self, s: Scores) -> Scores:
-        """The inputs of the advantage, extended by the method; on every process that computes advantages."""
+        """Returns the inputs of the advantage, extended by the method; called on every process that computes
+        advantages."""
         return s
 
     def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Metrics of this process's groups with advantages, reduced over all processes."""
+        """Returns metrics of this process's groups, given their advantages; reduced over all processes."""
         return {}
 
     def share(self, step: int) -> float:
-        """The weight of the objective in a step."""
+        """The factor by which the method multiplies the weight of the objective in a step."""
         return 1.0
 
     def draw(self, step: int, outcomes: Sequence[Any], flush: Callable[[], None]) -> Sequence[Group]:
-        """This process's additional groups for the update. `outcomes` are those of the step's draws
-        (curriculum.Outcome), over all processes; `flush` waits until the rollout files of the run are written."""
+        """Returns additional groups of this process for the update.
+
+        outcomes: the results of the step's draws over all processes (curriculum.Outcome). flush: waits until the run's
+        rollout files are written."""
         return ()
 
     def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
                step: int) -> Sequence[Pass | None]:
-        """Its loss in each optimizer step of the update, None where no process has data. `parts` are the packed
-        rollouts of each optimizer step (minibatch.Minibatch), which a pass may use too; `drawn` is the result of
-        `draw`."""
+        """Returns the method's loss for each optimizer step of the update; None where no process has data.
+
+        parts: the packed rollouts of each optimizer step (minibatch.Minibatch), which a pass may share. drawn: the
+        result of `draw`."""
         return [None] * len(parts)
 
     def after_update(self, policy: Policy, passes: Sequence[Pass | None], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
-        """Metrics of its passes; may take an optimizer step of its own. Gradients are cleared, and `stats` are the
-        metrics of the objective."""
+        """Returns metrics of the method's passes. The hook may take an optimizer step of its own.
+
+        Gradients are cleared by then; stats: the metrics of the objective."""
         return {}
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of its rollouts since the last call, over all processes."""
+        """Metrics of the method's rollouts since the last call, over all processes."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint; an empty one is neither written nor loaded."""
+        """The state for a checkpoint; an empty state is neither written nor loaded."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the result of `state_dict`."""
+        """Restores a state that `state_dict` returned."""
 
     def overrides(self, hook: str) -> bool:
-        """Whether the subclass overrides a hook."""
+        """Whether the method's class overrides the hook of this name."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
 
 def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
-    """The active methods of a config, in the order of config/sections.py; no others are imported."""
+    """The active methods of the algorithm's config, in the order of config/sections.py; only active ones are imported.
+    """
     methods = tuple(METHODS[section](section, settings, algorithm) for section, settings in active(algorithm.config))
     writers = [m.section for m in methods if m.overrides("generate")]
     if len(writers) > 1:
@@ -223,5 +233,5 @@ def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
 
 
 def methods_by_state_key(methods: Sequence[Method], place: str) -> dict[str, Method]:
-    """The methods whose state is at `place.KEY` of a checkpoint, by KEY."""
+    """The methods whose `state_at` is "<place>.KEY" in a checkpoint, by KEY."""
     return {m.state_at.removeprefix(f"{place}."): m for m in methods if m.state_at.startswith(f"{place}.")}

@@ -1,7 +1,7 @@
-"""Binds settings that name a function to the function and its options: `bind`.
+"""Binds a setting that names a function to that function and its options: `bind`.
 
-The functions of the objective are plain functions in tables; the parameters after the first are their options,
-validated by their annotations. An option is a setting like any other: `algo.loss.cap=5`."""
+The functions of the objective are plain functions in tables. Their parameters after the first are their options,
+validated by the annotations. An option is a setting like any other: `algo.loss.cap=5`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _FINITE = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A function of the objective with its options; called with its inputs only."""
+    """A function of the objective with its options bound; called with its inputs only."""
 
     name: str
     function: Any
-    """A function, or an instance created with the options where the name refers to a class."""
+    """The function, or an instance created with the options if the name refers to a class."""
     options: Mapping[str, Any] = field(default_factory=dict)
     requires: frozenset[str] = frozenset()
-    """See inputs.requires."""
+    """Inputs that the function needs; see inputs.requires."""
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments, **self.options)
 
     @property
     def prepare(self) -> Callable[[Any], Mapping[str, Any]] | None:
-        """Its preparation for a whole optimizer step; None for most functions."""
+        """The function's `prepare` for a whole optimizer step, with its options bound; None for most functions."""
         prepare = getattr(self.function, "prepare", None)
         if prepare is None:
             return None
@@ -44,7 +44,7 @@ class Bound:
         return partial(prepare, **{k: v for k, v in self.options.items() if k in wanted})
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint; {} for a function."""
+        """The state for a checkpoint; {} for a plain function."""
         return self.function.state_dict() if hasattr(self.function, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -54,13 +54,14 @@ class Bound:
 
 def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, arguments: tuple[Any, ...] = (),
          **shared: Any) -> Bound:
-    """The function or class that a setting names, with its options: the parameters after the first `skip`.
+    """Looks up the function or class that a setting names, and binds the options: the parameters after the first
+    `skip`.
 
     A class is instantiated with `arguments` and then its options.
 
-    `shared` are settings of several functions (algo.clip_low): those that are not None go to a function that has a
-    parameter of that name, unless the option itself is given. Raises ConfigError naming the setting when the name or an
-    option is unknown, an option is missing or has the wrong type, or a class rejects its options."""
+    `shared` are settings that several functions understand (algo.clip_low): a value that is not None is passed to a
+    function with a parameter of that name, unless the option itself is set. Raises ConfigError naming the setting when
+    the name or an option is unknown, an option is missing or has the wrong type, or a class rejects its options."""
     function = resolve(setting, named.name, table)
     known = parameters(function, len(arguments) if inspect.isclass(function) else skip)
     given = {**{k: v for k, v in shared.items() if v is not None and k in known}, **named.options}
@@ -84,13 +85,13 @@ def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, ar
 
 
 def options_of(setting: str, name: str, table: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option of the function or class that a setting names."""
+    """Annotation and default of each option of the function or class that a setting names, by option."""
     function = resolve(setting, name, table)
     return parameters(function, 0 if inspect.isclass(function) else 1)
 
 
 def parameters(function: Callable[..., Any], skip: int = 1) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option: the parameters after the first `skip`, for a class those of __init__."""
+    """Annotation and default of each option: the parameters after the first `skip`; of a class those of __init__."""
     hints = _hints(function.__init__ if inspect.isclass(function) else function)
     listed = list(inspect.signature(function).parameters.values())
     named = [p for p in listed[skip:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -105,7 +106,7 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _checked(setting: str, kind: Any, value: Any) -> Any:
-    """The value, converted to its annotation; ConfigError naming the setting."""
+    """The value converted to the type of its annotation. Raises ConfigError naming the setting."""
     try:
         config = None if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel) else _FINITE
         return pydantic.TypeAdapter(kind, config=config).validate_python(refuse_bool(kind, value))

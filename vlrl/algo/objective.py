@@ -2,9 +2,9 @@
 
     loss = aggregate(term * weights * correction + kl_coef * kl * kl_weights) + token mean of the entropy term
 
-Every share is divided by counts of the whole optimizer step, so its gradient does not depend on micro-batches,
-accumulation, packing or processes. A function that needs more than one rollout (a quantile, a sum over a group)
-computes that for the whole step first: `prepare`."""
+Every share is divided by counts over the whole optimizer step, so the gradient does not depend on micro-batches,
+accumulation, packing or the number of processes. A function that needs more than one rollout (a quantile, a sum over a
+group) first computes it for the whole step: `prepare`."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from vlrl.config.registry import Table
 from vlrl.errors import ConfigError
 
 Prepared = dict[str, Mapping[str, torch.Tensor]]
-"""What each function prepared for the whole optimizer step, by its key in `Objective.functions`."""
+"""Results of the functions' `prepare` for the whole optimizer step, by the key in `Objective.functions`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The functions of one loss, with their options."""
+    """The functions of the loss, with their options."""
 
     term: Bound
     aggregation: Bound
     weights: Sequence[Bound] = ()
     correction: Bound | None = None
     kl: Bound | None = None
-    """None when the KL is not a term of the loss."""
+    """None when the loss has no KL term."""
     kl_weights: Sequence[Bound] = ()
     entropy: Bound | None = None
 
     @classmethod
     def of(cls, algo: AlgoSettings) -> Objective:
-        """Raises ConfigError naming the setting; see named.bind."""
+        """The objective of the settings `algo.*`. Raises ConfigError naming the setting; see named.bind."""
         clips: dict[str, Any] = {name: value for name in CLIPS if (value := getattr(algo, name)) is not None}
         _refuse_lost_clip(algo, clips)
         correction = optional("algo.correction", algo.correction, CORRECTIONS)
@@ -69,24 +69,26 @@ class Objective:
 
     @property
     def requires(self) -> frozenset[str]:
-        """What all functions require; "reference" with a KL."""
+        """The inputs that all functions require; also "reference" with a KL term."""
         own = frozenset[str]().union(*(f.requires for f in self.functions.values()))
         return own | ({"reference"} if self.kl else set())
 
     @property
     def prepares(self) -> bool:
-        """Whether a function prepares something for the whole optimizer step."""
+        """Whether any function has a `prepare` for the whole optimizer step."""
         return any(f.prepare for f in self.functions.values())
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """Runs the functions' `prepare` on a whole optimizer step, without gradient. Called on every process at the
-        same time."""
+        """Runs the functions' `prepare` on a whole optimizer step, without gradient. All processes must call it
+        together."""
         with torch.no_grad():
             return {place: function(x) for place, f in self.functions.items() if (function := f.prepare)}
 
     def __call__(self, x: LossInputs, kl_coef: float = 0.0) -> tuple[torch.Tensor, Metrics]:
-        """This process's share of the loss (the sum over micro-batches and processes is the loss), and metrics: sums
-        over the trained tokens, and per token [N] "clipped" and "ratio" of the policy term."""
+        """Returns this micro-batch's share of the loss, and metrics.
+
+        The loss is the sum of the shares over micro-batches and processes. Metrics are sums over the trained tokens,
+        and per token [N] "clipped" and "ratio" of the policy term."""
         per_token, metrics = self.term(_of(x, "loss"))
         factors = [w(_of(x, f"weights.{i}")) for i, w in enumerate(self.weights)]
         if self.correction:
@@ -112,7 +114,7 @@ class Objective:
 
 
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
-    """Binds a setting that may be "none"."""
+    """Binds a setting that may be "none", for which it returns None."""
     if named.name != "none":
         return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():
@@ -121,8 +123,8 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
 
 
 def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
-    """Raises ConfigError where algo.clip_low or algo.clip_high would have no effect: the loss has no such option, or
-    sets the same option to another value."""
+    """Raises ConfigError if algo.clip_low or algo.clip_high would have no effect, because the loss has no such option
+    or sets the same option to another value."""
     name, given = algo.loss.name, algo.loss.options
     for clip, value in clips.items():
         if clip not in options_of("algo.loss", name, TERMS):
@@ -136,7 +138,7 @@ def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
 
 
 def _refuse_empty(correction: Bound | None) -> None:
-    """Raises ConfigError where no weight can be within the bounds."""
+    """Raises ConfigError if the bounds of the correction exclude every weight."""
     if correction is not None and not inspect.isclass(correction.function):
         known = {k: default for k, (_, default) in parameters(correction.function).items()} | {**correction.options}
         low, high = known.get("low"), known.get("high")
@@ -146,5 +148,5 @@ def _refuse_empty(correction: Bound | None) -> None:
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:
-    """The inputs of the function at a key: of `prepared` only its own part."""
+    """The inputs of the function at key `place`, whose `prepared` holds only that function's results."""
     return replace(x, prepared=x.prepared.get(place, {})) if x.prepared else x

@@ -1,6 +1,6 @@
-"""Policy terms that act through the ratio p / p(old), and which of their options have no effect.
+"""Declares policy terms that act only through the ratio p / p(old), and finds options of theirs without effect.
 
-A batch of rollouts with one optimizer step has a ratio of 1."""
+With one optimizer step per batch of rollouts the ratio is 1."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vlrl.config.algo import CLIPS
 from vlrl.monitoring.mismatch import samples_as_it_trains
 
 LARGEST_LOG = 20.0
-"""Log-ratios are clamped to it; see LossInputs.log_ratio."""
+"""Log-ratios are clamped to +- this value; see LossInputs.log_ratio."""
 MOST = math.exp(LARGEST_LOG)
 _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip": MOST, "cap": MOST, "pre_clip": MOST,
              "delta_low": 1.0, "delta_high": 1.0}
-"""Option -> the value from which on no ratio can reach it."""
+"""Option -> the smallest value that no ratio can reach, so that larger bounds never apply."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,22 @@ class Ratio:
     """How a policy term depends on p / p(old)."""
 
     options: tuple[str, ...]
-    """Options that act through the ratio alone."""
+    """Options that act only through the ratio."""
     alone: bool
-    """Whether its gradient at a ratio of 1 is `like` that of reinforce."""
+    """Whether at a ratio of 1 the term's gradient equals that of reinforce, up to a factor (see `like`)."""
     like: str
+    """How a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"."""
     farthest: Mapping[str, float]
-    """Option -> the value from which on no ratio can reach it, where it differs from the usual one."""
+    """Option -> the smallest value that no ratio can reach, where it differs from _FARTHEST."""
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-    """Given options -> options that another one overrides, and which."""
+    """Given the options that are set, yields (option, reason) for each one that another option overrides."""
 
 
 def acts_through_ratio(
         *options: str, alone: bool = True, like: str = "that", farthest: Mapping[str, float] | None = None,
         hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda given: iter(())
 ) -> Callable[[Any], Any]:
-    """Declares that a policy term acts through the ratio; see Ratio."""
+    """Decorator that declares that a policy term acts through the ratio; the arguments are the fields of Ratio."""
     def mark(function: Any) -> Any:
         function.ratio = Ratio(options, alone, like, farthest or {}, hidden)
         return function
@@ -48,8 +49,8 @@ def acts_through_ratio(
 
 
 def inert(use: FunctionUse) -> Iterator[Inert]:
-    """Options that act through p / p(old) alone while a batch of rollouts has one optimizer step, and bounds of the
-    policy term that no ratio reaches or another bound overrides."""
+    """Yields settings of the policy term without effect: options that act only through p / p(old) although the ratio is
+    always 1, and bounds that no ratio reaches or that another bound overrides."""
     config, options = use.config, use.named.options
     said: Ratio | None = getattr(use.function, "ratio", None)
     if said is None:

@@ -1,7 +1,8 @@
-"""The reference policy of the KL and of the service reference_logprobs: frozen, following slowly, or reset.
+"""The reference policy of the KL and of the service reference_logprobs: frozen, a moving average, or reset.
 
-Without an adapter it is a copy of the initial model; with LoRA the frozen reference is the base model with the adapter
-disabled, and a moving one is a second set of adapter weights. `after_step` changes the reference's weights in place."""
+Without an adapter it is a copy of the initial model. With LoRA a frozen reference is the base model with the adapter
+disabled, and a moving reference is a second set of adapter weights. `after_step` changes the reference's weights in
+place."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from vlrl.config.base import Beta, Count, Positive, Rate
 
 
 class Frozen:
-    """The model that the run began with."""
+    """The model at the start of the run."""
 
     moves = False
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],
                    optimizer: torch.optim.Optimizer, kl: float, done: int) -> bool:
-        """Called with the trained weights of both by name, the mean KL per token and the number of completed steps;
-        returns whether the reference was set to the policy."""
+        """Called after a step; returns whether the reference was set to the policy.
+
+        reference, policy: trained weights by name. kl: mean KL per token. done: number of completed steps."""
         return False
 
 
@@ -45,10 +47,10 @@ class Ema(Frozen):
 
 
 class Reset(Frozen):
-    """The reference becomes the policy every `every` steps (0 = never by time), and after a step whose KL per token
-    exceeds `kl`; the optimizer state is cleared with it, unless `optimizer` is false.
+    """The reference becomes the policy every `every` steps (0 = not by time), and after a step whose KL per token
+    exceeds `kl`. The optimizer state is cleared too, unless `optimizer` is false.
 
-    ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5 (arXiv 2501.12599) does it in every iteration: `every=1`."""
+    ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5 (arXiv 2501.12599) resets it in every iteration: `every=1`."""
 
     moves = True
 

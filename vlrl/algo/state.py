@@ -1,4 +1,5 @@
-"""State of samplers, filters and functions of the objective in checkpoints: the attributes that a class lists."""
+"""Checkpoint state of samplers, filters and functions of the objective: the attributes that a class lists in `saved`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import numpy as np
 
 
 class Saved:
-    """Base of objects whose whole state are the attributes named in `saved`."""
+    """Base of classes whose entire state is in the attributes named in `saved`."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Numbers, lists, arrays and deques; also their keys in the checkpoint."""
+    """Names of attributes (numbers, lists, arrays, deques); also their keys in the checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         return state_of(self, self.saved)
@@ -23,14 +24,14 @@ class Saved:
 
 
 def state_of(owner: object, names: Iterable[str]) -> dict[str, Any]:
-    """The named attributes of an object; dictionaries are copied, deques become lists."""
+    """The named attributes of an object as a dictionary; dictionaries are copied, deques become lists."""
     values = {name: getattr(owner, name) for name in names}
     return {name: list(value) if isinstance(value, deque) else dict(value) if isinstance(value, dict) else value
             for name, value in values.items()}
 
 
 def restore(owner: object, state: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Sets the named attributes from a state, each with the type that it has in `owner` now."""
+    """Sets the named attributes from a state, each converted to the type that the attribute has now."""
     for name in names:
         before, value = getattr(owner, name), state[name]
         if isinstance(before, np.ndarray):

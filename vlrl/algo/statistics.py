@@ -1,7 +1,7 @@
-"""Statistics of a token's whole distribution, by name: "entropy", "nucleus_entropy:0.8", "top:5".
+"""Statistics of the full distribution at each token, by name: "entropy", "nucleus_entropy:0.8", "top:5".
 
-A function of the objective requests one with `requires("stat:<name>")`. They are computed on the logits of a chunk of
-tokens (logprobs.token_stats), and are differentiable."""
+A function of the objective requests a statistic with `requires("stat:<name>")`. Statistics are computed on the logits
+of a chunk of tokens (logprobs.token_stats), and are differentiable."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from vlrl.models.logprobs import Statistic
 
 
 def entropy() -> Statistic:
-    """-sum_v p log p of the whole distribution, nats. -> [n]."""
+    """-sum_v p log p over the full vocabulary, in nats. -> [n]."""
     return lambda logits, targets: _entropy(logits.log_softmax(-1))
 
 
 def nucleus_entropy(p: float) -> Statistic:
-    """The entropy of the distribution renormalised over its nucleus: the fewest most probable tokens that together have
-    at least probability p. -> [n] nats; 0 where a single token has it. SIREN (arXiv 2509.25133), as described there."""
+    """The entropy of the distribution renormalised over its nucleus: the fewest most probable tokens whose total
+    probability is at least p. -> [n] nats.
+
+    0 where the nucleus is a single token. SIREN (arXiv 2509.25133)."""
     if not 0 < p <= 1:
         raise ValueError(f"the probability of a nucleus must be above 0 and at most 1, not {p:g}")
 
@@ -44,12 +46,12 @@ def mean_logprob() -> Statistic:
 
 
 def top(k: float) -> Statistic:
-    """log-probabilities of the k most probable tokens, in falling order. -> [n, k]."""
+    """Log-probabilities of the k most probable tokens, in descending order. -> [n, k]."""
     return lambda logits, targets: logits.log_softmax(-1).gather(-1, _most(logits, k))
 
 
 def top_ids(k: float) -> Statistic:
-    """Ids of the k most probable tokens, in falling order; int64 without gradient. -> [n, k]."""
+    """Ids of the k most probable tokens, in descending order of probability; int64 without gradient. -> [n, k]."""
     return lambda logits, targets: _most(logits, k)
 
 
@@ -59,14 +61,14 @@ STATISTICS: dict[str, Callable[..., Statistic]] = {
 
 
 def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statistic]:
-    """The statistics among what is required, by their names without "stat:" (or "old_stat:"). Raises ConfigError for an
-    unknown one."""
+    """The statistics in `required`, by their names without the prefix `kind`. Raises ConfigError for an unknown name.
+    """
     return {name: _statistic(name) for name in sorted(r.removeprefix(kind) for r in required if r.startswith(kind))}
 
 
 def alternatives(k: int) -> dict[str, Statistic]:
-    """Ids and log-probabilities of the k most probable tokens, by the column names of the store; without gradient. {}
-    for k = 0."""
+    """Statistics for the ids and log-probabilities of the k most probable tokens, by the column names of the rollout
+    store; without gradient. {} for k = 0."""
     ids, logprobs = top_ids(k), top(k)
     return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}
 
@@ -87,5 +89,5 @@ def _most(logits: torch.Tensor, k: float) -> torch.Tensor:
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """[n] from log-probabilities [n, V], -inf where a token cannot be sampled."""
+    """Entropy [n] of log-probabilities [n, V], which are -inf where a token cannot be sampled."""
     return -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)

@@ -1,6 +1,6 @@
-"""Functions of the objective by name: the values of each setting -> `module:name`, imported on first use.
+"""Functions of the objective by name: the values of each setting -> "module:name", imported on first use.
 
-A new function needs a line here; a user's own needs none (config.registry.resolve)."""
+A new function of vlrl needs a line here; user code needs none (config.registry.resolve)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlrl.config.sections import PAIRS
 
 
 def _of(module: str, names: str) -> dict[str, str]:
-    """`name` or `name=Attribute`, separated by spaces -> {name: "module:attribute"}."""
+    """Parses names separated by spaces, each `name` or `name=Attribute` -> {name: "module:attribute"}."""
     return {name.partition("=")[0]: f"{module}:{name.rpartition('=')[2]}" for name in names.split()}
 
 
@@ -22,19 +22,19 @@ ADVANTAGES = Table({
     **_of("vlrl.methods.objectives.turn_advantage", "gigpo turn_return mobgrpo hierarchical thor"),
     **_of("vlrl.methods.critic.gae", "gae turn_gae bilevel_gae macro_gae"),
 })
-"""`algo.advantage`."""
+"""Values of `algo.advantage`."""
 
 SHAPINGS = Table({
     **_of("vlrl.methods.objectives.shaping",
           "overlong kimi_length length_bonus cosine dast step_pruner grsp call_cost=CallCost"),
 })
-"""`algo.shaping`."""
+"""Values of `algo.shaping`."""
 
 BATCHES = Table({
     **_of("vlrl.algo.grouped", "all=every_rollout"),
     **_of("vlrl.methods.objectives.recompose", "rorecomp rest right pf_ppo"),
 })
-"""`algo.batch`."""
+"""Values of `algo.batch`."""
 
 LOSSES = Table({
     **_of("vlrl.algo.terms", "ppo_clip reinforce gpg=reinforce supervised"),
@@ -43,29 +43,29 @@ LOSSES = Table({
     **_of("vlrl.methods.objectives.group_terms",
           "nft pacs=Pacs oreal=Oreal stable_reinforce=StableReinforce clip_cov=ClipCov kl_cov=KlCov"),
 })
-"""`algo.loss`: policy terms."""
+"""Values of `algo.loss` that are policy terms."""
 
 TERMS = LOSSES | {PAIRS: "vlrl.methods.preferences.loss:bradley_terry"}
-"""`algo.loss`, with the loss of reward models."""
+"""Values of `algo.loss`: the policy terms, and the loss of reward models."""
 
 WEIGHTS = Table({
     **_of("vlrl.methods.objectives.weights",
           "top_entropy=TopEntropy hicra=Hicra difficulty dads stcr off_policy_sequence_mask"),
 })
-"""`algo.weights` and `algo.kl_weights`."""
+"""Values of `algo.weights` and `algo.kl_weights`."""
 
 ENTROPIES = Table({
     **_of("vlrl.methods.objectives.entropy", "bonus adaptive=Adaptive siren=Siren temperature=Temperature e3=E3"),
 })
-"""`algo.entropy`."""
+"""Values of `algo.entropy`."""
 
 CORRECTIONS = Table({
     **_of("vlrl.algo.correction",
           "token_truncate token_mask sequence_truncate sequence_mask geometric_truncate geometric_mask"),
 })
-"""`algo.correction`."""
+"""Values of `algo.correction`."""
 
 KLS = Table({
     **_of("vlrl.algo.kl", "k1 k2 k3 k3_bounded k1_plus k3_plus k3_unbiased k3_score"),
 })
-"""`algo.kl`."""
+"""Values of `algo.kl`."""

@@ -1,6 +1,6 @@
 """Policy terms: `(LossInputs, options) -> (per_token [N], metrics)`, the loss of each token before aggregation.
 
-Those of papers are in methods/objectives. Log-ratios are clamped to +-20 before they are exponentiated."""
+Other papers' terms are in methods/objectives. Log-ratios are clamped to +-20 before they are exponentiated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.ratio import acts_through_ratio
 
 ClipRange = Annotated[float, Field(ge=0)]
-"""Distance of a clip bound from 1 (of a log-ratio or probability: from 0)."""
+"""Distance of a clip bound from a ratio of 1 (for a log-ratio or a difference of probabilities: from 0)."""
 AboveOne = Annotated[float, Field(gt=1)]
 
 
@@ -22,7 +22,7 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
               dual_clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
     """-min(r A, clip(r, 1 - low, 1 + high) A) per token, with the metrics of `clip_metrics`.
 
-    ratio [N] -> [N]. `delta` caps the unclipped ratio, `dual_clip` = c bounds the loss of a negative advantage by -c A.
+    ratio [N] -> [N]. `delta` caps the unclipped ratio; `dual_clip` = c bounds the loss of a negative advantage by -c A.
     """
     a = x.advantages
     free = ratio if delta is None else ratio.clamp(max=delta)
@@ -37,7 +37,8 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
 
 
 def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
-    """Per token, whether a bound applies, and the ratio: stored, and counted in clip_frac."""
+    """Metrics [N]: "clipped" (whether a bound applies to the token, counted in clip_frac) and "ratio", both stored per
+    token."""
     return {"clipped": inert, "ratio": ratio.detach()}
 
 
@@ -51,9 +52,9 @@ def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
 
-    PPO (arXiv 1707.06347) eq. 7; GRPO (2402.03300) eq. 3; clip_high=0.28 is clip-higher of DAPO (2503.14476) eq. 8.
-    `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729; c = 3 there). `delta` > 1 + clip_high:
-    two-sided clipping, r in the branch that is not clipped is at most delta (INTELLECT-2, 2505.07291)."""
+    PPO (arXiv 1707.06347) eq. 7; GRPO (2402.03300) eq. 3. clip_high=0.28 is clip-higher of DAPO (2503.14476) eq. 8.
+    `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729, with c = 3). `delta` > 1 + clip_high:
+    two-sided clipping, the ratio in the unclipped branch is at most delta (INTELLECT-2, 2505.07291)."""
     return surrogate(x, x.log_ratio.exp(), clip_low, clip_high, delta, dual_clip)
 
 
