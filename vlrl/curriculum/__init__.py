@@ -56,12 +56,12 @@ SAMPLERS = Table({
     "weakness": "vlrl.methods.curricula.procedural:Weakness",
 })
 _BESIDE = Table({"shares": "vlrl.curriculum.shares:Shares"})
-"""The class that a mixture's `shares` wraps around the samplers of its tasks."""
+"""The sampler of a mixture's `shares`, which combines one sampler per task."""
 _METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")
 
 
 def check(settings: CurriculumSettings, task: Task) -> None:
-    """Raises ConfigError for unknown filters or wrong options, and for a `curriculum.part` that no task has."""
+    """Raises ConfigError for unknown filters or options, and for a `curriculum.part` that no task has."""
     Filters(settings)
     parts = [*dict.fromkeys(part for one in task.members for part in one.weights_at(0))]
     if settings.part is not None and settings.part not in parts:
@@ -70,9 +70,10 @@ def check(settings: CurriculumSettings, task: Task) -> None:
 
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
-    """The sampler of `curriculum.name` with its options; with `shares` one for each task of a mixture.
+    """The sampler of `curriculum.name` with its options; with `shares` (task label -> weight) one sampler per task of a
+    mixture.
 
-    Raises ConfigError for an unknown name or option, and for data that lack what the sampler needs."""
+    Raises ConfigError for an unknown name or option, and for data without a field that the sampler needs."""
     sampler = settings.sampler
     known = parameters(resolve("curriculum.name", sampler.name, SAMPLERS), 1)
     for option, value in sampler.options.items():

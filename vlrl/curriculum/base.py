@@ -1,9 +1,9 @@
 """The interface of samplers, and what they know about the training split.
 
-A sampler runs on the main process; its draws are broadcast. `next(count, step)` gives draws, `observe(outcomes, step)`
-reports their results. Optional: `upcoming`, where it can tell its next draws, so that their prompts are prepared ahead;
-`probes`, to have prompts answered for information only; `missing` and `measured`, to have the policy measure every
-prompt."""
+A sampler runs on the main process, and its draws are broadcast. `next(count, step)` returns draws, and
+`observe(outcomes, step)` receives their results. Optional methods: `upcoming`, if the sampler knows its next draws,
+whose prompts are then encoded ahead; `probes`, for prompts that are answered but not trained on; `missing` and
+`measured`, to have the policy measure every prompt."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from vlrl.types import Sample
 
 
 def stream(*key: int) -> np.random.Generator:
-    """The random generator of a key; the same numbers on every machine."""
+    """The random generator of a key, which yields the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
 
 
 AS_UNIFORM = ": it draws as uniform does"
 
 _LARGEST = 1e30
-"""Larger numbers are ignored: ranges are computed in float32."""
+"""Larger numbers are ignored, because ranges are computed in float32."""
 _LONGEST = 200
-"""Length limit of a category's name in characters."""
+"""Maximum length of a category's name in characters."""
 _BAD = Sample(id="")
-"""Stands in for a row that turns out bad when it is read: it has no fields. Drawing it reports the error."""
+"""Stands in for a row that cannot be read: it has no fields, and the error is raised when the row is drawn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """A partition of the prompts."""
+    """A partition of the prompts into named categories."""
 
     names: tuple[str, ...]
     of: np.ndarray
-    """[N] int32: the category of each prompt."""
+    """[N] int32: index in `names` of each prompt's category."""
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:
-        """The prompts of each category, in order."""
+        """The indices of each category's prompts, ascending."""
         order = np.argsort(self.of, kind="stable").astype(np.int32)
         return tuple(np.split(order, np.cumsum(np.bincount(self.of, minlength=len(self.names)))[:-1]))
 
@@ -62,7 +62,7 @@ class Categories:
 class Prompts:
     """What samplers know about the training split: its size, the fields of its rows, and the results so far.
 
-    `read(name)` gives a field of every row, None where a row lacks it."""
+    `read(name)` returns the values of a field for all rows, None where a row lacks the field."""
 
     def __init__(self, size: int, seed: int, read: Callable[[str], Sequence[Any]] | None = None,
                  rollout: RolloutSettings | None = None, knobs: Mapping[str, tuple[float, float]] | None = None,
@@ -71,22 +71,22 @@ class Prompts:
         rollout = rollout or RolloutSettings()
         self.per_step, self.group_size = rollout.prompts_per_step, rollout.group_size
         self.buffer: int | None = None
-        """data.shuffle_buffer, with data.stream."""
+        """data.shuffle_buffer if data.stream is set."""
         self.knobs = dict(knobs or {})
-        """For a task that generates samples of any difficulty: name -> (lowest, highest)."""
+        """For a task that generates samples of any difficulty: the range (lowest, highest) of each knob."""
         self.stage_fields = tuple(stage_fields)
-        """Fields of samples that curriculum stages may override."""
+        """Fields of samples that stages of the curriculum may override."""
         self._read = read or (lambda name: [None] * size)
         self._fields: dict[str, Sequence[Any]] = {}
         self.history = History(size)
-        """Updated by the group source."""
+        """The visits and last results of the prompts; the GroupSource updates it."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], seed: int, columns: str = "", rollout: RolloutSettings | None = None,
            knobs: Mapping[str, tuple[float, float]] | None = None, stage_fields: Collection[str] = ()) -> Prompts:
-        """The prompts of a training split; its rows are read when a sampler first asks for a field.
+        """The prompts of a training split; rows are read when a sampler first asks for a field.
 
-        `columns` names a file whose columns take precedence over the rows' own fields: the setting data.difficulty."""
+        columns: a file whose columns take precedence over the rows' own fields (data.difficulty)."""
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
@@ -100,8 +100,9 @@ class Prompts:
         return cls(len(samples), seed, read, rollout, knobs, stage_fields)
 
     def part(self, name: str, places: np.ndarray, share: float) -> Prompts:
-        """The prompts at `places` [n], numbered from 0, with their own random streams; they get `share` of the draws of
-        a step."""
+        """The prompts with indices `places` [n], renumbered from 0, with their own random streams.
+
+        share: the share of each step's draws that goes to these prompts."""
         seed = zlib.crc32(f"{self.seed}/{name}".encode())
         part = copy.copy(self)
         part.size, part.seed, part._fields, part.history = len(places), seed, {}, self.history.part(places)
@@ -111,22 +112,23 @@ class Prompts:
         return part
 
     def field(self, name: str) -> Sequence[Any]:
-        """A field of every row ("task": the task's name in a mixture); None where a row lacks it."""
+        """The values of a field for all rows, None where a row lacks it; "task" is the label of the row's task in a
+        mixture."""
         if name not in self._fields:
             self._fields[name] = self._read(name)
         return self._fields[name]
 
     def numbers(self, name: str) -> np.ndarray:
-        """[N] float32; nan where a row lacks the field or it is not a number."""
+        """The values of a field as [N] float32; nan where a row lacks the field or the value is not a number."""
         values = self.field(name)
         if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
             return values.astype(np.float32)
         return np.array([v if is_number(v) and abs(v) <= _LARGEST else math.nan for v in values], dtype=np.float32)
 
     def categories(self, name: str, bins: int = 5) -> Categories:
-        """The prompts grouped by a field; rows without it form the category "none".
+        """The prompts grouped by the values of a field; rows without the field form the category "none".
 
-        Numbers with more than `bins` different values are cut into `bins` ranges of equal width."""
+        Numbers with more than `bins` distinct values are grouped into `bins` ranges of equal width."""
         values = self.field(name)
         numbers = self.numbers(name)
         known = numbers[~np.isnan(numbers)]
@@ -157,15 +159,15 @@ def _ranges(numbers: np.ndarray, bins: int) -> Categories:
 
 
 class Sampler(Protocol):
-    """Decides which prompts are answered; created with (prompts, **options), the options being settings `curriculum.*`.
+    """Decides which prompts are answered. Created with (prompts, **options); the options are settings `curriculum.*`.
     """
 
     def next(self, count: int, step: int) -> list[Draw]:
-        """`count` draws for a step; called again in the same step when groups are refilled."""
+        """Returns `count` draws; called again in the same step when groups are refilled."""
         ...
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Gets the outcomes of draws, trained on or not; `prompts.history` is already updated."""
+        """Receives the outcomes of all draws, trained on or not; `prompts.history` is already updated."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -177,39 +179,39 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class ForeseeingSampler(Protocol):
-    """A sampler that knows its next draws."""
+    """A sampler that can tell its next draws in advance."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """What `next(count, step)` would give if nothing observed until then changes it; draws nothing."""
+        """Returns what `next(count, step)` would return if no further outcome were observed, without drawing."""
         ...
 
 
 @runtime_checkable
 class ProbingSampler(Protocol):
-    """A sampler that needs results of prompts before it draws."""
+    """A sampler that needs results of some prompts before it draws."""
 
     def probes(self, step: int) -> list[Draw]:
-        """Draws to be answered and observed before the next draws of this step, and not trained on; [] = none."""
+        """Draws to answer and observe, but not train on, before the next draws of this step; [] = none."""
         ...
 
 
 @runtime_checkable
 class MeasuringSampler(Protocol):
-    """A sampler that needs a value of every prompt, measured by the policy before its first draw."""
+    """A sampler that needs a value of every prompt, which the policy measures before the first draw."""
 
     measures: str
-    """Name of the measurement in GroupSource.measures: "angle"."""
+    """Name of the measurement in GroupSource.measures, e.g. "angle"."""
 
     def missing(self) -> np.ndarray:
-        """[n] prompts whose value is unknown; a resumed sampler knows earlier measurements."""
+        """Indices [n] of the prompts without a value; a resumed sampler has the values measured earlier."""
         ...
 
     def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Takes the value of each of these prompts, [n] float32; nan where the prompt cannot be used."""
+        """Receives the measured values [n] float32 of the prompts `indices`; nan where a prompt cannot be used."""
         ...
 
 
 def as_uniform(**neutral: float) -> Callable[[Any], Any]:
-    """Declares that a sampler draws as uniform does with this value of an option."""
+    """Decorator that declares an option value with which a sampler draws exactly as uniform does."""
     (option, value), = neutral.items()
     return idle(f"curriculum.{option}={value}{AS_UNIFORM}", **neutral)

@@ -1,8 +1,8 @@
-"""Columns of a file, such as those written by `vlrl data difficulty`, joined to the rows of the training split by id.
+"""Joins the columns of a file, such as `vlrl data difficulty` writes, to the rows of the training split by id.
 
     {"id": "train-7", "pass_at_k": 0.25, "difficulty": 0.75, "reward_mean": 0.31, "answers_scored": 8}
 
-Only samplers see them, through Prompts.field; the samples do not change."""
+Only samplers read these columns, through Prompts.field; the samples do not change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SINGLE = (str, int, float, bool)
 
 
 class Columns:
-    """The columns of `data.difficulty`. Raises ConfigError when there is no such file; it is read on first use."""
+    """The columns of the file `data.difficulty`, which is read on first use. Raises ConfigError if it does not exist.
+    """
 
     def __init__(self, name: str):
         self.path = Path(name)
@@ -32,9 +33,10 @@ class Columns:
         self._reported = False
 
     def over(self, name: str, own: Sequence[tuple[str, Any]]) -> list[Any]:
-        """A field of every sample, given (id, own value) of each: the file's value, else the sample's own.
+        """The values of a field for all samples: the file's value, or else the sample's own.
 
-        Warns once about samples and lines that do not match; ConfigError when none do."""
+        own: (id, own value) of each sample. Warns once about samples without a line and lines without a sample. Raises
+        ConfigError when no id matches."""
         places, columns = self._read = self._read or _columns(self.path)
         positions, column = [places.get(id) for id, _ in own], columns.get(name, {})
         self._tell(positions, len(places))
@@ -55,7 +57,8 @@ class Columns:
 
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
-    """Line number by id, and values by line number for each scalar column. Raises DataError for an unreadable line."""
+    """Returns the line number of each id, and for each column with scalar values the values by line number. Raises
+    DataError for an unreadable line."""
     from vlrl.data import check_suffix, records
 
     check_suffix(path)

@@ -1,4 +1,5 @@
-"""Drawing prompts: weighted draws without repetition, shuffled passes, and the base class of samplers that learn."""
+"""Ways to draw prompts: weighted without repetition, or in shuffled passes; and the base class of samplers that learn.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ from vlrl.curriculum.types import Draw, Outcome
 
 _ROUNDS = 8
 _BLOCK = 64
-"""Weights are summed in blocks of this size: a draw first finds its block, then its index inside."""
+"""Block size of partial sums of the weights: a draw first finds its block, then the index inside the block."""
 
 
 def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
-    """[C] shares proportional to exp(value / temperature)."""
+    """Shares [C] proportional to exp(value / temperature)."""
     weights = np.exp((values - values.max()) / temperature)
     return weights / weights.sum()
 
 
 def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """[count] indices drawn one after another, each proportional to its weight [N] among those not drawn yet.
+    """Draws [count] indices one after another, each with a probability proportional to its weight among the indices not
+    drawn yet.
 
-    When all with a positive weight are drawn, it starts over. ValueError when no weight is positive or one is negative.
-    """
+    When all indices with a positive weight are drawn, it starts over. Raises ValueError if a weight is negative or none
+    is positive."""
     below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
     positive = int(np.count_nonzero(weights))
     if not positive or not np.isfinite(below[-1]) or weights.min() < 0:
@@ -36,8 +38,8 @@ def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.n
 
 
 def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Rejects indices that were drawn before, which is the same as drawing among the rest. Where that takes too long,
-    draws by exponential keys (Efraimidis and Spirakis, 2006), which has the same distribution."""
+    """Draws [count] distinct indices by rejecting repeated ones, which equals drawing among the rest. If that takes too
+    long, draws by exponential keys (Efraimidis and Spirakis, 2006), which has the same distribution."""
     if not count:
         return np.zeros(0, dtype=np.int64)
     chosen: dict[int, None] = {}
@@ -58,8 +60,9 @@ def _without_repetition(weights: np.ndarray, below: np.ndarray, count: int, draw
 
 
 def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """[n] the first index where the running sum of the weights [N] exceeds each target [n], up to rounding; `below` [B]
-    is that sum at the end of each block."""
+    """[n] for each target [n] the first index at which the running sum of the weights [N] exceeds it, up to rounding.
+
+    below: [B] the running sum at the end of each block."""
     block = np.minimum(np.searchsorted(below, targets, side="right"), len(below) - 1)
     inside = np.minimum(block[:, None] * _BLOCK + np.arange(_BLOCK), len(weights) - 1)
     sums = np.cumsum(weights[inside], axis=1, dtype=np.float64)
@@ -69,14 +72,14 @@ def _found(weights: np.ndarray, below: np.ndarray, targets: np.ndarray) -> np.nd
 
 
 class Cycle:
-    """Shuffled passes over some prompts; the order of a pass depends on (key, pass)."""
+    """Shuffled passes over some prompts; the order of pass i depends only on (key, i)."""
 
     def __init__(self, members: np.ndarray, *key: int):
         self.members, self.key, self.drawn = members, key, 0
         self._order: tuple[int, np.ndarray] = (-1, members)
 
     def take(self, count: int) -> np.ndarray:
-        """Draws the next `count` prompts."""
+        """Returns the next `count` prompts."""
         places = np.arange(self.drawn, self.drawn + count)
         self.drawn += count
         parts = [self._pass(int(k))[places[places // len(self.members) == k] % len(self.members)]
@@ -90,7 +93,7 @@ class Cycle:
 
 
 def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
-    """[count] the next prompts of a cycle that are not in `taken`, none twice while others are left."""
+    """The next `count` prompts of a cycle that are not in `taken`; none is repeated while others remain."""
     fresh: list[int] = []
     while len(fresh) < count:
         if len(taken) >= len(cycle.members) and taken >= {*cycle.members.tolist()}:
@@ -103,11 +106,11 @@ def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
 
 
 class Adaptive:
-    """Base of samplers that learn: `pick` chooses prompts, `learn` gets their outcomes.
+    """Base class of samplers that learn: `pick` chooses prompts, `learn` receives their outcomes.
 
     Every call of `next` has its own random stream, keyed by the seed and the number of the call. `state` and `restore`
-    cover what `pick` and `learn` change: by default the attributes in `saved`. The group source saves
-    `prompts.history`."""
+    cover what `pick` and `learn` change, by default the attributes in `saved`. The GroupSource saves `prompts.history`.
+    """
 
     saved: ClassVar[tuple[str, ...]] = ()
 
@@ -123,19 +126,19 @@ class Adaptive:
         return self.draws(self.pick(count, step, stream(self.prompts.seed, 3, self.calls)))
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        """Draws of these prompts, which count as visits; `more` are fields of Draw."""
+        """Draws of the prompts `indices`, counted as visits; `more` are further fields of every Draw."""
         indices = np.asarray(indices).tolist()
         return [Draw(i, v, **more) for i, v in zip(indices, self.history.visit(indices), strict=True)]
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
-        """Chooses [count] prompts."""
+        """Returns the indices [count] of the prompts to draw."""
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.learn([o for o in outcomes if len(o.scored)], step)
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Gets the outcomes that have a reward."""
+        """Receives the outcomes that have at least one reward."""
 
     def state(self) -> dict[str, Any]:
         return state_of(self, self.saved)
@@ -151,5 +154,5 @@ class Adaptive:
         self.restore(state)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for metrics.jsonl, named curriculum/..."""
+        """The sampler's metrics for metrics.jsonl, by names curriculum/..."""
         return {}

@@ -1,9 +1,8 @@
-"""Which of a step's groups are trained on, independent of the sampler.
+"""Which of a step's groups are trained on, independently of the sampler.
 
-    keep        outcome -> bool: a group that is not kept is refilled, up to curriculum.max_refills rounds
-    oversample  number of groups drawn per wanted group, in the first round of a step
-    select      chooses among the kept groups, when there are more than wanted
-"""
+keep        outcome -> bool: a group that is not kept is replaced, in up to curriculum.max_refills further rounds
+oversample  number of groups to draw per group needed, in the first round of a step
+select      chooses among the kept groups, if there are more than needed"""
 
 from __future__ import annotations
 
@@ -34,21 +33,21 @@ def keep_all(outcome: Outcome) -> bool:
 
 
 def mixed(outcome: Outcome) -> bool:
-    """Keeps groups with a training signal; where the group alone does not decide that, those whose raw rewards differ.
-    """
+    """Keeps groups with a training signal: a nonzero advantage or, if that is not known from the group alone, unequal
+    raw rewards."""
     return outcome.mixed
 
 
 def some_right(outcome: Outcome) -> bool:
-    """Keeps groups with correct and wrong completions: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11). As `mixed`
-    where no outcome is known."""
+    """Keeps groups with both correct and wrong completions: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11). Without
+    known outcomes it keeps the same groups as `mixed`."""
     return outcome.mixed if math.isnan(outcome.pass_rate) else 0 < outcome.pass_rate < 1
 
 
 @idle("every pass rate is from 0 to 1", low=0, high=1)
 class PassRange:
-    """Keeps groups with low <= pass rate <= high: online difficulty filtering (2504.03380), there balanced around one
-    half."""
+    """Keeps groups with low <= pass rate <= high: online difficulty filtering (arXiv 2504.03380, with a range centred
+    on 0.5)."""
 
     def __init__(self, low: Fraction = 0.25, high: Fraction = 0.75):
         if low > high:
@@ -60,9 +59,10 @@ class PassRange:
 
 
 class StdEma(Saved):
-    """Keeps groups whose rewards have a standard deviation of at least `beta` times its moving average: m <- decay m +
-    (1 - decay) s after each step, s = the mean over its groups, m = s at first. All groups of the first `start` steps
-    are kept. RLPR (2506.18254) section 3.3."""
+    """Keeps groups whose standard deviation of rewards s is at least `beta` times a moving average m.
+
+    After each step m <- decay * m + (1 - decay) * mean of s over the step's groups; m begins with the first such mean.
+    All groups of the first `start` steps are kept. RLPR (arXiv 2506.18254) section 3.3."""
 
     saved = ("mean", "steps")
 
@@ -74,7 +74,7 @@ class StdEma(Saved):
         return self.steps < self.start or math.isnan(self.mean) or _spread(outcome) >= self.beta * self.mean
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the average with all groups of a step, dropped ones included."""
+        """Updates the average with all groups of a step, including dropped groups."""
         spreads = [_spread(o) for o in outcomes if o.scored]
         if spreads:
             now = float(np.mean(spreads))
@@ -83,7 +83,7 @@ class StdEma(Saved):
 
 
 def _spread(outcome: Outcome) -> float:
-    """Standard deviation of the rewards of a group; -1 where none is known."""
+    """Standard deviation of a group's rewards; -1 if it has no known reward."""
     return float(np.std(outcome.scored)) if outcome.scored else -1.0
 
 
@@ -94,18 +94,19 @@ KEEP = {"all": keep_all, "mixed": mixed, "some_right": some_right, "pass_range":
 
 
 def first(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """The groups that were drawn first."""
+    """Selects the groups that were drawn first."""
     return list(range(min(count, len(outcomes))))
 
 
 def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """The groups with a pass rate nearest one half (GLM-4.1V-Thinking, 2507.01006); among equals the first."""
+    """Selects the groups whose pass rate is nearest to 0.5, the earlier drawn on ties (GLM-4.1V-Thinking, arXiv
+    2507.01006)."""
     away = [abs(o.pass_rate - 0.5) if o.pass_rate == o.pass_rate else math.inf for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (away[i], i))[:count])
 
 
 def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
-    """The groups whose rewards vary most; among equals the first."""
+    """Selects the groups whose rewards vary most, the earlier drawn on ties."""
     spread = [_spread(o) for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
 
@@ -117,15 +118,17 @@ SELECT = {"first": first, "nearest_half": nearest_half, "most_varied": most_vari
 
 
 class FixedOversampling(Saved):
-    """A constant factor."""
+    """A constant oversampling factor."""
 
     def __init__(self, factor: Factor = 1.0):
         self.factor = factor
 
 
 class EmaOversampling(Saved):
-    """Ratio EMA of GLM-4.1V-Thinking (2507.01006): e = 1 / (1 - share of groups that are all correct or all wrong), and
-    the factor is (1 - decay) e + decay * factor, at most `most`; 1 at the start."""
+    """Adaptive oversampling factor: the ratio EMA of GLM-4.1V-Thinking (arXiv 2507.01006).
+
+    After each step: factor <- (1 - decay) * e + decay * factor, at most `most`, with e = 1 / (1 - share of groups that
+    are all correct or all wrong). It begins at 1."""
 
     saved = ("factor",)
 
@@ -147,7 +150,7 @@ OVERSAMPLE = {"fixed": FixedOversampling, "ema": EmaOversampling}
 
 
 class Filters:
-    """The filters of `curriculum.*`. Raises ConfigError for an unknown name or option."""
+    """The filters of the settings `curriculum.*`. Raises ConfigError for an unknown name or option."""
 
     def __init__(self, settings: CurriculumSettings):
         self.keep = bind("curriculum.keep", settings.keep, KEEP)
@@ -156,7 +159,7 @@ class Filters:
         self.max_refills = settings.max_refills
 
     def oversampled(self, count: int) -> int:
-        """Number of groups to draw for `count` wanted ones."""
+        """Number of groups to draw where `count` are needed."""
         return math.ceil(round(count * self.oversample.factor, 9))  # 100 * 1.1 is a little above 110
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -177,22 +180,22 @@ class Filters:
 
 
 class Intake:
-    """Collects the groups of a step until there are enough: `while intake.wanted: intake.take(...)`; then `chosen`."""
+    """Collects a step's groups until there are enough: `while intake.wanted: intake.take(...)`, then `chosen`."""
 
     def __init__(self, filters: Filters, count: int):
         self.filters, self.count = filters, count
         self.outcomes: dict[int, Outcome] = {}
-        """Outcome of every answered group by its number."""
+        """Outcome of every completed group, by group number."""
         self.selected: list[int] = []
         self.rounds = 0
-        """Rounds of generation, except those in which every prompt was rejected."""
+        """Number of rounds of generation, not counting rounds in which every prompt was rejected."""
         self.requested = 0
         self.underway = 0
-        """Groups with unfinished completions, which arrive in a later step."""
+        """Number of groups with unfinished completions, which are returned in a later step."""
 
     @property
     def wanted(self) -> int:
-        """Number of draws of the next round; 0 = no further round."""
+        """Number of prompts to draw in the next round; 0 = no further round."""
         missing = self.count - len(self.selected) - self.underway
         if missing <= 0 or self.rounds > self.filters.max_refills:
             return 0
@@ -200,11 +203,11 @@ class Intake:
 
     @property
     def refills(self) -> int:
-        """Rounds after the first."""
+        """Number of rounds after the first."""
         return max(0, self.rounds - 1)
 
     def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:
-        """Adds the outcomes of a round by group number, and the number of the step's groups that are still underway."""
+        """Adds the outcomes of a round, by group number; underway: number of the step's groups that are unfinished."""
         self.underway = underway
         self.requested += len(outcomes)
         usable = {number: o for number, o in outcomes.items() if o.rewards}
@@ -213,7 +216,7 @@ class Intake:
         self.selected += [number for number, o in usable.items() if self.filters.keep(o)]
 
     def chosen(self) -> list[int]:
-        """Numbers of the groups to train on, at most `count`, in order."""
+        """Numbers of the groups to train on, at most `count`, ascending."""
         places = self.filters.select([self.outcomes[n] for n in self.selected], self.count)
         if not {*places} <= {*range(len(self.selected))} or len({*places}) != len(places) or len(places) > self.count:
             raise ConfigError(f"curriculum.select={self.filters.select.name!r} gave {places!r:.200} for "

@@ -1,4 +1,4 @@
-"""Visits and last results of every prompt, 16 bytes each."""
+"""The number of visits and the last results of every prompt, in 16 bytes per prompt."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ _FIELDS = ("visits", "last", "pass_rate", "reward")
 
 
 class History:
-    """For N prompts: how often each was drawn, when it was last answered, and with which result."""
+    """Of each of N prompts: how often it was drawn, when it was last answered, and with which result."""
 
     def __init__(self, size: int):
         self.visits = np.zeros(size, dtype=np.int32)
-        """[N] number of draws."""
+        """[N] how often each prompt was drawn."""
         self.last = np.full(size, -1, dtype=np.int32)
-        """[N] the step in which it was last answered; below 0 = never."""
+        """[N] the step in which each prompt was last answered; below 0 = never."""
         self.pass_rate = np.full(size, np.nan, dtype=np.float32)
-        """[N] of its last group; nan = never answered."""
+        """[N] pass rate of each prompt's last group; nan = never answered."""
         self.reward = np.full(size, np.nan, dtype=np.float32)
-        """[N] mean reward of its last group; nan = never answered."""
+        """[N] mean reward of each prompt's last group; nan = never answered."""
         self._within: tuple[History, np.ndarray] | None = None
         self._parts: list[History] = []
 
     def part(self, places: np.ndarray) -> History:
-        """The history of the prompts [n] at these indices, numbered from 0. Its visits count in the whole history too;
-        `note` is called on both."""
+        """The history of the prompts with these indices [n], renumbered from 0.
+
+        Visits of the part also count in the full history; `note` must be called on both."""
         subset = History(len(places))
         subset._within = self, places
         subset._copy_from_whole()
@@ -46,7 +47,7 @@ class History:
                 getattr(self, name)[:] = getattr(whole, name)[places]
 
     def visit(self, indices: np.ndarray | Sequence[int]) -> list[int]:
-        """Counts a visit to each index, which may repeat; returns how often each had been visited before."""
+        """Counts a visit to each of the indices, which may repeat; returns how often each had been visited before."""
         places = np.asarray(indices, dtype=np.int64)
         order = np.argsort(places, kind="stable")
         first = np.searchsorted(places[order], places[order], side="left")
@@ -60,7 +61,7 @@ class History:
         return out
 
     def note(self, outcomes: Iterable[Outcome], step: int) -> None:
-        """Records the outcomes of a step: that a prompt was rejected, or its results; nothing of unscorable groups."""
+        """Records the results of a step's prompts, or that they were rejected; unscorable groups are ignored."""
         outcomes = [*outcomes]
         refused = np.array([o.draw.index for o in outcomes if not o.rewards], dtype=np.int64)
         self.last[refused[self.last[refused] < 0]] = _REJECTED
@@ -73,12 +74,12 @@ class History:
 
     @property
     def visited(self) -> np.ndarray:
-        """[N] bool: answered at least once."""
+        """[N] bool: whether the prompt was answered at least once."""
         return self.last >= 0
 
     @property
     def rejected(self) -> np.ndarray:
-        """[N] bool: rejected whenever it was drawn."""
+        """[N] bool: whether the prompt was rejected every time it was drawn."""
         return self.last == _REJECTED
 
     def state_dict(self) -> dict[str, Any]:

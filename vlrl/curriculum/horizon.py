@@ -1,11 +1,11 @@
-"""Turn limit of training episodes, growing to episode.max_turns: `episode.horizon`.
+"""Turn limit of training episodes that grows up to episode.max_turns: the setting `episode.horizon`.
 
     horizon = Horizon(config.episode)
-    horizon.within(draws, step)             # the draws of a step, with its turn limit
-    horizon.observe(outcomes)               # those of the step, when it is over
+    horizon.within(draws, step)             # the draws of a step, with the turn limit of that step
+    horizon.observe(outcomes)               # the outcomes of the step, after it
 
-Short episodes come first, so that what a few turns can reach is learned before longer ways are tried: TTI (arXiv
-2506.07976), which raises the horizon per iteration, by adding or multiplying. Works with any sampler."""
+With short episodes first, the policy learns what takes few turns before it tries longer solutions: TTI (arXiv
+2506.07976), which raises the horizon per iteration by adding or multiplying. Works with any sampler."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ HORIZONS = Table({
     "multiply": "vlrl.methods.curricula.horizons:multiply",
     "success": "vlrl.methods.curricula.horizons:Success",
 })
-"""Rules by name: step (from 0) -> turns. A rule that learns also has `observe`, `state_dict` and `load_state_dict`."""
+"""Rules by name: step (from 0) -> turn limit. A rule that learns also has `observe`, `state_dict` and
+`load_state_dict`."""
 
 
 class Horizon:
-    """The rule of `episode.horizon`, or none. Raises ConfigError for an unknown name or option."""
+    """The turn limit of each step by the rule `episode.horizon`, if any. Raises ConfigError for an unknown name or
+    option."""
 
     def __init__(self, settings: EpisodeSettings):
         self.most = settings.max_turns
         self.rule = bind("episode.horizon", settings.horizon, HORIZONS) if settings.horizon else None
         self.latest = 0
-        """The largest turn limit of an episode in the last step."""
+        """The largest turn limit of the last step's episodes."""
 
     def at(self, step: int) -> int:
         """The turn limit of a step, from 1 to episode.max_turns.
 
-        Raises ConfigError where a user's own rule returns anything but a whole number."""
+        Raises ConfigError if a user's own rule returns anything but a whole number."""
         if self.rule is None:
             return self.most
         turns = self.rule(step)
@@ -53,12 +55,12 @@ class Horizon:
         return min(max(int(turns), 1), self.most)
 
     def within(self, draws: Sequence[Draw], step: int) -> list[Draw]:
-        """The draws of a step with its turn limit."""
+        """Returns the draws with the turn limit of the step."""
         turns = self.at(step)
         return [*draws] if turns == self.most else [replace(draw, max_turns=turns) for draw in draws]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Updates the rule with the outcomes of all draws of a step; only episodes count."""
+        """Updates the rule with the outcomes of a step; only outcomes of episodes are passed on."""
         acted = [o for o in outcomes if o.acted]
         self.latest = max((o.draw.max_turns or self.most for o in acted), default=self.latest)
         if self.rule is not None and hasattr(self.rule.function, "observe"):
@@ -76,8 +78,8 @@ class Horizon:
 
 
 def check(settings: EpisodeSettings, task: Task) -> None:
-    """Raises ConfigError where `episode.horizon` could have no effect: without an environment, or with a first horizon
-    that is not below episode.max_turns."""
+    """Raises ConfigError if `episode.horizon` could have no effect: without an environment, or if the first turn limit
+    is not below episode.max_turns."""
     if settings.horizon is None:
         return
     given = f"episode.horizon={settings.horizon.name!r}"

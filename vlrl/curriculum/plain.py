@@ -1,4 +1,4 @@
-"""Samplers that learn nothing: in the order of the data, and shuffled."""
+"""Samplers that do not learn: `sequential` (the order of the data) and `uniform` (shuffled)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vlrl.curriculum.base import Prompts, stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _RUN = 1000
-"""Neighbouring rows that are read together; about a row group of a parquet file."""
+"""Number of consecutive rows that are read together; about a row group of a parquet file."""
 
 
 class Sequential(Saved):
-    """Draws in the order of the data, over and over."""
+    """Draws the samples in the order of the data, and starts over at the end."""
 
     saved = ("drawn",)
 
@@ -29,7 +29,7 @@ class Sequential(Saved):
         return draws
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
-        """The next `count` draws, without drawing them."""
+        """Returns the next `count` draws without drawing them."""
         size, draws, at = self.prompts.size, [], self.drawn
         while len(draws) < count:
             epoch, begin = divmod(at, size)
@@ -39,21 +39,21 @@ class Sequential(Saved):
         return draws
 
     def order(self, epoch: int) -> Sequence[int] | np.ndarray:
-        """The sample indices of an epoch, in the order of their draws."""
+        """The sample indices of an epoch, in the order in which they are drawn."""
         return range(self.prompts.size)
 
     def observe(self, outcomes: Sequence[Outcome], step: int) -> None:
-        """Learns nothing."""
+        """Does nothing: this sampler does not learn."""
 
     def metrics(self) -> dict[str, float]:
         return {"curriculum/epoch": self.drawn / self.prompts.size}
 
 
 class Uniform(Sequential):
-    """Draws every sample once per epoch, shuffled by (seed, epoch).
+    """Draws every sample once per epoch, in an order shuffled by (seed, epoch).
 
-    With data.stream (`prompts.buffer`) neighbours on the disk stay close to each other. The only state is the number of
-    draws."""
+    With data.stream (`prompts.buffer`) rows that are neighbours in the file are drawn close to each other. The only
+    state is the number of draws."""
 
     def __init__(self, prompts: Prompts):
         super().__init__(prompts)
@@ -68,8 +68,8 @@ class Uniform(Sequential):
 
 
 def _streamed(draw: np.random.Generator, size: int, buffer: int) -> np.ndarray:
-    """[size] indices: runs of _RUN neighbours in random order, and within that order each `buffer` consecutive ones
-    shuffled."""
+    """A permutation of `size` indices: blocks of _RUN consecutive indices in shuffled order, in which each `buffer`
+    consecutive entries are shuffled again."""
     runs = draw.permutation(-(-size // _RUN))
     places = np.concatenate([np.arange(run * _RUN, min((run + 1) * _RUN, size)) for run in runs.tolist()])
     return places if buffer == 1 else places[np.argsort(np.arange(size) // buffer + draw.random(size))]

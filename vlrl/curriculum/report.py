@@ -1,4 +1,4 @@
-"""Metrics of a run's draws: pass rates, and completions that were generated and not trained on."""
+"""Metrics of a step's draws: pass rates, and completions that were generated but not trained on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vlrl.curriculum.filters import Intake
 from vlrl.curriculum.types import Outcome
 
 BINS = ("0", "0-25", "25-50", "50-75", "75-100", "100")
-"""Ranges of pass rates in percent; 25, 50 and 75 belong to the range that they begin."""
+"""Metric names of the ranges of pass rates in percent; 25, 50 and 75 are the lower bounds of their ranges."""
 
 
 class Tally(Saved):
-    """Metrics of the last step, over all processes, and the number of completions since the run began."""
+    """Metrics of the last step over all processes, and the number of completions generated since the run began."""
 
     saved = ("answers",)
 
@@ -24,7 +24,8 @@ class Tally(Saved):
         self._last: dict[str, float] = {}
 
     def note(self, intake: Intake, chosen: Sequence[int], probes: Sequence[Outcome] = ()) -> None:
-        """Adds a finished step: its intake, the numbers of the groups that are trained on, and its probes."""
+        """Adds a completed step. chosen: numbers of the groups that are trained on. probes: outcomes of the sampler's
+        probes."""
         outcomes = list(intake.outcomes.values())
         trained = [intake.outcomes[number] for number in chosen]
         drawn, used = (sum(len(o.rewards) for o in of) for of in ((*outcomes, *probes), trained))
@@ -45,5 +46,5 @@ class Tally(Saved):
 
 
 def bins(rates: np.ndarray) -> np.ndarray:
-    """The index in BINS of each pass rate."""
+    """The index in BINS of the range of each pass rate."""
     return np.where(rates <= 0, 0, np.where(rates >= 1, len(BINS) - 1, 1 + np.minimum(rates * 4, 3).astype(int)))

@@ -1,4 +1,5 @@
-"""Fixed shares of the draws for the tasks of a mixture, each with its own sampler over its own samples."""
+"""A sampler for a mixture of tasks: each task gets a fixed share of the draws, and a separate sampler for its samples.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from vlrl.errors import ConfigError
 
 
 class Shares:
-    """Each draw goes to the task that is furthest behind its share of all draws of the run; among equals to the first.
+    """Each draw goes to the task that is furthest behind its share of the run's draws; on ties to the first task.
 
-    `weights` are the relative shares of the tasks (prompts.field("task")); `make(prompts)` creates the sampler of a
-    task, which sees only its own samples. It foresees, probes and measures as these samplers do."""
+    weights: relative share of each task label (prompts.field("task")). make(prompts): creates the sampler of one task,
+    which only sees that task's samples. `upcoming`, `probes` and the measuring methods exist if the tasks' samplers
+    have them."""
 
     def __init__(self, prompts: Prompts, weights: Mapping[str, float], make: Callable[[Prompts], Sampler]):
         tasks = prompts.categories("task")
@@ -47,7 +49,7 @@ class Shares:
         return self._dealt(self._turns(count), lambda sampler, wanted: sampler.upcoming(wanted, step))
 
     def _turns(self, count: int) -> np.ndarray:
-        """[count] the task of each of the next draws."""
+        """[count] index of the task that each of the next draws goes to."""
         drawn, turns = self.drawn.astype(np.float64), np.zeros(count, dtype=np.int64)
         for i in range(count):
             turns[i] = np.argmax(self.shares * (drawn.sum() + 1) - drawn)
@@ -55,13 +57,13 @@ class Shares:
         return turns
 
     def _dealt(self, turns: np.ndarray, ask: Callable[[Any, int], list[Draw]]) -> list[Draw]:
-        """Draws from the samplers in the order of the turns, with indices in the whole split."""
+        """Draws from the tasks' samplers in the order of `turns`, with indices in the full split."""
         iterators = [iter(ask(sampler, int(n)) if n else ()) for sampler, n in
                      zip(self.samplers, np.bincount(turns, minlength=len(self.labels)), strict=True)]
         return [self._whole(k, draw) for k in turns.tolist() for draw in [next(iterators[k], None)] if draw is not None]
 
     def _whole(self, k: int, draw: Draw) -> Draw:
-        """A sampler's own draw, with its index in the whole split."""
+        """A draw of the sampler of task `k`, with its index in the full split."""
         knobs = tuple((f"{self.labels[k]}/{name}", value) for name, value in draw.knobs)
         return replace(draw, index=int(self.members[k][draw.index]), knobs=knobs)
 
@@ -70,7 +72,8 @@ class Shares:
         return replace(draw, index=number, knobs=knobs)
 
     def _own(self, places: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """(task, positions in `places` that belong to it, its own indices of them) for each task that has any."""
+        """Assigns indices of the full split to tasks: for each task with any, (task, positions in `places`, indices
+        within the task)."""
         of = self._of[places]
         which = [np.flatnonzero(of == k) for k in range(len(self.labels))]
         return [(k, own, np.searchsorted(self.members[k], places[own])) for k, own in enumerate(which) if len(own)]
@@ -105,7 +108,7 @@ class Shares:
             sampler.load_state_dict(state["samplers"][label])
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of each sampler as `curriculum/<label>/...`."""
+        """The metrics of every task's sampler, as `curriculum/<label>/...`."""
         return {f"curriculum/{label}/{name.removeprefix('curriculum/')}": value
                 for label, sampler in zip(self.labels, self.samplers, strict=True)
                 for name, value in sampler.metrics().items()}

@@ -1,4 +1,4 @@
-"""A visit to a prompt and its result: what the group source and a sampler exchange."""
+"""A visit to a prompt and its result: what the GroupSource and a sampler exchange."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ class Draw:
     index: int
     """Index in the training split."""
     visit: int
-    """How often the sample was drawn before."""
+    """How often the sample had been drawn before."""
     group_size: int | None = None
-    """Completions; None = rollout.group_size."""
+    """Number of completions; None = rollout.group_size."""
     max_new_tokens: int | None = None
     """Token limit of a completion; None = rollout.max_new_tokens."""
     max_turns: int | None = None
-    """Action limit of an episode; None = episode.max_turns."""
+    """Maximum number of actions of an episode; None = episode.max_turns."""
     weight: float = 1.0
-    """Factor on the loss of its group, beside the weight of the row."""
+    """Factor on the loss of the group, multiplied with the weight of the row."""
     knobs: tuple[tuple[str, float], ...] = ()
-    """For a task that generates its samples: the sample is `task.generate(index, knobs)`."""
+    """For a task that generates samples: the difficulty settings; the sample is `task.generate(index, knobs)`."""
     fields: tuple[tuple[str, bool | int | float | str], ...] = ()
-    """Fields of the sample that the curriculum stage overrides, among those in Task.stage_fields."""
+    """Fields that the curriculum's stage overrides in the sample; they must be in Task.stage_fields."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a draw: the rewards of its group, None = unscorable; empty = the prompt was rejected."""
+    """The result of a draw: the rewards of its group, None = unscorable; empty if the prompt was rejected."""
 
     draw: Draw
     rewards: tuple[float | None, ...]
     passed: tuple[bool | None, ...] = ()
-    """Whether each completion is correct (Task.correct); None = not known."""
+    """Whether each completion is correct (Task.correct); None = unknown."""
     surprise: float = 0.0
-    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), p by the sampler. The sampler gvm takes
-    it for the gradient norm."""
+    """Mean over the completions of sqrt(sum over tokens of (1 - p(token))^2), with the sampler's p; the gvm sampler's
+    proxy of the gradient norm."""
     acted: bool = False
-    """Whether its completions are episodes."""
+    """Whether the completions are episodes."""
     teaches: bool | None = None
-    """Whether the run's advantage differs from 0 for any completion; None = not decidable from the group alone."""
+    """Whether the run's advantage is nonzero for any completion; None = not decidable from the group alone."""
 
     @cached_property
     def scored(self) -> tuple[float, ...]:
@@ -56,28 +56,30 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether some completions are known to be wrong and none to be correct."""
+        """Whether some completion is known to be wrong and no completion is known to be correct."""
         return bool(self._known) and not any(self._known)
 
     @property
     def mixed(self) -> bool:
-        """Whether the group has a training signal: by the advantage, or where that is not known by differing rewards
-        (compared exactly)."""
+        """Whether the group has a training signal: a nonzero advantage or, if that is unknown, rewards that differ at
+        all."""
         return len(set(self.scored)) > 1 if self.teaches is None else self.teaches
 
     @property
     def reward(self) -> float:
-        """Mean reward; nan without any."""
+        """Mean reward; nan without any reward."""
         return sum(self.scored) / len(self.scored) if self.scored else float("nan")
 
     @property
     def pass_rate(self) -> float:
-        """Share of correct completions among those known to be correct or wrong, in [0, 1]; nan without any."""
+        """Share of correct completions among those known to be correct or wrong, in [0, 1]; nan if none is known."""
         return sum(self._known) / len(self._known) if self._known else float("nan")
 
     def advantage(self, scale: bool = True) -> float:
-        """Mean |A| of the completions: A = reward - group mean, with `scale` divided by the group's standard deviation
-        (over n), as in GRPO. 0 where all rewards are equal; nan without any reward."""
+        """Mean |A| of the completions, A = reward - group mean; with `scale` divided by the group's standard deviation,
+        as in GRPO.
+
+        The standard deviation is without Bessel's correction. 0 where all rewards are equal; nan without any reward."""
         if not self.mixed:
             return 0.0 if self.scored else float("nan")
         mean, count = self.reward, len(self.scored)

@@ -1,7 +1,7 @@
-"""prompts.parquet of a run folder: a row for each prompt drawn so far, SCHEMA below, ordered by index.
+"""Writes prompts.parquet of a run folder: one row (SCHEMA) per prompt drawn so far, ordered by index.
 
-It is computed from `Prompts.history` and the training split, so a resumed run writes the same file as an undisturbed
-one."""
+The file is computed from `Prompts.history` and the training split, so a resumed run writes the same file as an
+uninterrupted run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from vlrl.types import Sample
 _NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}
 SCHEMA = pa.schema({**_NAMES, "visits": pa.int32(), "last_step": pa.int32(), "pass_rate": pa.float32(),
                     "reward": pa.float32()})
-"""`index` refers to the training split, `task` is the label in a mixture; a bad row of a large file has no id.
-`last_step`, and pass rate and mean reward of the group of that step, are null for a prompt that was never scored."""
+"""`index` is the row number in the training split, `task` the label in a mixture; an unreadable row of a large file has
+no id. `last_step`, and the pass rate and mean reward of the group of that step, are null for a prompt that was never
+scored."""
 
 
 def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> None:
-    """Replaces the file. Names of prompts are kept from the old file, so that only newly drawn samples are read."""
+    """Replaces the file. Ids and labels of prompts are copied from the existing file, so only newly drawn samples are
+    read."""
     visited = np.flatnonzero(history.visits > 0).astype(np.int32)
     names = _named(path, visited, samples)
     last, rate, reward = (getattr(history, name)[visited] for name in ("last", "pass_rate", "reward"))
@@ -37,7 +39,7 @@ def write_visited(path: Path, history: History, samples: Sequence[Sample]) -> No
 
 
 def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Table:
-    """The columns of _NAMES for the visited prompts, in order."""
+    """The columns _NAMES of the visited prompts, in the order of `visited`."""
     known = _written(path, visited)
     fresh = np.setdiff1d(visited, np.asarray(known["index"]), assume_unique=True).tolist()
     drawn = (readable(samples, i) or Sample(id="") for i in fresh)
@@ -48,7 +50,7 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
 
 
 def _written(path: Path, visited: np.ndarray) -> pa.Table:
-    """The visited prompts' names in an earlier file; none where it cannot be read."""
+    """The columns _NAMES of prompts in an existing file, by index; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             table = pq.read_table(file, columns=list(_NAMES)).cast(pa.schema(_NAMES))

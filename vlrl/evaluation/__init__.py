@@ -1,1 +1,1 @@
-"""Held-out metrics of a run, with confidence intervals."""
+"""Evaluates a run on held-out samples: metrics with confidence intervals."""

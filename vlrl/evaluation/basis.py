@@ -1,4 +1,5 @@
-"""The basis of an evaluation: checksums of its samples and its settings. A change between two evaluations is marked."""
+"""The basis of an evaluation: checksums of its samples, and its settings. eval.jsonl marks a changed basis, as metrics
+are then not comparable."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from vlrl.types import Group
 
 
 def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
-    """The field `measured` of a line of eval.jsonl: `rows` and `pictures` (hexadecimal checksums of the samples of all
-    processes and of their media) and the settings `eval.*`. Called on every process with its groups.
-    """
+    """The field `measured` of a line of eval.jsonl: `rows`, `pictures` and the settings `eval.*`.
+
+    `rows` and `pictures` are hexadecimal checksums of the samples of all processes and of their media. A collective:
+    every process passes its own groups."""
     own = [(g.sample.id, row_sum(g.sample.id, g.sample.row), [m.sha256 for m in g.prompt.media]) for g in groups]
     samples = sorted(sample for part in comm.gather(own) for sample in part)
     settings = {f"eval.{name}": value for name, value in config.eval.model_dump(mode="json").items()}
@@ -24,9 +26,9 @@ def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 
 def changed_basis(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the values that differ from the last line of eval.jsonl for the split. Where eval.samples changed only
-    settings are named, as rows differ then anyway.
-    """
+    """Names of the values of the basis that differ from the last line of eval.jsonl for the split.
+
+    If eval.samples changed, only settings are named, because the rows then differ anyway."""
     known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)
     then = next(known, {})
     names = [name for name, value in now.items() if then.get(name, value) != value]

@@ -1,4 +1,4 @@
-"""Evaluates the policy on a split, on the same encode, generate and score path as training."""
+"""Evaluates the policy on a split, with the same code for encoding, generation and scoring as training."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from vlrl.task.services import RunServices
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
-"""Prompts encoded and answered at a time."""
+"""Number of prompts that are encoded and answered together."""
 
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              progress: Progress = no_progress,
              likelihoods: Likelihoods | None = None, score: Score = score_all,
              services: RunServices | None = None) -> tuple[dict[str, Any], list[Group]]:
-    """One line of eval.jsonl, and this process's groups of one answer each.
+    """Returns one line of eval.jsonl, and this process's groups of one answer each.
 
-    Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
+    Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Decoding is greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
     encoded count as `rejected`, answers without a reward as `unscorable`; neither counts as wrong. `environment/errors`
-    counts episodes that failed in their environment, or that could not begin. No variants are drawn. `likelihoods`
-    score the parts of tasks that ask for log-probabilities; without them these parts are left out. `services` are those
-    of `services.*`. For a mixture the samples of every task are taken in turn.
-    """
+    counts episodes whose environment failed, or that could not begin. Prompt variants are not used. For a mixture,
+    samples of all tasks are taken in turn.
+
+    likelihoods: computes log-probabilities for tasks that ask for them; without it, the reward parts that need them are
+    left out. services: the services in `services.*`."""
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
     groups, rejected = comm.together(lambda: _draw_answers(task, prefetch, engine, config, split, step, mine, progress,
                                                            likelihoods, score, services))
@@ -59,7 +60,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], progress: Progress,
             likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
-    """Scored groups of one answer for numbered samples, and the number of rejected samples."""
+    """Answers numbered samples; returns the scored groups of one answer each, and the number of rejected samples."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
@@ -95,7 +96,7 @@ def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Conf
 
 
 def _with_metrics(task: Task, group: Group) -> Group:
-    """The group with Task.metrics of its answer."""
+    """The group with the task's metrics of its answer (Task.metrics)."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
@@ -103,7 +104,7 @@ def _with_metrics(task: Task, group: Group) -> Group:
 
 
 def _record(group: Group) -> dict[str, Any]:
-    """One sample as Task.summarize takes it. An episode that could not begin has no length."""
+    """The sample's record for Task.summarize. An episode that could not begin has no length."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
     written: dict[str, Any] = dict.fromkeys(("length", "truncated", "turns"))
     if completion.begun:
@@ -116,8 +117,8 @@ def _record(group: Group) -> dict[str, Any]:
 
 
 def _metrics_by_task(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and `<label>/n` by task.
-    """
+    """Every metric over all samples with equal weight; for a mixture also `<label>/<metric>` and `<label>/n` of each
+    task."""
     out = _intervals(records)
     for label in task.labels:
         own = [r for r in records if r["task"] == label]
@@ -147,7 +148,7 @@ def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def evaluation_line(record: Mapping[str, Any]) -> str:
-    """The terminal line for a line of eval.jsonl."""
+    """Formats a line of eval.jsonl for the terminal."""
     labels = tuple(k.removesuffix("n") for k in record if k.endswith("/n"))
     words = [f"{k} {v:.3f} [{record[f'{k}/ci95_low']:.3f}, {record[f'{k}/ci95_high']:.3f}]"
              for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")

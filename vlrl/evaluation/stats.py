@@ -1,4 +1,4 @@
-"""Means with confidence intervals. Pure numpy."""
+"""Means with confidence intervals; numpy only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLOCK = 4_000_000  # resampled values held at once
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval, in the unit of the values."""
+    """An estimate and its 95 % confidence interval, in the unit of the values."""
 
     mean: float
     low: float
@@ -23,10 +23,10 @@ class Interval(NamedTuple):
 
 
 def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int = 2000) -> Interval:
-    """Mean of `values` with its 95 % percentile-bootstrap interval from `n` resamples; None values are left out.
+    """Mean of `values` with its 95 % percentile-bootstrap interval from `n` resamples; None values are ignored.
 
-    The same values and seed give the same interval. One value, or equal values, give width 0; no value gives NaN.
-    """
+    The same values and seed give the same interval. A single value, or equal values, have an interval of width 0;
+    without values the result is NaN."""
     x = np.asarray([v for v in values if v is not None], np.float64)
     if x.size == 0:
         return Interval(float("nan"), float("nan"), float("nan"))
@@ -38,7 +38,7 @@ def mean_ci(values: Sequence[float | None] | np.ndarray, seed: int = 0, n: int =
 
 
 def resamples(size: int, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Indices of `n` bootstrap resamples of `size` values, in blocks [resamples, size] that fit into memory."""
+    """Yields index arrays [resamples, size] of bootstrap resamples, `n` in total, in blocks that fit into memory."""
     rows = max(1, _BLOCK // size)
     for start in range(0, n, rows):
         yield rng.integers(0, size, (min(rows, n - start), size))
@@ -46,19 +46,19 @@ def resamples(size: int, n: int, rng: np.random.Generator) -> Iterator[np.ndarra
 
 def paired_gain(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray, seed: int = 0,
                 n: int = 2000) -> Interval:
-    """Mean of `after` - `before` over the same samples in the same order, with its 95 % interval.
+    """Mean of `after` - `before` over the same samples in the same order, with its 95 % bootstrap interval.
 
-    Raises ValueError where the lengths differ.
-    """
+    Raises ValueError if the lengths differ."""
     if len(before) != len(after):
         raise ValueError(f"paired values must match one to one: {len(before)} before, {len(after)} after")
     return mean_ci(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed, n)
 
 
 def gain_of_runs(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """Mean of `after` - `before` over a few runs with the same seeds, with its 95 % interval by Student's t, as the
-    bootstrap is too narrow over about five values. One pair gives NaN bounds, equal differences width 0.
-    """
+    """Mean of `after` - `before` over a few pairs of runs with equal seeds, with its 95 % Student's t interval.
+
+    Student's t, because the bootstrap interval is too narrow for about five values. A single pair gives NaN bounds,
+    equal differences width 0."""
     from scipy.stats import t
 
     gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
@@ -69,10 +69,11 @@ def gain_of_runs(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 def clustered_ci(values: Sequence[float] | np.ndarray, clusters: Sequence[str], seed: int = 0,
                  n: int = 2000) -> Interval:
-    """Mean of `values` [N] with its 95 % percentile-bootstrap interval over clusters of dependent samples (several
-    questions about one image): whole clusters are resampled, and the mean of a resample is over all its values
-    (2411.00640, section 2.2). Equals `mean_ci` where every cluster is one sample.
-    """
+    """Mean of `values` [N] with its 95 % percentile-bootstrap interval over clusters of dependent samples, e.g. several
+    questions about one image.
+
+    Complete clusters are resampled, and the mean of a resample is over all of its values (arXiv 2411.00640, section
+    2.2). Equals `mean_ci` if every cluster has one sample."""
     x = np.asarray(values, np.float64)
     names, places = np.unique(np.asarray(clusters), return_inverse=True)
     if len(names) == len(x) or len(x) == 0 or (x == x[0]).all():
@@ -86,9 +87,10 @@ def clustered_ci(values: Sequence[float] | np.ndarray, clusters: Sequence[str], 
 
 def statistic_ci(statistic: Callable[[np.ndarray], float], clusters: Sequence[str], seed: int = 0,
                  n: int = 400) -> tuple[float, float]:
-    """95 % percentile-bootstrap bounds of a statistic that is not a mean: `statistic(indices)` gets the indices of a
-    resample, whole clusters together. NaN results are left out; NaN bounds where none is left.
-    """
+    """95 % percentile-bootstrap bounds of a statistic that is not a mean.
+
+    `statistic(indices)` receives the indices of a resample; complete clusters are resampled. NaN results are ignored;
+    the bounds are NaN if all results are."""
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     members = [np.flatnonzero(where == c) for c in range(len(names))]
     rng = np.random.default_rng(seed)
