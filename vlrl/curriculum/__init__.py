@@ -1,18 +1,18 @@
-"""Which prompts to train on: samplers with one interface (base), and independent group filters (filters).
+"""Which prompts to train on: samplers with one interface (base), and independent filters of groups (filters).
 
-- A sampler runs on the main process and its draws are broadcast. It observes the outcome of every draw of every rank,
-  rejected ones included, in draw order, whether it is trained on or not.
-- Filters (keep, oversample, select) know no sampler, samplers no filter. All ranks see all outcomes, so filters decide
-  alike everywhere.
-- Probes are completions that are observed and not trained on. A sampler may have the policy measure every prompt before
-  its first draw (MeasuringSampler); its checkpoint keeps the values.
-- A task that generates samples is drawn by (index, knobs), which determine the sample and its id.
-- |A| of a sampler is computed from raw rewards, as in GRPO, whatever `algo.advantage` is.
-- `curriculum.*` holds the options of the sampler beside its name, validated by its parameters.
-- Difficulty is measured in chunks fixed by index in the split: what is generated together decides the last bits of
-  logits, so neither a kill nor the number of ranks changes a pass rate. Only samplers see the columns of
-  `data.difficulty`; the samples do not change.
-"""
+- A sampler runs on the main process and its draws are broadcast. It observes the outcome of every draw of every rank in
+  draw order, whether the group is trained on or not; rejected prompts count too.
+- Filters (keep, oversample, select) do not depend on the sampler, nor samplers on filters. All ranks see all outcomes,
+  so filters decide the same on every rank.
+- Probes are completions that are observed but not trained on. A sampler may have the policy measure every prompt before
+  its first draw (MeasuringSampler); its checkpoint contains the measured values.
+- For a task that generates samples, a draw is (index, knobs), which determine the sample and its id. Knobs are the
+  task's difficulty settings.
+- Where a sampler uses |A|, it is computed from raw rewards as in GRPO, whatever `algo.advantage` is.
+- `curriculum.*` also holds the options of the sampler, validated by the sampler's parameters.
+- Difficulty is measured in chunks fixed by the index in the split. The other sequences of a batch change the last bits
+  of logits, so with fixed chunks neither an interruption nor the number of ranks changes a pass rate. Only samplers see
+  the columns of `data.difficulty`; the samples do not change."""
 
 from __future__ import annotations
 

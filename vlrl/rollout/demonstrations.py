@@ -1,10 +1,10 @@
-"""Demonstrations as rollouts: the row's `solution`, or the task's oracle answer, in place of a sampled completion.
+"""Demonstrations as rollouts: the row's `solution`, or the task's perfect answer (oracle), in place of a sampled
+completion.
 
-    groups = demonstrated(task, encode, engine, config, asked, step=0)      # one group of one completion each
+    groups = demonstrated(task, encode, engine, config, asked, step=0)      # groups of one completion each
 
-For a sample with an environment the EpisodeEngine plays the actions of `Task.oracle_actions`, so a demonstration is a
-regular episode with these actions.
-"""
+For a sample with an environment the EpisodeEngine plays the actions of `Task.oracle_actions`, so the demonstration is a
+regular episode."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class Demonstrations:
         self.task, self.encode = task, encode
 
     def sync(self, policy: Any, step: int) -> None:
-        """Does nothing: there are no weights."""
+        """Does nothing: this engine has no weights."""
 
     def close(self) -> None:
         pass
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """One completion for each request, with log-probabilities 0. Raises DataError if there is none."""
+        """Returns one completion per request, with log-probabilities 0. Raises DataError if there is no demonstration.
+        """
         texts = (completion_for(self._text(request), request.prompt.opened) for request in requests)
         return [[given_completion(self.encode.answer_ids(text), text)] for text in texts]
 
@@ -59,8 +60,9 @@ class Demonstrations:
 
 
 def has_demonstration(task: Task, sample: Sample) -> bool:
-    """Whether a sample, its environment reset if it has one, has a demonstration. Raises DataError if the reset failed.
-    """
+    """Whether the sample has a demonstration. Raises DataError if the reset of its environment failed.
+
+    The environment of the sample, if any, must have been reset."""
     if sample.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {sample.reset_error}")
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))
@@ -68,10 +70,10 @@ def has_demonstration(task: Task, sample: Sample) -> bool:
 
 def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[AcceptedDraw], step: int,
                  split: str = "train") -> list[Group]:
-    """A scored group of one demonstration for each accepted draw; `engine` is the run's, which plays episodes.
+    """Returns a scored group of one demonstration for each accepted draw; `engine` is the run's engine, which plays
+    episodes.
 
-    Raises DataError if there is no demonstration, or an environment does not accept its actions.
-    """
+    Raises DataError if there is no demonstration, or an environment does not accept the actions."""
     written: Any = Demonstrations(task, encode)
     if isinstance(engine, EpisodePlayer):
         written = engine.over(written)
@@ -91,7 +93,7 @@ def _group(task: Task, accepted: AcceptedDraw, given: Completion, step: int, spl
 
 
 def _check_played(given: Completion, actions: Sequence[str], sample: Sample) -> None:
-    """Raises DataError if an environment failed, or ended before all actions were played."""
+    """Raises DataError if the environment failed, or ended before all actions of a demonstration were played."""
     played = sum(turn.role == "assistant" for turn in given.turns)
     if given.error:
         raise DataError(f"sample '{sample.id}': its environment failed under action {played} of oracle_actions: "

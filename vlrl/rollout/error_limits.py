@@ -1,7 +1,6 @@
-"""Limits at which a run stops because of its rollouts: too many errors (limits.*), or completions of too old weights.
+"""Limits on rollouts that stop a run: too many errors (limits.*), or completions sampled with weights that are too old.
 
-Each function is a collective call.
-"""
+Each function is a collective call."""
 
 from __future__ import annotations
 
@@ -28,16 +27,15 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
     "service_errors": (_service_failed, "a service did not answer for {} of {} rollouts",
                        " Check that it runs (services.*); the same command resumes from the last checkpoint."),
 }
-"""Limit of limits.* -> which rollouts count, what the message says of them, and the way out."""
+"""Setting in limits.* -> (which rollouts count, the problem for the message, the remedy)."""
 
 
 def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, stored: Path | None = None,
                  names: Sequence[str] = tuple(_KINDS)) -> dict[str, float]:
-    """The share of the rollouts of all processes that have an error, by the name of its limit in limits.*.
+    """Returns the share of rollouts with an error, over all processes, for each of the limits `names` of limits.*.
 
-    Raises TrainingError with the first such error where a share is above its limit; `what` was scored, and the file
-    where the rollouts are `stored`, enter the message. `names` are the limits that are checked.
-    """
+    Raises TrainingError with the first error where a share is above its limit. The message says `what` was scored, and
+    in which file the rollouts are `stored`."""
     shares = {}
     for name in names:
         counts, problem, way = _KINDS[name]
@@ -57,9 +55,8 @@ def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, sto
 def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
     """Raises TrainingError for a completion sampled with older weights than async.max_staleness allows.
 
-    Partial rollouts are old by design: only the part written in the last step is trained. So are completions kept from
-    earlier visits, which are trained as if sampled with the current weights.
-    """
+    Exempt are partial rollouts, of which only the part generated in the last step is trained on, and completions stored
+    at earlier visits, which are trained on as if sampled with the current weights."""
     most = config.asynchronous.max_staleness
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
                                   if r.completion.policy_step is None), default=step)))

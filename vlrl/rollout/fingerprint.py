@@ -1,7 +1,7 @@
-"""A fingerprint of the rows of a training split, so that a resume notices changed rows. No torch.
+"""A fingerprint of the rows of a training split, with which a resumed run detects changed rows. No torch.
 
-It has the CRC-32 of each row: of its id and fields, not of its media files. For rows read on demand (data.index) it
-covers some rows, evenly spaced. Samples that code generates on demand contribute only their number.
+It contains a CRC-32 of each row's id and fields, but not of its media files. Of rows that are read on demand
+(data.index) it covers only some, evenly spaced. Of samples that code generates on demand it covers only their number.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _SHOWN = 5
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """The fingerprint of a split."""
+    """Checksums of the rows of a split."""
 
     rows: int
     places: np.ndarray
-    """[K] int64: indices of the compared rows."""
+    """[K] int64: indices of the rows with a checksum."""
     sums: np.ndarray
-    """[K] uint32: CRC-32 of each of them."""
+    """[K] uint32: CRC-32 of these rows."""
     ids: tuple[str, ...]
-    """[K] their ids; not part of the state."""
+    """[K] ids of these rows; not saved."""
     files: Mapping[Path, tuple[int, int]]
-    """Size in bytes and modification time (ns) of the files that the rows were read from; not part of the state."""
+    """Size in bytes and modification time (ns) of each file that rows were read from; not saved."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "sums": self.sums}
 
     def check(self, state: Mapping[str, Any], named: str) -> None:
-        """Raises RunError if the rows differ from those of a checkpoint's state; `named`: their origin, for the
-        message."""
+        """Raises RunError if the rows differ from those of a checkpoint's state; `named`: the setting or task that
+        names the rows, for the message."""
         before = int(state["rows"])
         sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # a checkpoint may have none
         if before != self.rows:
@@ -67,12 +67,12 @@ class Fingerprint:
         return f"{len(other):,} rows{compared} changed, {moved}{shown}{more}"
 
     def written_to(self) -> list[str]:
-        """The files that have changed since the run began."""
+        """The files that were modified since the fingerprint was made."""
         return [str(path) for path, before in self.files.items() if _state(path) != before]
 
 
 def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
-    """The fingerprint of a split's samples."""
+    """Makes the fingerprint of a split's samples."""
     known = [*fingerprint_rows(samples)]
     checksums = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
@@ -82,7 +82,7 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Id and CRC-32 of a row. For a row read on demand, of the record in the file, without making a sample of it."""
+    """Id and CRC-32 of a row; for a row read on demand, of its record in the file, without making a sample."""
     try:
         raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:

@@ -1,4 +1,5 @@
-"""Prompts -> scored groups: completions of each prompt and its variants, scored while others are still generated."""
+"""Prompts -> scored groups: generates completions of each prompt and its variants, and scores complete groups
+meanwhile."""
 
 from __future__ import annotations
 
@@ -35,16 +36,16 @@ from vlrl.types import Answer, Completion, Group, PastAction, Prompt, Rollout, S
 
 @dataclass(frozen=True, eq=False)
 class UnscoredGroup:
-    """A group before it is scored."""
+    """The completions of a sample before they are scored."""
 
     sample: Sample
     prompt: Prompt
     members: Sequence[tuple[str, Completion]]
-    """Its completions, each with the name of its variant; empty while the group continues in a later step."""
+    """The completions, each with the name of its variant; empty while the group continues in a later step."""
 
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
-"""Computes log-probabilities of texts under the policy or its reference, for the groups of a split and step; see
+"""Computes log-probabilities of texts under the policy or its reference, for groups of a split at a step; see
 services/likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
@@ -54,19 +55,19 @@ Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Service
 
 @dataclass(frozen=True, eq=False)
 class AcceptedDraw:
-    """An accepted draw, to be answered."""
+    """A draw whose prompt is encoded and can be answered."""
 
     number: int
-    """Number of the group; names its random streams."""
+    """Number of the group; also the key of its random streams."""
     draw: Draw
     sample: Sample
     prompt: Prompt
     variants: tuple[tuple[Variant, Sample, Prompt], ...] = ()
     carried_over: PartialGroup | None = None
-    """The group after the previous step; None for a new one."""
+    """The unfinished group from the previous step; None for a new group."""
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
-        """The group with the completions of a step, of at most `most` tokens in all."""
+        """The group with the completions generated in this step; `most` is the token limit of a completion."""
         if self.carried_over is None:
             return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
@@ -74,41 +75,42 @@ class AcceptedDraw:
 
 @dataclass(eq=False)
 class RolloutGenerator:
-    """Generates completions for accepted draws with the policy, and scores them."""
+    """Generates completions of accepted draws with the policy, and scores them."""
 
     config: Config
     task: Task
     engine: Engine
     clock: Clock
     algorithm: Algorithm | None = None
-    """The run's; without one the temperature is rollout.temperature."""
+    """The run's Algorithm, which determines the temperature; None = rollout.temperature."""
     score: Score = score_all
     likelihoods: Likelihoods | None = None
-    """For services of log-probabilities, if the task needs them."""
+    """Computes log-probabilities for services, if the task needs them."""
     services: RunServices | None = None
-    """Those of `services.*` that the task needs."""
+    """The services of `services.*` that the task needs."""
     methods: Sequence[Method] = ()
-    """The run's methods, started."""
+    """The active methods of the run, after `start`."""
     policy_step: int | None = None
-    """Completed steps of the engine's weights; None = `step`."""
+    """Number of completed steps of the engine's weights; None = `step`."""
     fixed_temperature: float | None = None
     step: int = 0
 
     def apart(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
-        """The same with another engine, whose weights and temperature stay as they are now, for use in another thread.
-        """
+        """A copy with another engine for use in another thread; the current temperature stays fixed.
+
+        policy_step: number of completed steps of the engine's weights."""
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
     @property
     def temperature(self) -> float:
-        """The policy's sampling temperature."""
+        """Sampling temperature of the policy."""
         if self.fixed_temperature is not None:
             return self.fixed_temperature
         return self.algorithm.temperature if self.algorithm else self.config.rollout.temperature
 
     @property
     def collective(self) -> bool:
-        """Whether a process without prompts takes part too."""
+        """Whether `groups` contains collectives, so that processes without prompts must call it too."""
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
@@ -117,13 +119,14 @@ class RolloutGenerator:
 
     def groups(self, accepted: Sequence[AcceptedDraw], step: int,
                tokens: int | None = None) -> list[Group | PartialGroup]:
-        """Generates and scores one group per prompt. With `tokens` (rollout.step_tokens) no completion gets more of
-        them, and a group with an unfinished one is carried over.
+        """Generates and scores one group per accepted draw.
+
+        tokens: maximum number of new tokens per completion (rollout.step_tokens); a group with an unfinished completion
+        is returned as a PartialGroup.
 
         With rollout.score_ahead, complete groups are scored in a thread while others are generated, unless
-        log-probabilities are needed first. Variants are generated separately: the batch affects the last bits of the
-        logits, and completions of the unmodified samples must not depend on any variant.
-        """
+        log-probabilities are needed first. Variants are generated separately: the other sequences of a batch affect the
+        last bits of the logits, and completions of unmodified samples must not depend on variants."""
         self.step = step
         soon = self.config.rollout.score_ahead and self.likelihoods is None
         requests, others = self._requests(accepted)
@@ -168,22 +171,23 @@ class RolloutGenerator:
         return self._scored(accepted, self._beside_greedy(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
-        """Has the engine generate everything that `groups` would request for new groups, without scoring."""
+        """Generates all completions that `groups` would request for new groups, without scoring; for engines that store
+        completions."""
         for requests in self._calls(accepted):
             self.engine.generate(requests)
 
     def keys(self, accepted: Sequence[AcceptedDraw]) -> set[tuple[int, ...]]:
-        """The keys of all requests of `write`."""
+        """The random-stream keys of all requests that `write` makes."""
         return {request.key for requests in self._calls(accepted) for request in requests}
 
     def _calls(self, accepted: Sequence[AcceptedDraw]) -> list[list[Request]]:
-        """All requests for new groups, by call of the engine."""
+        """All requests for new groups, one list per call of the engine."""
         requests, others = self._requests(accepted)
         calls = requests, [r for *_, r in others], self._greedy(accepted) if self._with_greedy else []
         return [call for call in calls if call]
 
     def _requests(self, accepted: Sequence[AcceptedDraw]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
-        """The requests: one for each group, and those of variants with the index of their group."""
+        """One request per group; and the requests of variants, each with the index of its group."""
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
@@ -193,7 +197,7 @@ class RolloutGenerator:
                           for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
-        """The completions of each request, from the method that generates groups if there is one."""
+        """Completions of each request, from the method that overrides `generate` or else from the engine."""
         for method in self.methods:
             if (written := method.generate(requests, self, done)) is not None:
                 return written
@@ -201,10 +205,10 @@ class RolloutGenerator:
 
     def _beside_greedy(self, accepted: Sequence[AcceptedDraw],
                        groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """The groups with a greedy completion of each prompt in `aside`, if the advantage compares with it.
+        """The groups with a greedy completion of each prompt in `Group.aside`, if the advantage requires "greedy".
 
-        It is scored as a group of one, generated apart from the rest, and in no statistic of its group.
-        """
+        The greedy completion is generated separately, scored as a group of one, and excluded from all statistics of its
+        group."""
         if not self._with_greedy:
             return list(groups)
         greedy_answers = self.engine.generate(self._greedy(accepted))
@@ -233,7 +237,7 @@ class RolloutGenerator:
         return [*whole]
 
     def rescored(self, group: Group, completions: Sequence[Completion]) -> Group:
-        """Scores completions as a group of their own, with the sample and prompt of `group`."""
+        """Scores completions as a separate group, with the sample and prompt of `group`."""
         return self._make(group.sample, group.prompt, completions, group.id)
 
     def _make(self, sample: Sample, prompt: Prompt, completions: Sequence[Completion], group_id: str,
@@ -242,7 +246,7 @@ class RolloutGenerator:
                           policy_step=self.policy_step, score=self.score, served=self.services, **more)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Which completions of a request are correct, scored as a group of their own; None if unknown."""
+        """Whether each completion of a request is correct, scored as a separate group; None = unknown."""
         assert request.sample is not None
         with self.clock("score"):
             group = self._make(request.sample, request.prompt, completions, "")
@@ -266,7 +270,7 @@ class RolloutGenerator:
 
 
 def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
-    """The sampling of `rollout.*`; a thinking budget that can never apply is dropped."""
+    """The sampling parameters of `rollout.*`; a thinking budget that can never apply is dropped."""
     most, budget = max_new_tokens or rollout.max_new_tokens, rollout.thinking_budget
     return Sampling(max_new_tokens=most, temperature=temperature, stop=rollout.stop,
                     thinking_budget=budget if budget is not None and budget < most else None,
@@ -277,13 +281,14 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
                likely: GroupLogprobs | None = None, policy_step: int | None = None,
                score: Score = score_all, served: RunServices | None = None) -> Group:
-    """A scored group of a step, sampled with the weights of `policy_step` completed steps; None = `step`.
+    """Scores completions of a sample and returns the group; sampled with the weights after `policy_step` steps, None =
+    `step`.
 
     The sample gets its processed size here, so that scoring converts the model's coordinates. Completions of trained
-    `variants` join the group, under the unchanged prompt; those of others are given to the task and kept aside.
-    `likely`: log-probabilities computed for the group's services; `served` provides the other services. Parts that need
-    a missing service are left out; a part whose service did not respond is unscorable, with an `error`.
-    """
+    `variants` join the group under the unmodified prompt. Completions of other variants are passed to the task and
+    stored in `Group.aside`. `likely`: log-probabilities computed for services of the group; `served` provides the other
+    services. A reward part whose service is missing is left out; a part whose service did not respond is unscorable,
+    with an `error`."""
     task = task.of(sample)
     sample, members = with_image_size(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]
@@ -312,7 +317,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """The sample with the size of its first image, unless its row has one, so that scoring converts the model's
+    """The sample with the size of its first image, unless its row has one; scoring then converts the model's
     coordinates."""
     if not prompt.media:
         return sample
@@ -323,19 +328,19 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """The unscored groups of numbered samples without variants."""
+    """The unscored groups of numbered samples, with completions of the unmodified prompt only."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
 
 def _members(completions: Sequence[Completion],
              variants: Sequence[tuple[Variant, Sequence[Completion]]]) -> list[tuple[str, Completion]]:
-    """The completions of a group, each with the name of its variant; those of trained variants come last."""
+    """The completions of a group, each with the name of its variant; those of trained variants are last."""
     return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
 def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -> AnswerScore:
-    """The scores with the service's error if a part has no value because a service did not respond."""
+    """The scores, with the error of a service that did not respond if a part therefore has no value."""
     if scored.reward is not None or scored.error is not None or given.problem is None:
         return scored
     served = [parts_needing(task, name) for name in given.services]
@@ -345,7 +350,8 @@ def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -
 
 
 def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
-    """What a task scores of a completion: of an episode its last action, with all turns as `turns`."""
+    """Converts a completion to the Answer that a task scores: of an episode the last action, with all turns in `turns`.
+    """
     actions = completion.actions
     text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
     answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)
@@ -367,5 +373,5 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of a variant's random stream; keys of groups begin with 0, those of evaluations with 1."""
+    """Key of the random stream of a variant's completions. Keys of groups begin with 0, those of evaluations with 1."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

@@ -1,4 +1,4 @@
-"""Prompts -> scored groups of a step: draw, encode, generate, score, keep or refill, choose."""
+"""Prompts -> scored groups of a step: draw, encode, generate, score, filter, refill and select."""
 
 from __future__ import annotations
 
@@ -38,22 +38,24 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.types import Group, Sample
 
 Measure = Callable[[Sequence[Sample], np.ndarray, Progress], np.ndarray]
-"""(all samples, indices of some [n], progress) -> [n] a number for each, NaN if it cannot be used."""
+"""Measurement for a sampler: (all samples, indices [n] to measure, progress) -> [n] values; NaN if a sample cannot be
+used."""
 
 
 class GroupSource:
-    """Draws samples and gets their scored groups; the same on every process, each doing its share.
+    """Draws samples and returns their scored groups. All processes call it together, and each generates its share.
 
     `next_groups(P)` returns this process's share of P groups; the sampler, on the main process, has observed all of
-    them. measures: what samplers can have measured about prompts with the policy, by name (MeasuringSampler).
-    progress: reports work before a step. teaches: whether any completion of a group has a nonzero advantage, None if
-    the group alone does not determine it.
-    """
+    them.
+
+    measures: the measurements that samplers can request (MeasuringSampler), by name. progress: reports work before a
+    step. teaches: whether any completion of a group has a nonzero advantage, None if the group alone does not determine
+    it."""
 
     generates: ClassVar[bool] = True
-    """Whether completions are sampled from the policy, with variants and services of training."""
+    """Whether the policy samples the completions, so that variants and training-time services are used."""
     apart: ClassVar[bool] = False
-    """Whether that happens during the update, so that the engine has its own weights."""
+    """Whether completions are sampled during the update, so that the engine needs its own copy of the weights."""
 
     def __init__(self, generator: RolloutGenerator, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
@@ -70,30 +72,31 @@ class GroupSource:
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
         self.encoder = DrawEncoder(generator, samples, self.prefetch, self.generates)
         self.drawn = 0
-        """Groups drawn since the run began; numbers the groups and their random streams."""
+        """Number of groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
         self.rejected = RejectionCount()
         self.outcomes: list[Outcome] = []
         """Outcomes of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
-        """This process's groups of the last call that were generated but are not trained, and episodes that could not
-        begin."""
+        """This process's groups of the last call that were generated but are not trained on, and episodes that could
+        not begin."""
         self.wasted = 0
-        """How many groups were generated but not trained."""
+        """Number of this process's groups that were generated but not trained on."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
-        """Rewards of the last call by variant, over all processes; "" = unmodified samples."""
+        """Rewards of the last call by name of the variant, over all processes; "" = unmodified samples."""
         self.carried_over: dict[int, PartialGroup] = {}
-        """Groups by number, over all processes, that continue in the next step; see rollout.step_tokens."""
+        """Unfinished groups by number, over all processes, that continue in the next step; see rollout.step_tokens."""
         self._segments: list[int] = []
-        """The number of steps in which each completion of the last call was generated, over all processes."""
+        """The number of steps over which each completion of the last call was generated, over all processes."""
 
     def next_groups(self, count: int, step: int) -> list[Group]:
-        """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
+        """Returns this process's share of `count` scored groups; rejected prompts and groups that are not kept are
+        replaced.
 
-        Raises TrainingError if too many prompts are rejected. If not every group is kept, fewer than `count` may be
-        returned after curriculum.max_refills further rounds. Groups carried over from the previous step count too: they
-        are continued, and that many fewer prompts are drawn; those carried over again are returned in a later step.
+        Raises TrainingError if too many prompts are rejected. Fewer than `count` groups are returned if after
+        curriculum.max_refills further rounds not enough were kept. Groups carried over from the previous step are
+        continued and reduce the number of new draws; groups that are carried over again are returned in a later step.
         """
         self.step, self._of_variants, self._segments = step, {}, []
         self._measure()
@@ -118,15 +121,15 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Passes the weights to the engine before a step; now: whether an evaluation uses it too."""
+        """Passes the policy's weights to the engine before a step; now: whether an evaluation uses the engine too."""
         if self.generates or now:
             self.engine.sync(policy, step)
 
     def close(self) -> None:
-        """Stops work that runs beside the loop; others close the engine and the prefetcher."""
+        """Stops background work; the caller closes the engine and the prefetcher."""
 
     def _measure(self) -> None:
-        """Before the first draw: measures what the sampler must know about prompts, on all processes together."""
+        """Before the first draw, measures the prompts whose value the sampler is missing, on all processes together."""
         if not self._may_lack:
             return
         self._may_lack, sampler = False, cast(Any, self.sampler)
@@ -136,7 +139,7 @@ class GroupSource:
             comm.on_main(lambda: sampler.measured(indices, values))
 
     def _next(self, count: int) -> list[Draw]:
-        """The sampler's next draws. Raises TrainingError unless they are `count` samples of the split."""
+        """The sampler's next draws. Raises TrainingError unless they are `count` valid draws of the split."""
         draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
         usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
         if len(usable) != count or len(draws) != count:
@@ -145,9 +148,9 @@ class GroupSource:
         return draws
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
+        """Answers a batch: this process's groups by number, and the outcomes of all draws, which the sampler observes.
 
-        Groups with a completion that has not ended after `tokens` more have no outcome yet.
+        tokens: maximum number of new tokens per completion; a group with an unfinished completion has no outcome yet.
         """
         if not drawn.draws:
             return {}, {}
@@ -163,20 +166,20 @@ class GroupSource:
         return groups, outcomes
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """`wanted` groups: those carried over, and new draws for the rest."""
+        """A batch of `wanted` groups: those carried over, and new draws for the rest."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
     def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> DrawBatch:
-        """New draws beside continued groups."""
+        """Numbers the new draws, and batches them with the carried-over groups."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
         everyone = {**{h.number: h.draw for h in carried_over.values()}, **dict(enumerate(draws, first))}
         return DrawBatch(everyone, len(draws), carried_over)
 
     def _encode(self, drawn: DrawBatch) -> None:
-        """Encodes this process's share of the draws, and starts with that of the next step as far as the sampler can
-        foresee it."""
+        """Encodes this process's share of the draws, and starts encoding draws of the next step that the sampler can
+        foresee."""
         self.encoder.encode(drawn, self.step)
         draws: list[Draw] = []
         if self.prefetch.workers and self.step + 1 < self.config.steps:
@@ -184,7 +187,7 @@ class GroupSource:
         self.encoder.ahead(draws, self.step + 1)
 
     def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
-        """This process's groups by number."""
+        """Generates and scores this process's groups, by number."""
         accepted, generator = drawn.accepted, self.generator
         groups = generator.groups(accepted, self.step, tokens) if accepted or generator.collective else []
         return {a.number: group for a, group in zip(accepted, groups, strict=True)}
@@ -199,7 +202,7 @@ class GroupSource:
         return self.horizon.within(foreseen, self.step + 1)
 
     def _share_outcomes(self, drawn: DrawBatch, groups: Mapping[int, Group]) -> dict[int, Outcome]:
-        """The outcome of every draw of every process by number, in draw order."""
+        """Exchanges the outcomes of all processes; returns them by number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
                             any(r.completion.episode_id for r in g.rollouts), self.teaches(g))
                  for n, g in groups.items()}
@@ -216,8 +219,8 @@ class GroupSource:
                 if number not in self.carried_over}
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the sampler, of generation without use, and of restarted environment processes; over all
-        processes."""
+        """Metrics of sampler, methods and services, of groups generated but not trained on, and of restarted
+        environment processes; over all processes."""
         restarts: dict[str, float] = {}
         if isinstance(self.engine, EpisodePlayer):
             restarts["environment/restarts"] = comm.total(self.engine.restarts)[0]
@@ -230,14 +233,15 @@ class GroupSource:
                 **(self.generator.services.metrics("train", self.step) if self.generator.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
-        """Groups that continue in the next step, and the steps in which a completion of the last one was generated."""
+        """Number of groups that continue in the next step, and mean number of steps over which a completion was
+        generated."""
         if self.config.rollout.step_tokens is None:
             return {}
         mean = {"partial/segments_mean": float(np.mean(self._segments))} if self._segments else {}
         return {"partial/held": float(len(self.carried_over)), **mean}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a resume; on the main process, which alone has the sampler."""
+        """The state for a checkpoint; complete on the main process only, which has the sampler."""
         sampler = self.sampler.state_dict() if comm.is_main() else {}
         return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
                 "horizon": self.horizon.state_dict(),
@@ -248,13 +252,14 @@ class GroupSource:
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-        """The state between two steps, without waiting for completions generated ahead, and a function that gives the
-        part with these once they are complete: None if that takes more than the given seconds, or other processes have
-        some."""
+        """The state between two steps, without waiting for completions that are generated ahead.
+
+        Also returns None, or a function that takes a timeout in seconds and returns the state with these completions.
+        That function returns None if they take longer, or if other processes generate completions ahead."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Raises RunError if the samples have changed."""
+        """Restores a state that `state_dict` returned. Raises RunError if the samples have changed."""
         named = f"data.train={self.config.data.train!r}" if self.config.data.train else f"task '{self.task.name}'"
         self.fingerprint.check(state.get("data") or {"rows": len(state["history"]["visits"])}, named)
         self.drawn = int(state["drawn"])
@@ -272,15 +277,15 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """The groups to train, and separately, in groups of the same ids, the episodes that never began and have no tokens.
-    """
+    """Splits groups into those with the episodes to train on, and those with episodes that could not begin and have no
+    tokens; group ids are equal."""
     begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
     lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
     return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]
 
 
 def _surprise(group: Group) -> float:
-    """Outcome.surprise of a group."""
+    """Computes Outcome.surprise of a group."""
     norms = [math.sqrt(float(np.nansum(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask])))
              for c in (r.completion for r in group.rollouts)]
     return float(np.mean(norms)) if norms else 0.0

@@ -1,5 +1,5 @@
-"""Work in threads with results in order: on the first results of a slow producer while it computes the others, or on
-several values at a time."""
+"""Work in threads with results in order: processes first results of a slow producer while it computes the rest, or
+several values at once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ class OverlappedWork(Generic[T]):
             answers = engine.generate(requests, scoring.begin)
             groups = scoring.results(answers)
 
-    Once a value was begun, a thread does all of the work; if none was, `results` does it in the caller's thread. At
-    most `threads` calls of `work` run at once. Their time counts as `phase` of the clock, and not in the phase they
-    overlap.
-    """
+    Threads do all of the work, at most `threads` calls at once. Only without `begin` and with threads=1 `results` does
+    the work in the caller's thread. The clock counts the time of the calls as `phase`, and subtracts it from the phase
+    that they overlap."""
 
     def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str, threads: int = 1):
         self._work, self._clock, self._phase, self._threads = work, clock, phase, threads
@@ -45,8 +44,8 @@ class OverlappedWork(Generic[T]):
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """The results of all values, in order; begun values are not processed again. Raises the error of the first
-        failed one."""
+        """Returns the results of all values, in order, without repeating work that was begun. Raises the first failed
+        value's error."""
         with self._clock(self._phase):
             if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]
@@ -72,7 +71,7 @@ class OverlappedWork(Generic[T]):
 
 
 def parallel_map(threads: int, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """`work` of every value, in order, with so many threads."""
+    """Returns `work(value)` of every value, in order, computed in `threads` threads."""
     values = list[T](values)
     if threads == 1 or len(values) < 2:
         return [work(value) for value in values]

@@ -1,13 +1,12 @@
 """Partial rollouts: a completion is generated over several steps, at most rollout.step_tokens tokens in each.
 
-Kimi k1.5 (arXiv 2501.12599): long completions do not delay a step; an unfinished one is continued in the next step,
-from its own text, with the weights of that step. A group is carried over until all of its completions have ended, then
-scored as a whole. The loss sees only the tokens of a completion's last step; the earlier ones are masked. A completion
-that ended before others of its group is trained as it is. Rollout.policy_step names the weights that sampled the
-trained tokens.
+Kimi k1.5 (arXiv 2501.12599): long completions do not delay a step. An unfinished completion is continued in the next
+step, from its own text, with the weights of that step. A group is carried over until all of its completions have ended,
+and is then scored. The loss only includes the tokens that a completion got in its last step; earlier tokens are masked.
+A completion that ended in an earlier step than the rest of its group is trained on unchanged. Rollout.policy_step is
+the step whose weights sampled the trained tokens.
 
-Every process knows all groups that are carried over, so each step distributes them again, and one checkpoint holds
-them.
+Every process knows all carried-over groups, so each step distributes them again, and a single checkpoint contains them.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ from vlrl.types import Completion, Group, Turn
 
 @dataclass(frozen=True, eq=False)
 class PartialGroup:
-    """The completions of a group after a step, possibly unfinished."""
+    """The completions of a group after a step, some possibly unfinished."""
 
     number: int
-    """Of the group; names its random streams."""
+    """Number of the group; also the key of its random streams."""
     draw: Draw
     answers: tuple[Completion, ...]
     steps: tuple[int, ...]
-    """The step that wrote each completion's last part."""
+    """The step that generated each completion's last part."""
     most: int
     """Token limit of a completion."""
 
     @property
     def unfinished(self) -> tuple[AnswerPrefix, ...]:
-        """The completions that have reached neither an end nor `most` tokens."""
+        """The completions that have neither ended nor reached `most` tokens."""
         return tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 
     def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:
-        """The group after its unfinished completions became `completions` in a step."""
+        """The group after a step in which its unfinished completions were continued to `completions`."""
         longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def with_policy_steps(self, group: Group) -> Group:
-        """The scored group with the step that wrote each completion's last part as its policy_step."""
+        """Sets the policy_step of each rollout of the scored group to the step that generated its last part."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -64,27 +63,27 @@ class PartialGroup:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> PartialGroup:
-        """The group of a `state_dict`."""
+        """The group of a state that `state_dict` returned."""
         return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
 
 
 def draw_state(draw: Draw) -> dict[str, Any]:
-    """A draw in a checkpoint."""
+    """Converts a draw to plain values for a checkpoint."""
     return {**vars(draw), **{name: [list(pair) for pair in getattr(draw, name)] for name in _PAIRS}}
 
 
 def draw_of(state: Mapping[str, Any]) -> Draw:
-    """Inverse of `draw_state`."""
+    """Converts plain values of a checkpoint back to a draw; inverse of `draw_state`."""
     return Draw(**{**state, **{name: tuple((key, value) for key, value in state.get(name, ())) for name in _PAIRS}})
 
 
 _PAIRS = ("knobs", "fields")
-"""Fields of a draw that are pairs of name and value."""
+"""Fields of a draw that are tuples of (name, value) pairs."""
 
 
 def completion_state(c: Completion) -> dict[str, Any]:
-    """A completion in a checkpoint."""
+    """Converts a completion to plain values for a checkpoint."""
     return {"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
             "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns],
             **({"actions": [[t.start, t.end, t.text] for t in c.turns if t.role == "assistant"],
@@ -93,7 +92,8 @@ def completion_state(c: Completion) -> dict[str, Any]:
 
 def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], actions: Sequence[Any] = (),
                   **more: Any) -> Completion:
-    """Inverse of `completion_state`; an episode gets only its actions back (EpisodeEngine.replayed)."""
+    """Converts plain values of a checkpoint back to a completion; an episode only gets its actions back
+    (EpisodeEngine.replayed)."""
     turns = tuple(Turn(start=start, end=end, text=text) for start, end, text in actions) or tuple(
         Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
@@ -101,7 +101,9 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
 
 
 def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int) -> Request:
-    """What a step requests of a group: its unfinished completions, or all of a new one, up to `tokens` more of each."""
+    """The request for a group in one step: its unfinished completions, or all completions of a new group.
+
+    tokens: maximum number of new tokens per completion."""
     begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))
@@ -109,7 +111,7 @@ def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int
 
 
 def last_part(completion: Completion) -> Completion:
-    """The completion with everything before its last turn masked: another policy sampled it."""
+    """The completion with the loss mask cleared before its last turn, as older weights sampled the earlier ones."""
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion
@@ -117,7 +119,8 @@ def last_part(completion: Completion) -> Completion:
 
 
 def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
-    """Raises ConfigError if rollout.step_tokens is unusable; `requires`: what the run's algorithm needs."""
+    """Raises ConfigError if rollout.step_tokens cannot be used in this run; requires: the inputs that the algorithm
+    requires."""
     tokens = config.rollout.step_tokens
     problem, remedy = "", "leave rollout.step_tokens out"
     if not generates:

@@ -1,13 +1,12 @@
-"""Prompts encoded ahead: threads read and process the media of the next samples while the step computes.
+"""Encodes prompts ahead: threads read and process the media of the next samples while the step computes.
 
     with Prefetcher(encode, task, workers=2) as prefetch:
         prefetch.begin({draw: partial(sample_of, draw) for draw in draws})
         ...                                                             # the step computes
         sample, prompt = prefetch.take(draw, partial(sample_of, draw))  # or raises the error of its encoding
 
-Threads suffice: decoders, image processors and tokenizers release Python's lock, and nothing has to be copied between
-processes. The task's own code (samples, templates, messages) runs only in the caller's thread.
-"""
+Threads suffice, because decoders, image processors and tokenizers release the GIL; and nothing has to be copied between
+processes. The task's own code (samples, templates, messages) only runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -25,10 +24,9 @@ from vlrl.types import Prompt, Sample
 
 
 class Prefetcher:
-    """Encodes samples of a task in `workers` threads; with 0, in the caller's thread when they are taken.
+    """Encodes samples of a task in `workers` threads; with 0 workers, in the caller's thread in `take`.
 
-    A prompt does not depend on where it was encoded. Errors are raised by `take`, never earlier.
-    """
+    The prompt is the same in either case. Errors are raised by `take`, never earlier."""
 
     def __init__(self, encode: Encoder, task: Task, workers: int):
         self.encode, self.task, self.workers = encode, task, workers
@@ -36,16 +34,16 @@ class Prefetcher:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
-        """Starts encoding the samples that are not begun yet, in order."""
+        """Starts encoding the samples that are not yet begun, in order. wanted: functions that make a sample, by key.
+        """
         for key, sample_of in wanted.items() if self.workers else ():
             if key not in self._begun:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
-        """A sample and its prompt: the one begun under the key, after waiting for it if necessary, else encoded now.
+        """Returns a sample and its prompt: those begun under the key (waiting if necessary), or else encoded now.
 
-        Raises the error of making the sample or the prompt.
-        """
+        Raises the error of making the sample or the prompt."""
         if key not in self._begun:
             sample = sample_of()
             return sample, self.encode(self.task, sample)
@@ -53,12 +51,12 @@ class Prefetcher:
         return sample, prompt.result()
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Drops what was begun under other keys."""
+        """Drops all samples begun under keys other than these."""
         for key in [k for k in self._begun if k not in keys]:
             self._begun.pop(key)[1].cancel()
 
     def close(self) -> None:
-        """Drops everything and stops the threads; returns when none is running."""
+        """Drops all samples and stops the threads; returns when no thread is running."""
         self.keep(())
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
@@ -80,7 +78,7 @@ class Prefetcher:
         self._begun[key] = sample, self._pool.submit(_encode, sample, *shown)
 
     def _started(self) -> ThreadPoolExecutor:
-        """Threads with an encoder each: a tokenizer is not thread-safe."""
+        """The thread pool, in which every thread has its own encoder, because a tokenizer is not thread-safe."""
         encoders: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
         for _ in range(self.workers):
             encoders.put(self.encode.copy())
