@@ -1,4 +1,4 @@
-"""Rules of how an answer is meant: the fields `answer_type` and `options`."""
+"""Rules of the fields that say how an answer is compared: `answer_type` and `options`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the perfect answer: it earns the maximum, and the prompt asks for the tags that it needs."""
+"""Rules of the perfect answer: it earns the maximum reward, and the prompt asks for the tags that it contains."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from vlrl.task.services import Services
 from vlrl.types import Answer, Sample
 
 ROUNDING = 0.05
-"""Share of the maximum that a perfect answer may miss: boxes and times are rounded when they are written."""
+"""The share of the maximum by which a perfect answer may fall short, because written boxes and times are rounded."""
 _LENGTHS = (1, 64, 256, 1024)
 _JUNK = ("", "junk", "<think>x</think><answer>junk</answer>")
 _TAG = re.compile(r"</(\w+)>")
 _UNASKED = ("think",)
-"""Tags that reasoning models write without being asked."""
+"""Tags that reasoning models write without being asked to."""
 _IN_PIXELS = ("boxes", "box", "points", "action", "point", "coordinate")
 _IN_METRES = ("trajectory",)  # answers give two decimals
 
 
 def part_weights(task: Task) -> dict[str, float]:
-    """The weight of every reward part; of a schedule the weight of largest magnitude."""
+    """The weight of every reward part; for a schedule of weights the one of largest magnitude."""
     return {name: float(w) if isinstance(w, (int, float)) else max((v for _, v in w), key=abs)
             for name, w in task.weights.items()}
 
 
 def oracle_below_maximum(row: CheckedRow, context: Context) -> Iterator[str | Finding]:
-    """A perfect answer to a row that does not earn the full reward."""
+    """Yields a finding where the perfect answer to a row does not earn the maximum reward."""
     task, sample = context.task, row.sample
     if task is None or sample is None or any(f.kind == "field" for f in row.findings):
         return
@@ -57,7 +57,8 @@ def oracle_below_maximum(row: CheckedRow, context: Context) -> Iterator[str | Fi
 
 
 def oracle_problems(task: Task, sample: Sample, text: str, rounding: float = ROUNDING) -> Iterator[Finding]:
-    """Why `text`, the perfect answer, cannot be scored, or misses more than the share `rounding` of the maximum."""
+    """Yields why `text`, the perfect answer, cannot be scored, or that it falls short of the maximum by more than the
+    share `rounding`."""
     (scored,) = score_group(task, sample, [answer_of(text)], 0)
     if scored.error:
         yield Finding(message=f"scoring the perfect answer {shorten(text)} fails: {scored.error}", id=sample.id)
@@ -66,7 +67,9 @@ def oracle_problems(task: Task, sample: Sample, text: str, rounding: float = ROU
 
 
 def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str, prompt: str) -> Iterator[Finding]:
-    """Tags that `prompt` does not mention, and without which the perfect answer earns less `reward`."""
+    """Yields each tag of the perfect answer that `prompt` does not mention, if the answer earns less without it.
+
+    reward: the reward of a text. oracle: the perfect answer."""
     full = reward(oracle)
     tags: list[str] = [*_TAG.findall(oracle), *(["\\boxed"] if "\\boxed{" in oracle else [])]
     for tag in dict.fromkeys(tags):
@@ -82,7 +85,7 @@ def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str,
 
 
 def is_mentioned(tag: str, prompt: str) -> bool:
-    """Whether a prompt asks for a tag, e.g. by `<answer>`, "answer tags" or "the tag answer"; or for \\boxed."""
+    r"""Whether a prompt asks for a tag, e.g. by `<answer>`, "answer tags" or "the tag answer"; or for \\boxed."""
     if tag == "\\boxed":
         return "boxed" in prompt.lower()
     name = re.escape(tag)
@@ -92,17 +95,16 @@ def is_mentioned(tag: str, prompt: str) -> bool:
 
 
 def without_tag(text: str, tag: str) -> str:
-    """The text with the pairs of a tag, or \\boxed{}, removed and their content kept."""
+    r"""Removes a tag (opening and closing), or \\boxed{}, from a text; the enclosed text stays."""
     if tag == "\\boxed":
         return re.sub(r"\\boxed\{([^{}]*)\}", r"\1", text).replace("\\boxed", "")
     return re.sub(rf"</?{re.escape(tag)}>", "", text)
 
 
 class OracleScore:
-    """The reward parts that `score` alone gives to a perfect answer, and the most that they can be.
+    """The reward parts that `score` gives to a perfect answer, and their maximum.
 
-    Parts of `score_group`, which compare answers or ask services, are left out.
-    """
+    Parts of `score_group`, which compare answers or use services, are left out."""
 
     def __init__(self, task: Task, sample: Sample, text: str):
         self.task, self.sample, self.weights = task, sample, part_weights(task)
@@ -110,7 +112,7 @@ class OracleScore:
         self.parts = self._scored(answer_of(text))
 
     def problems(self, text: str, rounding: float) -> Iterator[Finding]:
-        """Whether the perfect answer earns less than the maximum, with its parts."""
+        """Yields a finding, with the reward parts, if the perfect answer earns less than the maximum."""
         best = {name: (self.weights[name] > 0) * self.task.best_parts.get(name, 1.0) for name in self.parts}
         most = self._combine(best)
         known = {name: best[name] if value * self.weights[name] < max(self.weights[name], 0)
@@ -122,9 +124,9 @@ class OracleScore:
                           "tasks check`, and `vlrl data check` for the rows", id=self.sample.id)
 
     def reward(self, text: str, opened: str = "") -> float:
-        """The reward of any text by these parts; 0 where scoring fails. The text may begin with `opened`, what the chat
-        template has written.
-        """
+        """The reward of any text, computed from these parts; 0 if scoring fails.
+
+        opened: the beginning of the answer that the chat template writes; the text may start with it."""
         try:
             scored = self._scored(answer_of(completion_for(text, opened), opened))
             return self._combine({k: v for k, v in scored.items() if k in self.parts})
@@ -132,7 +134,8 @@ class OracleScore:
             return 0.0
 
     def _maximum_unknown(self, name: str, text: str) -> bool:
-        """Whether the maximum of a part may differ from 1: it depends on the length of the answer, or can be < 0."""
+        """Whether the maximum of a part may differ from 1, because the part depends on the length of the answer or can
+        be negative."""
         values = {self._part(name, replace(answer_of(text), n_tokens=n)) for n in _LENGTHS}
         junk = [value for one in _JUNK if (value := self._part(name, answer_of(one))) is not None]
         return len(values) > 1 or min(junk, default=0.0) < min(0.0, self.parts[name])
@@ -161,13 +164,14 @@ class OracleScore:
 
 
 def answer_of(text: str, opened: str = "") -> Answer:
-    """A text as the loop passes it to a task."""
+    """Converts a text to the Answer that the training loop would pass to a task."""
     return parse_answer(text, n_tokens=max(1, len(text) // 4), opened=opened)
 
 
 @contextmanager
 def original_pixels(task: Task) -> Iterator[None]:
-    """Switches the conversion of coordinates off: rounding to a model's convention is no fault of a task or row."""
+    """Disables the conversion of coordinates, because rounding to a model's convention is not a fault of the task or
+    row."""
     own, task.coordinates = task.coordinates, Coordinates()
     try:
         yield
@@ -176,7 +180,7 @@ def original_pixels(task: Task) -> Iterator[None]:
 
 
 def _rounded(value: Any, field: str = "") -> Any:
-    """A row with its boxes and points rounded to whole pixels, and its way-points to centimetres."""
+    """The row with boxes and points rounded to whole pixels, and way-points to centimetres."""
     if isinstance(value, Mapping):
         return {k: _rounded(v, k) if k in (*_IN_PIXELS, *_IN_METRES) else v for k, v in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Rules of columns that nothing reads, and of boxes that seem to be in another form than the one assumed."""
+"""Rules of columns that nothing reads, and of boxes that seem to be in another format than the assumed one."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _READ_ELSEWHERE = frozenset((*MEDIA_FIELDS, *(
     "environment processed_size coordinates width height duration fps frames frame_times video_start video_end "
     "answer_type element_type platform knobs mask_rle pass_at_k reward_mean answers_scored difficulty_given generator "
     "parent verifier opened").split()))
-"""Fields that samplers, splits, the loop or `vlrl sft` read, or that describe other fields."""
+"""Fields that samplers, splits, the training loop or `vlrl sft` read, or that describe other fields."""
 _BOX_FIELDS = frozenset(("boxes", "box", "points", "action"))
 _SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:box_doubt",
                   "is_bookkeeping": "vlrl.data.sources.unread:is_bookkeeping"})
 _PROBED = 8
-"""Rows of a task that are used to find out which columns it reads."""
+"""Number of rows of a task that are used to find out which columns it reads."""
 _LISTED = 8
 _LONGEST = 60
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Columns that no prompt and no reward reads, in one message with an example of each."""
+    """Yields columns that neither prompt nor reward reads, in one message with an example of each."""
     for task, numbers in _by_task(rows, context.task):
         columns = [_columns(rows[n]) for n in numbers]
         names = dict.fromkeys(name for given in columns for name in given)
@@ -50,7 +50,7 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, 
 
 
 def box_units(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, Finding]]:
-    """Boxes and points that seem not to be corners in pixels, where no setting says what they are."""
+    """Yields boxes and points that seem not to be corners in pixels, if no setting says what they are."""
     form = context.boxes or getattr(getattr(context.task, "data", None), "boxes", "auto")
     checked = form == "auto" and context.canonical and any(not _BOX_FIELDS.isdisjoint(row.row) for row in rows)
     if checked and (found := _SOURCES["doubt"]([row.row for row in rows])):
@@ -74,7 +74,7 @@ def _unread_message(content: Mapping[str, Sequence[Any]], bookkeeping: Sequence[
 
 
 def _by_task(rows: Sequence[CheckedRow], task: Task | None) -> list[tuple[Task | None, list[int]]]:
-    """Each task with the numbers of its readable rows."""
+    """Each task with the indices of its readable rows."""
     groups: dict[int, tuple[Task | None, list[int]]] = {}
     for n, row in enumerate(rows):
         if row.row and not (task and row.sample is None):
@@ -84,7 +84,7 @@ def _by_task(rows: Sequence[CheckedRow], task: Task | None) -> list[tuple[Task |
 
 
 def _columns(row: CheckedRow) -> dict[str, Any]:
-    """The columns of a row that have a value, those of its `meta` included."""
+    """The columns of a row that have a value, including the entries of its `meta`."""
     meta = row.row.get("meta")
     both = {**(meta if isinstance(meta, Mapping) else {}), **row.row}
     return {str(k): v for k, v in both.items() if k not in _READ_ELSEWHERE and v not in (None, "", [], {})

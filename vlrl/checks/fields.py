@@ -1,4 +1,4 @@
-"""Rules of the canonical fields of a row, whatever task reads it."""
+"""Rules of the canonical fields of a row, whatever task reads the row."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from vlrl.rewards.boxes import is_number
 
 Row = Mapping[str, Any]
 LATE = 0.1
-"""Share of the duration by which a span may end after it: spans of published annotations do, by up to a tenth."""
+"""The share of the duration by which a span may exceed it: spans in published annotations exceed it by up to a tenth.
+"""
 SLACK = 1.0
-"""Seconds by which a row's `duration` may differ from the file's."""
+"""Seconds by which a row's `duration` may differ from that of the file."""
 _SHOWN_IN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
              "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
-"""Field -> the kind of media that it refers to."""
+"""Field -> the kind of media that the field refers to."""
 
 
 def field_problems(row: Row) -> Iterator[str]:
-    """Everything wrong with the fields of a row; missing fields are reported by the task."""
+    """Yields everything that is wrong with the fields of a row; missing fields are reported by the task."""
     for name in _CHECKS:
         if row.get(name) is not None and (problem := _CHECKS[name](row)):
             yield problem
@@ -45,7 +46,8 @@ def _text_check(name: str) -> Callable[[Row], str | None]:
 
 
 def unseen_problem(row: Row) -> str | None:
-    """What is wrong with a row that has no image or video, and a field that refers to one; None where nothing is."""
+    """Why a row is inconsistent: a field refers to media, but the row has no image or video. None if it is consistent.
+    """
     field = next((name for name in _SHOWN_IN if row.get(name) is not None), None)
     if field is None or any(row.get(name) for name in MEDIA_FIELDS):
         return None
@@ -72,7 +74,7 @@ def _labels(row: Row) -> str | None:
 
 
 def span_problem(row: Row) -> str | None:
-    """What is wrong with the `spans` of a row; None where nothing is."""
+    """What is wrong with the `spans` of a row; None if they are valid."""
     spans, duration = row["spans"], number(row.get("duration"))
     if problem := spans_problem(spans):
         return problem
@@ -84,10 +86,10 @@ def span_problem(row: Row) -> str | None:
 
 def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
                    ) -> str | None:
-    """Whether the end of a clip, its `duration` or (without one) its `spans` contradict the file.
+    """How the row's `video_end`, `duration` or (without a duration) `spans` contradict the video file; None if they
+    agree.
 
-    clip: seconds of the file `name` that are shown, from `start` to `end`. Returns the contradiction, or None.
-    """
+    clip: seconds of the file `name` that are shown, from `start` to `end`."""
     duration, start = number(row.get("duration")), start or 0.0
     if end is not None and end - start > clip + max(SLACK, LATE * clip):
         return f"video_end={end:g} lies after the end of {name}, which lasts {start + clip:.3g} seconds"
@@ -128,7 +130,8 @@ _CHECKS = Table({
     "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
 })
-"""Field -> what is wrong with a row that has it. Modules named by text are imported only for rows with such a field."""
+"""Field -> function of a row that returns what is wrong with the field, or None. Modules named by a string are imported
+only for rows with such a field."""
 
 
 def _rule(name: str) -> Callable[[CheckedRow, Context], Iterator[str]]:
@@ -150,4 +153,4 @@ def _unseen(row: CheckedRow, context: Context) -> Iterator[str]:
 
 RULES: dict[str, Callable[[CheckedRow, Context], Iterator[str]]] = {
     "unseen": _unseen, **{name: _rule(name) for name in _CHECKS}}
-"""Field -> the rule of rows that have it."""
+"""Field -> the rule of rows that have the field."""

@@ -1,4 +1,4 @@
-"""Rules of many rows together: repeated ids, and rows that are in train and held out too."""
+"""Rules of many rows together: repeated ids, and rows that are both in train and held out."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vlrl.task.environment import has_environment
 
 _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
               "group_key")
-"""Fields that are no part of the question."""
+"""Fields that are not part of the question."""
 _LEAKS = {"row": ("what it asks", "what is held out must not be trained on: take it out of one of the two"),
           "group": ("group_key={}", "a group stays on one side"),
           "media": ("its image or video", "`vlrl data split` keeps them on one side")}
-"""Kind of leak -> what is in both splits, and the way out."""
+"""Kind of leak -> (what is in both splits, how to fix it)."""
 
 
 def side(path: Path, split: object) -> str | None:
-    """train or heldout, by the `split` of a row, else by the name of its file; None for neither."""
+    """"train" or "heldout" by the `split` of a row, or else by the name of its file; None if neither says so."""
     stated = side_of(split) if split is not None else None
     words = path.stem.replace("_", "-").replace(".", "-").split("-")
     return stated or next((name for word in words if (name := side_of(word))), None)
 
 
 def repeated_ids(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Rows whose id an earlier row of their file has."""
+    """Yields rows whose id an earlier row of the same file has."""
     first: dict[Path, dict[str, str]] = {}
     for n, row in enumerate(rows):
         if row.id and (problem := repeated_id(first.setdefault(row.path, {}), row.id, row.where)):
@@ -38,9 +38,9 @@ def repeated_ids(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple
 
 
 def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Held-out rows whose question, `group_key` or media are in train too; media by content, or by path where the
-    content was not read.
-    """
+    """Yields held-out rows whose question, `group_key` or media are in train too.
+
+    Media are compared by content, or by path if the content was not read."""
     task, trained = context.task, dict[tuple[str, str], CheckedRow]()
     for row in rows:
         if row.side == "train":
@@ -56,7 +56,7 @@ def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, s
 
 
 def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Held-out rows whose prompt and media are those of a row in train, whatever else the rows hold."""
+    """Yields held-out rows whose prompt and media equal those of a row in train, whatever their other fields."""
     if (task := context.task) is None:
         return
     trained: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _has_leak(row: CheckedRow) -> bool:
 
 
 def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
-    """Held-out rows with an image that looks like one in train, e.g. resized or compressed again."""
+    """Yields held-out rows with an image that looks like an image in train, e.g. a resized or recompressed copy."""
     shown = {side: {file.sha256: (row, file.look) for row in rows if row.side == side
                     for file in row.files if file.look} for side in ("train", "heldout")}
     own = [look for sha, (_, look) in shown["heldout"].items() if sha not in shown["train"]]
@@ -97,7 +97,7 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[
 
 
 def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:
-    """(kind, value) pairs that must not occur on both sides."""
+    """Yields (kind, value) pairs of a row that must not occur in both train and held-out rows."""
     question: dict[str, Any] = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
     if question and len(row.media_ids) >= len(row.sample.media if row.sample else ()):  # all its media are known
         yield "row", repr((row.media_ids, sorted(question.items(), key=lambda item: item[0])))

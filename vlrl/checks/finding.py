@@ -1,4 +1,5 @@
-"""`Finding`, what every checker reports (of data, tasks and this machine), and findings as lines of text."""
+"""`Finding`, a result of any check (of data, tasks or this machine), and the formatting of findings as lines of text.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +10,38 @@ from typing import Literal
 from vlrl.data.reasons import counted, shape
 
 Level = Literal["ok", "info", "missing", "warning", "error"]
-"""ok: it works. info: worth knowing. missing: something optional is not installed. warning: it may be intended.
-error: a check command exits with code 1, and a run does not start."""
+"""ok: it works. info: worth knowing. missing: something optional is not installed. warning: may be intended. error: a
+check command exits with code 1, and a run does not start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One result of a check of a row, a file, a task, one of its samples, or this machine."""
+    """One result of a check of a row, a file, a task, a sample of a task, or this machine."""
 
     message: str
-    """What is wrong, with the value and the way out; it does not name the row."""
+    """What is wrong, with the value and the remedy; it does not name the row."""
     rule: str = ""
-    """Name of the rule, e.g. "box" or "field/spans"; empty until the rule's name is filled in."""
+    """Name of the rule, e.g. "box" or "field/spans"; empty until Rule.finding sets it."""
     level: Level = "error"
     id: str = ""
-    """Of the row or sample; "" for the file, task or machine as a whole."""
+    """Id of the row or sample; "" for a finding about a file, task or machine."""
     where: str = ""
     """File and line (or number of the row), or the task."""
     text: str = ""
-    """The answer that shows it."""
+    """The answer that shows the fault."""
     more: int = 0
-    """Further findings of the rule that are not listed."""
+    """Number of further findings of the rule that are not listed."""
     fix: str = ""
-    """A command or setting that fixes it, where it is not part of the message."""
+    """A command or setting that fixes the fault, if the message does not contain it."""
 
     @property
     def kind(self) -> str:
-        """The rule's group: its name up to a slash."""
+        """The kind of the rule: its name up to a slash."""
         return self.rule.partition("/")[0]
 
     @property
     def details(self) -> str:
-        """The message, with the sample and the answer that show it."""
+        """The message, with the sample and the answer that show the fault."""
         sample = f"sample {self.id!r}: " if self.id and repr(self.id) not in self.message else ""
         return f"{sample}{self.message}" + (f"  answer: {self.text}" if self.text else "")
 
@@ -49,7 +50,8 @@ class Finding:
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one rule whose messages differ in values only are one group; in the order of each group's first."""
+    """Groups findings of one rule whose messages only differ in values; groups are in the order of their first
+    findings."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.rule, shape(finding.message)), []).append(finding)
@@ -57,12 +59,12 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """One line per group: where its first finding is, the message, and how many more rows have it."""
+    """One line per group of findings: location, id and message of the first finding, and the number of further rows."""
     return [counted(f"{first.where}: {first.id or '(no id)'}: {first.kind}: {first.message}", len(group))
             for group in grouped(findings) for first in group[:1]]
 
 
 def shorten(text: str) -> str:
-    """A text as a Python literal in ASCII; of a long one the beginning and the end."""
+    """The text as a Python literal in ASCII; a long text is reduced to its beginning and end."""
     shown = ascii(text)
     return shown if len(shown) <= 120 else f"{shown[:80]}...{shown[-20:]} ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""What makes two samples the same: digests of media, prompts and whole samples."""
+"""Digests of media, prompts and samples, which are equal for equal content."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from vlrl.types import Media, Sample
 
 
 def media_digest(media: Media) -> str:
-    """Identifies an image or video by its sources (`source_digest`) and the part of it that is shown."""
+    """Digest of an image or video: of its sources (`source_digest`) and of the part that is shown."""
     return _digest([media.kind, media.start, media.end, media.fps, media.times,
                     *map(source_digest, sources_of(media))])
 
 
 def source_digest(source: Any) -> str:
-    """Identifies one source of an image or video: a drawing by its pixels, a file by its first MiB and its size."""
+    """Digest of one source of an image or video: of an image in memory by its pixels, of a file by its first MiB and
+    its size."""
     if isinstance(source, Image.Image):
         try:
             return hashlib.sha256(f"{source.mode}{source.size}".encode() + as_rgb(source).tobytes()).hexdigest()
@@ -37,7 +38,7 @@ def source_digest(source: Any) -> str:
 
 
 def prompt_digest(task: Task, row: CheckedRow) -> str:
-    """Identifies what the model sees of a row: its messages and media. "" where the media are not known."""
+    """Digest of a row's prompt as the model sees it: messages and media. "" if the content of the media is unknown."""
     sample = row.sample
     if sample is None or len(row.media_ids) < len(sample.media):
         return ""
@@ -53,11 +54,11 @@ def _digest(value: Any) -> str:
 
 
 def fingerprint(task: Task, sample: Sample) -> str:
-    """Identifies a sample: id, row, media and messages."""
+    """Digest of a sample: id, row, media and messages."""
     return _digest([sample.id, sample.row, task.messages(sample), *map(media_digest, sample.media)])
 
 
 def unstable_sample(when: str) -> str:
-    """The message about a task whose sample changes `when` it is asked for again."""
+    """The message about a task that returns a different sample at a second request; `when` describes that request."""
     return (f"the sample is another one {when}: draw from random.Random of (self.seed, split, index), never from a "
             "shared generator, hash() or a set")

@@ -1,4 +1,5 @@
-"""Near duplicates among images: resized, recompressed and cropped copies, by perceptual hashes and correlation."""
+"""Finds near duplicates among images (resized, recompressed and cropped copies) by perceptual hashes and correlation.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +20,37 @@ _FLAT = 2.0  # standard deviation of grey values below which an image has too li
 _NEAR = 14  # of 64 bits: largest Hamming distance of hashes for two images to be correlated
 _ALIKE = 0.95  # least correlation of the grey values of duplicates
 Window = tuple[float, float, float, float]
-"""Part of an image: left, top, width and height as shares of its size."""
+"""Part of an image: left, top, width and height as fractions of its size."""
 
 
 class NearDuplicate(NamedTuple):
-    """A held-out row and the most similar row of train, found by the most certain kind of comparison."""
+    """A held-out row and the most similar row of train. If several kinds of comparison match, the most certain one
+    counts."""
 
     heldout: str
-    """Id of the row."""
+    """Id of the held-out row."""
     train: str
-    """Id of the row."""
+    """Id of the row in train."""
     kind: str
-    """same (bytes), look, crop, text, words or meaning."""
+    """How they match: same (bytes), look, crop, text, words or meaning."""
     likeness: float
-    """In [0, 1]: correlation of grey values, share of n-grams, or cosine of words or of embedded texts."""
+    """Similarity in [0, 1]: correlation of grey values, share of n-grams, or cosine of words or text embeddings."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSignature:
-    """What is compared of one image or video of a row."""
+    """The features by which an image or video of a row is compared with others."""
 
     id: str
     sha256: str
     grey: np.ndarray | None = None
-    """[_SIDE, _SIDE] grey values of an image of any shape; None for a video."""
+    """[_SIDE, _SIDE] grey values of an image, resized regardless of its aspect ratio; None for a video."""
     hashes: np.ndarray | None = None
-    """[windows] uint64 perceptual hashes of WINDOWS; None for an image without structure."""
+    """[windows] uint64 perceptual hashes, one per entry of WINDOWS; None for an image without structure."""
 
 
 def _windows() -> list[Window]:
-    """The whole image, and the parts of it that a crop may have left."""
+    """The full image, and the parts of it that a crop might show."""
     windows = [(0.0, 0.0, 1.0, 1.0)]
     for width, height in itertools.product((0.9, 0.75, 0.6), repeat=2):
         steps = [np.linspace(0, 1 - size, round((1 - size) / 0.12) + 2) for size in (width, height)]
@@ -61,15 +63,16 @@ _COSINES = np.cos(np.pi * np.arange(8)[:, None] * (np.arange(_GRID) + 0.5) / _GR
 
 
 def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> ImageSignature:
-    """The signature of an image; with only the first of WINDOWS it cannot be found in crops."""
+    """The signature of an image. With only the first of WINDOWS, the image cannot be recognized in a crop of it."""
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float32)
     return ImageSignature(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
 
 
 def _hashes(values: np.ndarray) -> np.ndarray:
-    """[windows] uint64 of grey values [windows, points]: one bit for each of the 64 lowest frequencies of the cosine
-    transform that is above their median, as in imagehash.phash.
-    """
+    """Perceptual hashes [windows] uint64 of grey values [windows, points].
+
+    A bit is 1 where one of the 64 lowest frequencies of the cosine transform is above their median, as in
+    imagehash.phash."""
     low = _COSINES @ values.reshape(-1, _GRID, _GRID) @ _COSINES.T
     bits = low.reshape(len(low), 64) > np.median(low.reshape(len(low), 64), axis=1, keepdims=True)
     return np.packbits(bits, axis=1).view(np.uint64)[:, 0]
@@ -77,11 +80,11 @@ def _hashes(values: np.ndarray) -> np.ndarray:
 
 def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSignature],
                    progress: Progress = no_progress) -> list[NearDuplicate]:
-    """Finds held-out images that are in train too, at most one match each.
+    """Finds held-out images that are also in train, at most one match for each.
 
-    Kinds: `same` bytes; `look`, a correlation of at least 0.95 between the whole images; `crop`, the same between a
-    part of one and the whole other. Only pairs are correlated that have a hash within 14 of 64 bits.
-    """
+    Kinds: `same` = equal bytes; `look` = a correlation of at least 0.95 between the full images; `crop` = such a
+    correlation between a part of one image and the full other image. Only pairs whose hashes differ in at most 14 of 64
+    bits are correlated."""
     same = {one.sha256: one.id for one in reversed(train)}
     hashed = [one for one in train if one.hashes is not None]
     own_hashes = [one.hashes for one in hashed if one.hashes is not None]
@@ -117,7 +120,8 @@ def _alike(own: ImageSignature, train: Sequence[ImageSignature], known: np.ndarr
 
 
 def _correlation(part: np.ndarray, whole: np.ndarray, window: Window) -> tuple[float, Window]:
-    """The largest correlation of `whole` with a window of `part` near the given one, and that window."""
+    """The largest correlation of `whole` with a window of `part` near the given window, and the window at which it
+    occurs."""
     wanted = _centred(_sampled(whole, np.array([[0.0, 0.0, 1.0, 1.0]])))[0]
     best, at = -1.0, np.array(window)
     for step in (0.06, 0.03, 0.015, 0.0075):

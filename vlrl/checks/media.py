@@ -1,4 +1,4 @@
-"""Rules of what a row says about its images and videos, and of the files themselves."""
+"""Rules of the fields of a row about its images and videos, and of the media files themselves."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _BOX_FIELDS = ("boxes", "box", "points", "action", "tracks")
 
 
 def not_shown(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Media that a row names and its sample does not show."""
+    """Yields media that a row names but its sample does not show."""
     problem = unshown_problem(row.sample, FIELDS, MEDIA_FIELDS, row.root) if row.sample else ""
     if problem:
         yield problem
 
 
 def unusable(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Files that are missing, broken or above a limit."""
+    """Yields media files that are missing, broken or above a limit."""
     for file in row.files:
         if file.problem and not any("video_end=" in f.message for f in row.findings):  # a cut without a frame
             yield file.problem
 
 
 def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
-    """A width and height that are not those of the first image."""
+    """Yields a width and height that differ from those of the first image."""
     size, stated = row.files[0].size if row.files else None, tuple(row.row.get(side) for side in _SIDES)
     if size and all(map(is_number, stated)) and stated != size:
         yield (f"width and height say {stated[0]}x{stated[1]} pixels, {row.files[0].name} is {size[0]}x{size[1]} (EXIF "
@@ -38,7 +38,7 @@ def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def refused(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Images of a size that the model's processor refuses."""
+    """Yields images of a size that the model's processor refuses."""
     for file in row.files:
         problem = context.refusal(file.size) if file.size else ""
         if problem:
@@ -46,7 +46,8 @@ def refused(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def turned(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Boxes and points in a photo with an EXIF orientation: they may refer to the stored or to the shown image."""
+    """Yields a photo with an EXIF orientation in a row with boxes or points, which may refer to the stored or to the
+    rotated image."""
     file = row.files[0] if row.files else None
     if file is None or file.orientation == 1 or not file.size or not any(row.row.get(name) for name in _BOX_FIELDS):
         return
@@ -58,7 +59,7 @@ def turned(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
-    """A duration or span that does not fit the duration of the video."""
+    """Yields a duration or span that contradicts the duration of the video."""
     for file in row.files:
         if file.seconds and not any(f.kind in ("row", "field") for f in row.findings):
             problem = length_problem(row.row, file.seconds, file.name, file.start, file.end)
@@ -67,7 +68,7 @@ def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def boxes(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Boxes and points with swapped corners, or outside of the image."""
+    """Yields boxes and points with swapped corners, or outside of the image."""
     size = row.files[0].size if row.files else None
     for problem in box_problems(row.row, size or tuple(row.row.get(side) for side in _SIDES)):
         if not any(problem.partition(" must ")[0] in f.message for f in row.findings):  # the task may report it too

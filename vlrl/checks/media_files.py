@@ -1,4 +1,4 @@
-"""The media of rows: whether files exist, what their headers say, or all that reading them shows."""
+"""Inspects the media of rows: only whether files exist, also their headers, or their full content."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from vlrl.errors import DataError
 from vlrl.types import Media, Sample
 
 Key = tuple[Path | EmbeddedMedia, str, float | None, float | None]
-"""File, kind (image or video), and the start and end of the part that a row selects, in seconds."""
+"""(file, kind, start, end): kind is image or video; start and end of the selected part are in seconds."""
 _FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
 
 
 def file_keys(media: Media) -> list[Key]:
-    """The files of an image or video: one, or one per frame. Empty for drawn images and for media to be downloaded."""
+    """Keys of the files of an image or video: one, or one per frame. Empty for images in memory and for media to be
+    downloaded."""
     frames = isinstance(media.source, (list, tuple))
     sources = [Path(one) if isinstance(one, str) else one for one in sources_of(media)]
     return [(one, "image", None, None) if frames else (one, media.kind, media.start, media.end) for one in sources
@@ -34,18 +35,19 @@ def file_keys(media: Media) -> list[Key]:
 
 
 def unread_file(key: Key, **facts: object) -> MediaFile:
-    """A file that is not looked at, with what is known of it."""
+    """Describes a file by its key alone, without access to the file."""
     path, _, start, end = key
     return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
 
 
 def check_exists(key: Key) -> MediaFile:
-    """A file that is only checked to exist."""
+    """Describes a file after only checking that it exists."""
     return unread_file(key, problem=missing_file(key[0]) if isinstance(key[0], Path) else "")
 
 
 def read_media(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:
-    """Reads an image, or some frames of a video; `look` adds the signature by which images are compared."""
+    """Reads an image, or some frames of a video. With `look` the result has the signature by which images are compared.
+    """
     path, kind, start, end = key
     try:
         loaded = load(Media(source=path, kind="video" if kind == "video" else "image", start=start, end=end), limits,
@@ -62,7 +64,8 @@ def read_media(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFil
 
 
 def read_header(key: Key, limits: LimitsSettings) -> MediaFile:
-    """Reads the header of an image; one without a readable header is read in full. A video is only checked to exist."""
+    """Reads the header of an image, or the full image if its header is unreadable. Of a video only the existence is
+    checked."""
     found = check_exists(key)
     if found.problem or key[1] == "video":
         return found
@@ -77,7 +80,8 @@ def read_header(key: Key, limits: LimitsSettings) -> MediaFile:
 
 
 def _drawn(media: Media, limits: LimitsSettings | None) -> MediaFile:
-    """An image or video that the task has drawn: its size, and within `limits` whether it can be shown and its hash."""
+    """Describes an image or video that the task holds in memory: its size and, if `limits` are given, its digest and
+    whether it can be loaded."""
     size = next(source.size for source in sources_of(media) if isinstance(source, Image.Image))
     found = MediaFile(name=f"the drawn {media.kind}", size=size)
     try:
@@ -92,10 +96,9 @@ def _drawn(media: Media, limits: LimitsSettings | None) -> MediaFile:
 
 
 def checked_row(samples: Sequence[Sample], n: int, split: str) -> CheckedRow:
-    """The sample number `n` of a split as a row to be checked, or the reason why its row cannot be read.
+    """Sample number `n` of a split as a CheckedRow, whose `error` says why the row cannot be read.
 
-    Ids of samples that code makes are unique over all splits, those of rows within one.
-    """
+    Ids of samples that code makes must be unique over all splits, those of rows only within their split."""
     at = where(samples, n)
     row = CheckedRow(where=at or f"samples({split!r})[{n}]", row={}, path=Path(split if at else ""),
                      side="train" if split == "train" else "heldout")
@@ -107,15 +110,16 @@ def checked_row(samples: Sequence[Sample], n: int, split: str) -> CheckedRow:
 
 
 def with_sample(row: CheckedRow, sample: Sample) -> CheckedRow:
-    """Puts a sample into a row, and returns the row."""
+    """Sets the sample of a CheckedRow and returns the row."""
     row.sample, row.row, row.id = sample, sample.row, sample.id
     return row
 
 
 def with_files(row: CheckedRow, look_at: Callable[[Key], MediaFile], limits: LimitsSettings | None = None
                ) -> CheckedRow:
-    """Adds what `look_at` returns for each file of the sample, and drawn media (within `limits`, whether they can be
-    shown); returns the row.
+    """Sets the `files` of a CheckedRow and returns the row.
+
+    look_at: describes one media file of the sample. limits: if given, media in memory are loaded within these limits.
     """
     media = row.sample.media if row.sample else ()
     row.files = [*(look_at(key) for one in media for key in file_keys(one)),

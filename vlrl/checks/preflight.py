@@ -1,11 +1,10 @@
-"""Checks of data and task before a run: faults that would silently spoil training stop it, with the row and the way
-out.
+"""Checks data and task before a run: faults that would silently spoil training stop the run, with the row and the
+remedy.
 
-The cheap rules of vlrl.checks are applied to the first rows and a seeded sample of the others, by the headers of their
-files, and some answers to the first samples are scored; all without model, processor and torch. `vlrl train`,
-`--dry-run` and `vlrl eval` share this and print one line per rule; `vlrl data check` and `vlrl tasks check` check
-everything.
-"""
+The cheap rules of vlrl.checks are applied to the first rows and a seeded sample of the others, using only the headers
+of media files, and some answers to the first samples are scored. No model, processor or torch is loaded. `vlrl train`,
+`--dry-run` and `vlrl eval` share this module and print one line per rule; `vlrl data check` and `vlrl tasks check`
+check everything."""
 
 from __future__ import annotations
 
@@ -33,26 +32,27 @@ from vlrl.task import Task, task_samples
 from vlrl.types import Sample
 
 FIRST = 4
-"""Samples of each task that are checked in full; with several prompt templates at least one each."""
+"""Number of samples of each task that are checked in full; every prompt template is used at least once."""
 OTHERS = 256
-"""Further rows of each split whose fields and headers are checked."""
+"""Number of further rows of each split whose fields and media headers are checked."""
 _QUICK = 2.0
-"""Seconds for making the samples of all splits; where it takes longer, they are not made again to be compared."""
+"""Time limit in seconds for making the samples of all splits; if that takes longer, they are not made a second time for
+comparison."""
 COMPARED = 20_000
-"""Rows of each split in memory that are compared with one another."""
+"""Number of rows of each split in memory that are compared with one another."""
 
 
 @prints_aside()
 def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = True, *,
           goes_on: bool = False) -> list[str]:
-    """Checks the training samples of a task (or of each task of a mixture) and the held-out ones; returns the warnings.
+    """Checks the training samples of a task (or of each task of a mixture) and the held-out samples; returns the
+    warnings.
 
-    `scored=False` skips the rules of rewards, for supervised fine-tuning. All findings are warnings with
-    `run.checks=warn`; findings of rows are with `goes_on`, for a run that is resumed; and with `data.quarantine` those
-    of some samples only.
+    `scored=False` skips the rules of rewards, for supervised fine-tuning. Errors become warnings with
+    `run.checks=warn`. So do findings of rows with `goes_on`, for a resumed run, and findings that only concern some
+    samples with `data.quarantine`.
 
-    Raises TaskError listing the errors that stop the run.
-    """
+    Raises TaskError listing the errors that stop the run."""
     findings: list[Finding] = []
     begun = time.monotonic()
     splits = {"train": samples, **_heldout(task, config)}
@@ -71,7 +71,7 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
 
 @prints_aside()
 def check_splits(task: Task, config: Config) -> list[str]:
-    """Checks the rows of the evaluated splits only; returns the warnings. Raises TaskError as `check`."""
+    """Checks only the rows of the splits to evaluate; returns the warnings. Raises TaskError as `check` does."""
     train = {"train": task_samples(task, "train")} if "train" in config.eval.splits else {}
     return _stop_or_warn(row_findings(task, {**train, **_heldout(task, config)}, config), config)
 
@@ -90,7 +90,8 @@ def _stop_or_warn(findings: Sequence[Finding], config: Config) -> list[str]:
 
 @prints_aside()
 def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: str) -> list[str]:
-    """A warning for each task whose perfect answer earns less after `opened`, with which the chat template begins."""
+    """A warning for each task whose perfect answer earns less when it follows `opened`, the beginning that the chat
+    template writes."""
     warnings = []
     for own, firsts in _by_task(task, samples, config.data.quarantine) if opened else ():
         prompted = TaskSamples(own, firsts[:1], config.limits).prompted[0]
@@ -112,7 +113,8 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
 
 
 def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
-    """The samples of each split of eval.splits except train; splits that cannot be read are left to the evaluation."""
+    """The samples of each split in eval.splits except train. A split that cannot be read is skipped, as the evaluation
+    reports it."""
     splits: dict[str, Sequence[Sample]] = {}
     for split in config.eval.splits if config.eval.samples else ():
         with suppress(VlrlError):
@@ -125,7 +127,7 @@ def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
 
 
 def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterator[tuple[Task, list[Sample]]]:
-    """Each task with its first samples; a mixture begins with one sample of each task in turn."""
+    """Each task of a mixture with its samples among the first samples, which take the tasks in turn."""
     firsts: dict[int, tuple[Task, list[Sample]]] = {}
     for i in range(min(len(samples), FIRST * len(task.members))):
         try:
@@ -140,7 +142,9 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
 
 
 def _again(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
-    """The first samples made a second time, from a new list where making it is `quick`; [] for rows of files."""
+    """The first samples, made a second time; [] if they are rows of files.
+
+    quick: whether making a list of samples is fast; if not, samples of a list are not made again."""
     own, listed = type(task).samples is not Task.samples, isinstance(samples, (list, tuple))
     if not own or isinstance(samples, Samples) or (listed and not quick):
         return []
@@ -154,8 +158,7 @@ def _again(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
 
 
 def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config) -> list[Finding]:
-    """Findings of the cheap rules for the rows of some splits; of samples that code makes only the first are
-    checked.
+    """Findings of the cheap rules for the rows of some splits; of samples that code makes only the first are checked.
     """
     refusal = image_refusal(config.model, default_refusal)
     rows = [row for split, samples in splits.items() for row in _rows(task, split, samples, config, refusal)]
@@ -166,7 +169,7 @@ def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Con
 
 def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, refusal: Callable[[Size], str]
           ) -> Iterator[CheckedRow]:
-    """The rows of a split that are checked, and rows in memory that are only compared with others."""
+    """Yields the rows of a split that are checked, and rows in memory that are only compared with others."""
     count = len(samples)
     others = min(count, OTHERS) if count and where(samples, 0) is not None else 0
     checked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}
@@ -183,7 +186,7 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """One line per rule: the first sample or row that breaks it, and how many more do."""
+    """One line per rule: the first sample or row that breaks the rule, and the number of others that do."""
     of_tasks: dict[tuple[str, str], list[Finding]] = {}
     of_rows = []
     for finding in findings:

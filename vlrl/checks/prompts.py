@@ -1,4 +1,4 @@
-"""Rules of what the messages of a sample show and ask."""
+"""Rules of the messages of a sample: which media they show, and what they ask."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PLACEHOLDER = re.compile(r"(?<![\w\\])\{(\w+)\}")  # {label}, not \boxed{label}
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The texts of chat messages (system and examples included), one per line."""
+    """The text of chat messages (system and few-shot examples included), joined by newlines."""
     contents = [[{"text": m["content"]}] if isinstance(m["content"], str) else m["content"] for m in messages]
     return "\n".join(part["text"] for content in contents for part in content
                      if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
-    """Media that a row names, or a sample has, and the prompt does not show."""
+    """Yields media that the row names, or the sample has, but the prompt does not show."""
     missing = unshown_problem(sample, FIELDS, MEDIA_FIELDS)
     if missing:
         yield Finding(message=missing, id=sample.id)
@@ -40,7 +40,8 @@ def media_problems(task: Task, sample: Sample) -> Iterator[Finding]:
 
 
 def placeholder_problems(task: Task, sample: Sample, text: str) -> Iterator[Finding]:
-    """Placeholders of a sample's template that its row does not fill, so that its prompt `text` still has them."""
+    """Yields placeholders of the sample's template that are still in the prompt `text`, because the row lacks the
+    field."""
     for name in dict.fromkeys(_PLACEHOLDER.findall(sample.prompt or task.templates[0])):
         if name not in sample.row and f"{{{name}}}" in text:
             yield Finding(message=f"the prompt asks for {{{name}}}, which the row does not have (it has "

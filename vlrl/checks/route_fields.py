@@ -1,4 +1,4 @@
-"""Rules of where a vehicle goes: the fields `plan` and `trajectory`."""
+"""Rules of the fields that describe a vehicle's route: `plan` and `trajectory`."""
 
 from __future__ import annotations
 

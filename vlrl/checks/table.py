@@ -1,4 +1,5 @@
-"""The table of all rules of rows and files, in the order in which they are printed, and their application."""
+"""The table of all rules of rows and files, in the order in which findings are printed, and functions that apply them.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def row_findings(row: CheckedRow, context: Context, *, at_start: bool = False, whole: bool = True) -> list[Finding]:
-    """Applies the row rules, adds their findings to row.findings and returns them.
+    """Applies the rules of rows, adds the findings to row.findings and returns them.
 
-    whole=False leaves out the expensive rules; at_start does too, and takes the levels of the start of a run.
+    whole=False leaves out the expensive rules. at_start does so too, and uses the rules' levels for the start of a run.
     """
     before = len(row.findings)
     for rule in _rules("row", whole and not at_start):
@@ -40,7 +41,7 @@ def row_findings(row: CheckedRow, context: Context, *, at_start: bool = False, w
 
 
 def file_findings(rows: Sequence[CheckedRow], context: Context, *, at_start: bool = False) -> list[Finding]:
-    """Applies the file rules, adds each finding to its row and returns all."""
+    """Applies the rules of files, adds each finding to its row and returns all findings."""
     out = []
     for rule in _rules("file", not at_start):
         for n, message in rule.find(rows, context):

@@ -1,9 +1,7 @@
-"""Rules of a task by a few of its samples: what `score` gives to perfect and other answers, and the prompts.
+"""Rules of a task, checked on a few samples: its prompts, and how `score` rates perfect and other answers.
 
-A rule of scope "task" is `find(samples: TaskSamples)` and yields findings. It looks at `samples.task`,
-`samples.prompted` (the samples under the task's templates in turn) and `samples.trials` (what some answers to them
-earned).
-"""
+A rule of scope "task" is `find(samples: TaskSamples)` and yields findings. It uses `samples.task`, `samples.prompted`
+(the samples, with the task's prompt templates in turn) and `samples.trials` (the scores of some answers to them)."""
 
 from __future__ import annotations
 
@@ -39,9 +37,9 @@ from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Sample
 
 BOUND = 10.0
-"""Largest magnitude of a part that its task does not name in `best_parts`."""
+"""Largest allowed magnitude of a reward part that the task does not list in `best_parts`."""
 SECONDS = 5.0
-"""Time after which no further answers are tried, so that a slow `score` does not delay a run any longer."""
+"""Time limit for trying answers, so that a slow `score` does not delay the start of a run."""
 _MOST_PROMPTED = 8
 _MOST_SCORED = 4
 _ANSWERS = ("", "junk", "1", "<answer>2</answer>", "<think>I look.</think><answer>no</answer>", "\\boxed{B}")
@@ -50,22 +48,22 @@ _FRAMES = VideoSampling(fps=1.0, max_frames=2)  # for the width and height of a 
 
 @dataclass(frozen=True)
 class PromptedSample:
-    """A sample under one of the task's templates."""
+    """A sample with one of the task's prompt templates."""
 
     sample: Sample
     prompt: str
-    """Text of its messages."""
+    """The text of the sample's messages."""
     scored: Sample
-    """The sample as scoring gets it, with the size of its image."""
+    """The sample as `score` receives it, with the size of its image."""
     oracle: str | None
-    """Its perfect answer, in original pixels; None where it is not known, or the task does not score."""
+    """The perfect answer, in original pixels; None if it is unknown, or the task does not score."""
     error: str = ""
-    """Why there is no prompt, image or perfect answer."""
+    """Why the prompt, the image or the perfect answer cannot be made; "" if they can."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer to one sample, scored twice."""
+    """One answer to one sample, scored twice to find scores that change."""
 
     prompted: PromptedSample
     text: str
@@ -81,15 +79,15 @@ class TaskSamples:
     samples: Sequence[Sample]
     limits: LimitsSettings
     scored: bool = True
-    """False skips the rules of rewards."""
+    """Whether the rules of rewards apply."""
     again: Sequence[Sample] = ()
-    """The same samples, made a second time; () where they were not."""
+    """The same samples, made a second time; () if they were not."""
     every: bool = False
-    """Each sample under each template, instead of a few under the templates in turn."""
+    """Whether `prompted` combines each sample with each template, instead of taking the templates in turn."""
 
     @cached_property
     def prompted(self) -> list[PromptedSample]:
-        """The samples under the task's templates."""
+        """The samples with the task's prompt templates."""
         templates = self.task.templates
         count = min(max(len(self.samples), len(templates)), _MOST_PROMPTED) if self.samples else 0
         in_turn = zip(cycle(templates), cycle(self.samples), range(count), strict=False)
@@ -113,12 +111,12 @@ class TaskSamples:
 
     @property
     def rewarded(self) -> bool:
-        """Whether the task alone scores single answers."""
+        """Whether the task scores single answers: it has a `score` and no environment, and rewards are checked."""
         return self.scored and has_score(self.task) and not has_environment(self.task)
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """Scores of perfect and other answers, as many as SECONDS allow."""
+        """Scores of perfect and other answers, as many as fit into the time limit SECONDS."""
         begun, trials = time.monotonic(), list[Trial]()
         with original_pixels(self.task), warnings.catch_warnings(), suppress(VlrlError):  # the oracle's rule reports it
             warnings.simplefilter("ignore")
@@ -132,7 +130,7 @@ class TaskSamples:
 
 
 def _answers_to(prompted: PromptedSample) -> list[str]:
-    """The perfect answer, wrong answers, and the values of the row's fields."""
+    """The perfect answer, wrong answers, and the values of the row's fields, to be tried as answers."""
     values = [str(v) for v in prompted.scored.row.values()
               if isinstance(v, (str, int, float)) and len(str(v)) < 50][:6]
     own = [prompted.oracle] if prompted.oracle is not None else []
@@ -140,12 +138,12 @@ def _answers_to(prompted: PromptedSample) -> list[str]:
 
 
 def has_score(task: Task) -> bool:
-    """Whether a task has a `score` or `score_group` of its own."""
+    """Whether the task defines `score` or `score_group`."""
     return type(task).score is not Task.score or type(task).score_group is not Task.score_group
 
 
 def with_media_size(sample: Sample, limits: LimitsSettings) -> Sample:
-    """The sample with the width and height of its first media in its row, as scoring gets it."""
+    """The sample as `score` receives it: its row has the width and height of its first media."""
     if not sample.media or {"width", "height"} <= sample.row.keys():
         return sample
     width, height = loader.load(sample.media[0], limits, _FRAMES).size
@@ -207,7 +205,7 @@ def _changing_scores(samples: TaskSamples) -> Iterator[Finding]:
 
 
 def changing_score(first: Any, second: Any) -> str:
-    """What is wrong with a score that gives one answer two different sets of parts; "" where they are equal."""
+    """The message about two different scores of the same answer; "" if they are equal."""
     return "" if repr(first) == repr(second) else (
         f"the same answer got {first} and then another score, {second}: a random reward teaches nothing, and no run "
         "can be repeated")
@@ -243,7 +241,7 @@ def _range(samples: TaskSamples) -> Iterator[Finding]:
 
 
 def range_problem(task: Task, name: str, value: Any) -> str:
-    """Why a part is out of its range; "" where it is not, or the part is None or not finite."""
+    """Why the value of a reward part is out of range; "" if it is in range, None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     best = task.best_parts.get(name)
@@ -272,7 +270,7 @@ TASK_RULES: tuple[Rule, ...] = (
 
 
 def task_findings(samples: TaskSamples, *, at_start: bool = False) -> Iterator[Finding]:
-    """Applies the rules of tasks."""
+    """Applies the rules of tasks and yields their findings."""
     for rule in TASK_RULES:
         for found in rule.find(samples):
             yield rule.finding(found, at_start, f"task '{samples.task.name}'", found.id)
