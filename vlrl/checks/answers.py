@@ -85,7 +85,7 @@ def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str,
 
 
 def is_mentioned(tag: str, prompt: str) -> bool:
-    r"""Whether a prompt asks for a tag, e.g. by `<answer>`, "answer tags" or "the tag answer"; or for \\boxed."""
+    r"""Whether a prompt asks for a tag, e.g. by `<answer>`, "answer tags" or "the tag answer"; or for \boxed."""
     if tag == "\\boxed":
         return "boxed" in prompt.lower()
     name = re.escape(tag)
@@ -95,7 +95,7 @@ def is_mentioned(tag: str, prompt: str) -> bool:
 
 
 def without_tag(text: str, tag: str) -> str:
-    r"""Removes a tag (opening and closing), or \\boxed{}, from a text; the enclosed text stays."""
+    r"""Removes a tag (opening and closing), or \boxed{}, from a text; the enclosed text stays."""
     if tag == "\\boxed":
         return re.sub(r"\\boxed\{([^{}]*)\}", r"\1", text).replace("\\boxed", "")
     return re.sub(rf"</?{re.escape(tag)}>", "", text)

@@ -1,7 +1,6 @@
-"""Settings of a run: typed names and defaults (schema), read from YAML files and `key=value` overrides (loading).
+"""The settings of a run: typed names and defaults (schema), read from YAML files and `key=value` overrides (loading).
 
-Functions and classes are chosen by name, or are a user's own path/file.py:name or module:name (registry.resolve).
-"""
+Functions and classes are chosen by name; user code is named path/file.py:name or module:name (registry.resolve)."""
 
 from vlrl.config.loading import (
     config_of,

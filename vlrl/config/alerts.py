@@ -13,7 +13,8 @@ from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate, Setti
 
 
 class AlertSettings(Settings):
-    """Alerts during a run: printed, written to alerts.jsonl, and sent to trackers and a webhook."""
+    """Conditions for alerts during a run. Alerts are printed, written to alerts.jsonl, and sent to trackers and a
+    webhook."""
 
     window: Positive = Field(default=20, description="Number of last steps that reward_drop (which ignores steps "
                              "without a reward) and skipped_above look at.")
@@ -65,7 +66,7 @@ class AlertSettings(Settings):
 
 
 def webhook_problem(url: str) -> str:
-    """What is wrong with a webhook URL, without quoting it; "" where it may be used."""
+    """What is wrong with a webhook URL, without quoting the URL; "" if it is valid."""
     if not all("!" <= c <= "~" for c in url):
         return "is not valid: it contains spaces, or characters that must be written as %XX"
     try:

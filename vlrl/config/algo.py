@@ -11,11 +11,11 @@ from vlrl.config.base import MethodSettings, Named, Names, NonNegative, Positive
 from vlrl.config.sections import PAIRS, section
 
 SUPERVISED = ("supervised", PAIRS)
-"""Losses of `vlrl sft`."""
+"""Values of algo.loss for supervised training (`vlrl sft`)."""
 HEAD_LR = 1e-3
 
 CLIPS = ("clip_low", "clip_high")
-"""Settings of algo that stand for options of algo.loss."""
+"""Settings of algo that are short for options of algo.loss."""
 
 
 class AlgoSettings(Settings):
@@ -82,16 +82,16 @@ class AlgoSettings(Settings):
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss corrects for completions sampled by other weights; a user's own loss is trusted to."""
+        """Whether the loss corrects for completions sampled by other weights; a user's own loss is assumed to."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 
     def chosen(self, setting: str) -> bool:
-        """Whether a setting is not the default."""
+        """Whether a setting differs from its default."""
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Settings of a KL that is not computed, or is computed in another form."""
+        """Yields settings of the KL that have no effect, because no KL is computed, or only in a fixed form."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
@@ -106,7 +106,7 @@ class AlgoSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_names(cls, values: Any) -> Any:
-        """Options without a name belong to the default, as in `algo.loss.dual_clip=3`."""
+        """Adds the default name to options without a name, as in `algo.loss.dual_clip=3`."""
         if not isinstance(values, Mapping):
             return values
         return {key: {"name": cls.model_fields[key].default.name, **value}

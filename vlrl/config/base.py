@@ -18,7 +18,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
-    """A section of settings; unknown names are errors."""
+    """Base class of a section of settings; unknown names are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,40 +33,43 @@ class Settings(BaseModel):
 
 
 class MethodSettings(Settings):
-    """Settings of a method (config/sections.py), and the properties of it that other code asks for."""
+    """Base class of a method's settings (config/sections.py), with the properties of the method that other code needs.
+    """
 
     @property
     def active(self) -> bool:
-        """Whether the method is in use; a section that may be null is in use where it is given."""
+        """Whether the method is active; a section that may be null is active if it is set."""
         return True
 
     def problem(self, config: Any) -> str:
-        """Why other settings of the config exclude the method, with the way out; "" where none does."""
+        """Why the method cannot be combined with other settings of the config, with the remedy; "" if it can."""
         return ""
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """(setting, function, table) of its functions that may read which answers are correct."""
+        """(setting, function, table of its names) for each function of the method that may read which answers are
+        correct."""
         return ()
 
     @property
     def adds_members(self) -> bool:
-        """Whether groups get members that were not sampled under their prompt."""
+        """Whether the method adds rollouts to groups that were not sampled under the group's prompt."""
         return False
 
     @property
     def other_weights(self) -> bool:
-        """Whether some rollouts are sampled by other weights than those that are trained on them."""
+        """Whether some rollouts are sampled by weights other than those that train on them."""
         return False
 
     @property
     def without_zero(self) -> tuple[str, str] | None:
-        """The setting that excludes train.sharding=zero2 and zero3, and the way out; None where none does."""
+        """(setting, remedy) if a setting of the method cannot be combined with train.sharding=zero2 or zero3; else
+        None."""
         return None
 
 
 class Named(BaseModel):
-    """A function chosen by name, with options of its own: `cispo`, or `{name: cispo, cap: 5}`."""
+    """A function chosen by name, with options: `cispo`, or `{name: cispo, cap: 5}`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(min_length=1)
@@ -86,7 +89,7 @@ class Named(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that are set."""
+        """The options that are set, by name."""
         return dict(self.model_extra or {})
 
 
@@ -94,10 +97,9 @@ Names = Annotated[tuple[Named, ...], BeforeValidator(lambda value: [value] if is
 
 
 def refuse_bool(kind: Any, value: Any) -> Any:
-    """Returns the value. Raises ValueError where it is or contains a bool, and the annotation `kind` wants numbers.
+    """Returns the value. Raises ValueError if it is or contains a bool where the annotation `kind` expects numbers.
 
-    Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes.
-    """
+    Pydantic would read true as 1, but `steps=true` or `betas: [true, false]` are mistakes."""
     kinds = _kinds(kind)
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
     if kinds & {int, float} and bool not in kinds and any(isinstance(v, bool) for v in values):

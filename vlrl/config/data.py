@@ -13,7 +13,7 @@ AnswerType = Literal["choice", "number", "count", "yes_no", "math", "chart", "oc
 
 
 class DataSettings(Settings):
-    """The data files that a task reads."""
+    """The data files that a task reads, and how they are read."""
 
     train: str = Field(default="", description="Rows to train on: a file, a folder, a pattern (rows-*.parquet), a "
                        "split of a folder (folder@train), or a data set of the Hugging Face Hub (org/name@train, "
@@ -90,7 +90,7 @@ class DataSettings(Settings):
         return value
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """A shuffle buffer without effect."""
+        """Yields data.stream or data.shuffle_buffer if they have no effect."""
         sampler, buffer = config.curriculum.name, self.shuffle_buffer
         if self.stream and sampler != "uniform":
             yield ("data.shuffle_buffer", buffer, f"curriculum.name={sampler} draws the prompts in its own order, and "

@@ -1,4 +1,5 @@
-"""Names, types, bounds, defaults and descriptions of settings as text, for `--settings` and docs/configuration.md."""
+"""Formats names, types, bounds, defaults and descriptions of settings as text, for `--settings` and
+docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "tex
           Named: "name, or mapping of name and options"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HUGE = 2**63
-"""The bounds of a 64-bit integer are not shown."""
+"""Bounds of this magnitude (those of a 64-bit integer) are not shown."""
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """(name, type in words, default, description) of every setting of a model, nested ones included, in order."""
+    """Yields (name, type as text, default, description) of every setting of a model, nested ones included, in order."""
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind, below = info.annotation, model_of(info) or _below(info.annotation)
         if below is None or get_origin(kind) in (Union, UnionType):
@@ -31,14 +32,14 @@ def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _below(kind: Any) -> type[BaseModel] | None:
-    """The model of nested settings, which may be optional."""
+    """The pydantic model of a nested section, which may be optional; None for a plain setting."""
     args = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return next((one for one in args if isinstance(one, type) and issubclass(one, BaseModel) and one is not Named),
                 None)
 
 
 def type_text(kind: Any, bounds: Sequence[Any] = ()) -> str:
-    """An annotation in words: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
+    """An annotation as text: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
@@ -65,7 +66,7 @@ def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
 
 
 def format_value(value: Any) -> str:
-    """A default as it is written in a config file."""
+    """A default as a config file would write it."""
     if value is None:
         return "null"
     if isinstance(value, Named):

@@ -15,13 +15,14 @@ _BOTH = frozenset({"max_model_len", "memory", "tensor_parallel", "dtype", "eager
                    "proof", "scratch"})
 OWN: dict[str, frozenset[str]] = {
     "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
-"""Engine -> its settings besides `name`."""
+"""Engine -> names of the settings that only this engine (or some engines) has, besides `name`."""
 PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
-"""Settings of an engine that change no completion (locations, time limits), so they may differ on resume."""
+"""Settings of an engine that change no completion (addresses, time limits), so they may differ on resume."""
 
 
 class EngineSettings(Settings):
-    """The inference engine. Each engine has settings of its own (docs/engines.md); those of another are errors."""
+    """The inference engine. Each engine has its own settings (docs/engines.md); settings of another engine are errors.
+    """
 
     name: Literal["hf", "vllm", "vllm_server"] = Field(
         default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "
@@ -113,12 +114,12 @@ class EngineSettings(Settings):
 
     @property
     def renormalises(self) -> bool:
-        """Whether completions are sampled from a part of the vocabulary (top_p, top_k)."""
+        """Whether top_p or top_k restricts sampling to a part of the vocabulary."""
         return self.top_p < 1 or self.top_k > 0
 
 
 def address_of(text: str) -> str:
-    """An address without a slash at its end. Raises ValueError for any other text."""
+    """A server address without trailing slash. Raises ValueError for any other string."""
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
@@ -130,7 +131,7 @@ def address_of(text: str) -> str:
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`old` overridden by `over`, each a name or settings; another engine drops the settings that it does not have."""
+    """Overrides `old` with `over`, each a name or settings; a new engine drops settings that it does not have."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

@@ -33,12 +33,12 @@ class EpisodeSettings(Settings):
 
     @property
     def last(self) -> int | None:
-        """Observations in the context of a turn; None = all."""
+        """Number of observations in the context of a turn; None = all."""
         return None if self.history == "full" else int(self.history.partition(":")[2])
 
 
 class EnvironmentSettings(Settings):
-    """The environment of a task that has none of its own, and where environments run."""
+    """An external environment for a task that does not define one, and where environments run."""
 
     name: tuple[str, ...] = Field(default=(), description="External environment for a task without one of its own "
                                   "(docs/environments.md): path/file.py:Class or module:Class (called with the "

@@ -1,4 +1,4 @@
-"""Validation errors as messages: what is wrong with a setting, and the way out."""
+"""Turns validation errors into messages: what is wrong with a setting, and the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORT.maxstring = _SHORT.maxother = 300  # characters of a value in a message
 
 
 def explained(error: Any) -> str:
-    """One error of pydantic as a message `name=value: what is wrong, and the way out`."""
+    """A pydantic error as a message `name=value: what is wrong, and the remedy`."""
     loc = [str(part) for part in error["loc"]]
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":

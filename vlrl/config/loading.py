@@ -1,13 +1,12 @@
 """Reads settings from YAML files with `extends:` and `key=value` overrides.
 
-A config file holds only the differences from the defaults in schema.py. `extends: other.yaml` (relative to the file, or
-the name of a config that comes with vlrl) is read first; in a list of files later ones win. Paths follow paths.py.
-`tasks.0.weight=2` sets a field of one item of a list; items of `stages` may extend files too. In a config with several
-`tasks`, `task=LABEL` selects one.
+A config file only contains the differences from the defaults in schema.py. The file that `extends` names is read first
+(relative to the file, or the name of a config that comes with vlrl); in a list of files later ones win. Paths are
+resolved by paths.py. `tasks.0.weight=2` sets a field of one item of a list; items of `stages` may extend files too. In
+a config with several `tasks`, `task=LABEL` selects one.
 
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
-with a suggestion. The resolved config is saved in the run folder.
-"""
+with a suggestion. The resolved config is saved in the run folder."""
 
 from __future__ import annotations
 
@@ -32,11 +31,10 @@ from vlrl.errors import ConfigError, RunError, did_you_mean
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Config:
-    """Reads a config file and applies `key=value` overrides and then `settings`, dotted or nested, in order.
+    """Reads a config file, and applies `key=value` overrides and then `settings` (dotted or nested), in order.
 
-    Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty,
-    and a run folder as `model.name` to its newest checkpoint.
-    """
+    Raises ConfigError naming the setting, its value and the remedy. An empty `run.dir` becomes `runs/<stem of the
+    file>`. If `model.name` is a run folder, it becomes the newest checkpoint of that run."""
     path = find_config(path)
     tree = _overridden(_read(path), [*map(_split, overrides), *plain(settings or {}).items()])
     tree.setdefault("run", {})
@@ -46,18 +44,19 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
 
 
 def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
-    """Reads a config file; overrides are words ("train.lr=1e-5") or keywords (steps=20, rollout={"group_size": 4}, and
-    dotted names as **{"rollout.group_size": 4}).
+    """Reads a config file; overrides are strings ("train.lr=1e-5") or keyword arguments (steps=20,
+    rollout={"group_size": 4}, dotted names as **{"rollout.group_size": 4}).
 
-    Raises ConfigError naming the setting, its value and the way out. An empty `run.dir` becomes `runs/<stem>`.
-    """
+    Raises ConfigError naming the setting, its value and the remedy. An empty `run.dir` becomes `runs/<stem of the
+    file>`."""
     return load(path, words, settings)
 
 
 def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Config:
-    """The config of a path, a Config or nested dictionaries (which may say `extends`), overridden by `settings` as in
-    load_config. `run.dir` gets a default only from a path. Raises ConfigError.
-    """
+    """Makes a Config from a path, a Config or nested dictionaries (with `extends`), overridden by `settings` as in
+    load_config.
+
+    An empty `run.dir` gets a default only if the source is a path. Raises ConfigError."""
     if isinstance(source, (str, os.PathLike)):
         return load(source, (), settings)
     if isinstance(source, Config):
@@ -73,7 +72,7 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
 
 
 def _with_model(loaded: Config) -> Config:
-    """The config with a run folder as `model.name` resolved to its newest checkpoint."""
+    """The config with `model.name` resolved to the newest checkpoint if it is a run folder."""
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
@@ -83,7 +82,7 @@ def _with_model(loaded: Config) -> Config:
 
 
 def _with_stages(loaded: Config) -> Config:
-    """Returns the config. Raises ConfigError where the settings of a stage are invalid."""
+    """Returns the config. Raises ConfigError if the settings of a stage are invalid."""
     stages_of(loaded)
     return loaded
 
@@ -99,15 +98,15 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def derived(config: Config, **sections: Any) -> Config:
-    """The config with some sections replaced, validated like a file, as a run writes it and reads it on resume."""
+    """The config with some sections replaced, validated as if read from a file."""
     return validate(plain(config.model_copy(update=sections)))
 
 
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
-    """Each stage with its config: the run's settings overridden by its own, in a folder below the run's.
+    """Each stage with its config: the settings of the run overridden by those of the stage, in a subfolder of the run
+    folder.
 
-    model.name is that of the run. Raises ConfigError naming the stage.
-    """
+    model.name is that of the run. Raises ConfigError naming the stage."""
     base = {name: value for name, value in plain(config).items() if name != "stages"}
     out: list[tuple[StageEntry, Config]] = []
     for i, stage in enumerate(config.stages):
@@ -124,7 +123,8 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
 
 
 def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
-    """A setting times a factor, rounded up for integers. Raises ConfigError where it is not a number."""
+    """The value of a setting times a factor, rounded up for integers. Raises ConfigError if the value is not a number.
+    """
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -135,7 +135,7 @@ def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
 
 
 def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
-    """Raises ConfigError where the last of `stages` contradicts itself or those before it."""
+    """Raises ConfigError if the last of `stages` contradicts itself or an earlier stage."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
     if config.model.name != model:
         raise ConfigError(f"{where}: model.name={config.model.name!r} is not that of the run, {model!r}: stages start "
@@ -164,18 +164,18 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for the settings whose change prevents a resume (all but schema.RESUMABLE)."""
+    """Lines `name: old -> new` for changed settings that prevent a resume (all but schema.RESUMABLE)."""
     a, b = fixed_settings(old), fixed_settings(new)
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """Dotted name -> value of the settings that must not change during a run."""
+    """The settings that must not change during a run: dotted name -> value."""
     return {k: v for k, v in _flatten(config.model_dump(mode="json")).items() if not resumable(k)}
 
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
-    """Raises RunError where a supervised run would be resumed as an RL run, or the other way round."""
+    """Raises RunError if a supervised run would be resumed as an RL run, or the reverse."""
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
@@ -185,16 +185,16 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
-    """(name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
+    """(name, type as text, default, description) of every setting, in order; for `--settings` and the docs."""
     from vlrl.config.descriptions import describe as of_model
 
     return list(of_model(Config))
 
 
 def find_config(name: str | Path) -> Path:
-    """The file of a config: at that path, else the one of that name that comes with vlrl. Raises ConfigError where
-    there is none, or several of vlrl's have the name.
-    """
+    """The path of a config file: `name` if that file exists, or else the shipped config of that name.
+
+    Raises ConfigError if there is none, or if several shipped configs have the name."""
     path = Path(name)
     if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         return path
@@ -212,9 +212,8 @@ def find_config(name: str | Path) -> Path:
 
 
 def shipped(name: str) -> Path | None:
-    """The file of a config that comes with vlrl, by its path in configs/ or the end of that ("gui/gui_g1.yaml" or
-    "gui_g1.yaml"); None without one. Raises ConfigError where several match.
-    """
+    """The path of a config that comes with vlrl, given its path in configs/ or the end of that path ("gui/gui_g1.yaml"
+    or "gui_g1.yaml"). None if there is none; raises ConfigError if several match."""
     name = os.path.normpath(name).removeprefix("configs/")
     place = vlrl.HOME / "configs" / name
     if os.path.isfile(place):
@@ -231,7 +230,7 @@ def _of_vlrl(path: Path) -> str:
 
 
 def shipped_configs() -> list[Path]:
-    """Every config that comes with vlrl; files for launchers are no configs."""
+    """The paths of all configs that come with vlrl, without files for launchers such as accelerate."""
     return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml"))
             if path.parent.name not in ("accelerate", "skypilot")]
 
@@ -259,7 +258,7 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> dict[str, Any]:
-    """Merges each item of `stages` over the files that it extends."""
+    """Merges each item of `stages` over the files that the item extends."""
     if not isinstance(tree.get("stages"), list):
         return tree
     laid = [merge(_parents(folder, stage["extends"], f"{origin}.{i}.extends", ()),
@@ -269,7 +268,7 @@ def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> di
 
 
 def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...]) -> dict[str, Any]:
-    """The merged settings of the file, or list of files, that `extends` names; later ones win."""
+    """The merged settings of the file, or list of files, that `extends` names; later files win."""
     tree: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
         base = folder / str(parent)
@@ -286,7 +285,7 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
 
 
 def _split(word: str) -> tuple[str, Any]:
-    """The name and value of a `key=value` override."""
+    """Splits a `key=value` override into name and parsed value."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
@@ -297,7 +296,7 @@ def _split(word: str) -> tuple[str, Any]:
 
 
 def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Applies overrides: names first, those of single stages last."""
+    """Applies overrides: first names of functions, last those of single stages."""
     for key, value in sorted(_names_first(given), key=lambda setting: setting[0].startswith("stages.")):
         tree = _override(tree, key, value)
         if isinstance(tree.get("stages"), list):
@@ -308,8 +307,7 @@ def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[
 def _stage_override(stage: Any, key: str, value: Any) -> Any:
     """Applies an override of the run to a stage that sets the same section, so that it holds for every stage.
 
-    Files that define the stages themselves are not merged into them.
-    """
+    Files that define `stages` are not merged into a stage."""
     first = key.partition(".")[0]
     if not isinstance(stage, Mapping) or first in ("stages", *StageEntry.model_fields):
         return stage
@@ -320,7 +318,7 @@ def _stage_override(stage: Any, key: str, value: Any) -> Any:
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Applies one override; `extends` merges a complete config file."""
+    """Applies one override; for the key `extends` it merges a complete config file."""
     if key == "extends":
         return merge(tree, _parents(Path(), value, "extends", ()))
     label = value if key in ("task", "task.name") and isinstance(value, str) else ""
@@ -336,7 +334,7 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """Selects one of `tasks`, by label, as the `task`."""
+    """Replaces `tasks` by the `task` with the label `wanted`."""
     entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
     given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
@@ -351,9 +349,8 @@ def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
 
 
 def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Sorts overrides so that names come before their options, as a new name drops the options of the old one:
-    `algo.loss.cap=5 algo.loss=cispo` works in any order.
-    """
+    """Sorts overrides so that names precede options, because a new name drops the options of the old one:
+    `algo.loss.cap=5 algo.loss=cispo` works in any order."""
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
              for key, info in model.model_fields.items() for end in ("", ".name") if info.annotation is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}

@@ -1,4 +1,4 @@
-"""Merging of settings: a config file over the one that it extends, overrides over a file, a stage over its run."""
+"""Merges settings: a config file over the file that it extends, overrides over a file, a stage over its run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from vlrl.errors import ConfigError
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
-    """Merges `over` into `base`: dictionaries are merged, everything else is replaced.
+    """Merges `over` into `base`: dictionaries are merged recursively, all other values are replaced.
 
     A dictionary of indices such as {"0": {...}} changes these items of a list; the names in `presets` accumulate.
-    `model` is the model of these settings. Where it has a Named, the curriculum or the engine, a new name drops the
-    options of the old one.
-    """
+    `model` is the pydantic model of these settings. For a Named, the curriculum and the engine, a new name drops the
+    options of the old one."""
     out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
     for key, value in over.items():
         old, kind = out.get(key), kind_of(model, key)
@@ -47,7 +46,7 @@ def _is_index(key: Any) -> bool:
 
 
 def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
-    """A list with some of its items changed; an item that is a name becomes a dictionary with that name."""
+    """A list with some items changed; an item that is a plain name becomes a dictionary with that name."""
     out = list(old)
     for index, value in over.items():
         if int(index) >= len(out):
@@ -58,9 +57,9 @@ def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]
 
 
 def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings algo.* without a clip range that `over` sets again: algo.clip_low and algo.loss.clip_low are the
-    same setting, and the later one counts.
-    """
+    """The settings algo.* without the clip bounds that `over` sets again.
+
+    algo.clip_low and algo.loss.clip_low are the same setting, of which the later one counts."""
     out, later = dict(base), over.get("loss")
     for name in CLIPS:
         if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
@@ -77,7 +76,7 @@ def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) ->
 
 
 def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A new sampler drops the options of the old one, but not the filters."""
+    """Merges curriculum settings: a new sampler drops the options of the old one, but not the filters."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = CurriculumSettings().name
     if after.get("name", before.get("name", default)) != before.get("name", default):
@@ -86,7 +85,7 @@ def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any
 
 
 def kind_of(model: Any, key: str) -> Any:
-    """The type of a setting of a model; for an optional setting the type besides None."""
+    """The type of a setting of a model; for an optional setting the type other than None."""
     info = getattr(model, "model_fields", {}).get(key)
     if info is None:
         return None

@@ -35,7 +35,7 @@ class LoraSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The model, its trainable parts, and the size at which it gets images and videos."""
+    """The model, its trained parts, and the resolution of images and videos."""
 
     name: str = Field(default="", description="Hub name or folder of the model; for a run folder its newest checkpoint "
                       "is taken.")
@@ -69,7 +69,7 @@ class ModelSettings(Settings):
 
     @property
     def frame_pixels(self) -> tuple[int | None, int | None]:
-        """Fewest and most pixels of a video frame."""
+        """The minimum and maximum number of pixels of a video frame."""
         low, high = self.video_min_pixels, self.video_max_pixels
         return self.min_pixels if low is None else low, self.max_pixels if high is None else high
 
@@ -109,7 +109,7 @@ class ModelSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """The optimizer, micro-batches, and how training is spread over processes."""
+    """The optimizer, micro-batches, and the distribution of training over processes."""
 
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(

@@ -86,11 +86,11 @@ _NAMES = {
     "algo.critic.gamma": "gamma",
     "algo.critic.lam": "lam",
 }
-"""Setting -> its names elsewhere: the part after the last dot, or the full name where that part is ambiguous."""
+"""Setting -> its names in other frameworks: the part after the last dot, or the full name if that part is ambiguous."""
 
 
 _MOST = 5
-"""Settings of a section that a message translates at most."""
+"""Maximum number of settings of a section that a message translates."""
 
 
 def translation(name: str) -> str:

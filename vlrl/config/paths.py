@@ -1,8 +1,7 @@
-"""Paths in a config file are relative to the file's folder, or else to the working directory.
+"""Resolves paths in a config file: relative to the file's folder, or else to the working directory.
 
-Paths on the command line, and `run.dir`, are relative to the working directory only. A pattern (`rows-*.jsonl`) counts
-as found where it matches a file.
-"""
+Paths on the command line, and `run.dir`, are relative to the working directory only. A pattern (`rows-*.jsonl`) exists
+if it matches a file."""
 
 from __future__ import annotations
 
@@ -17,19 +16,18 @@ _SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", 
              ("data", "media_roots"), ("model", "name"), ("engine", "key_file")}
 _CODE = re.compile(r"(?s)(.+\.py)(:\w+)?")
 _folders: dict[str, Path] = {}
-"""Relative path found in neither folder -> folder of the config file that names it; for messages."""
+"""For messages: relative path that exists in neither folder -> folder of the config file that contains it."""
 
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings of a config file in `folder`, with each path that exists there joined to it.
+    """The settings of a config file in `folder`; paths that exist relative to that folder are joined with it.
 
-    Paths are the settings in _SETTINGS, in `tasks` too, and every `path/file.py:name`.
-    """
+    Paths are the settings in _SETTINGS, also inside `tasks`, and every `path/file.py:name`."""
     return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 
 def searched_in(value: str) -> str:
-    """The two paths at which a relative path was looked for, as the end of a message; "" where there was only one."""
+    """The end of a message: the two locations at which a relative path was looked for; "" if there was only one."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 

@@ -1,4 +1,4 @@
-"""Settings as plain values and as YAML, which reads back as the same settings (config.yaml of a run)."""
+"""Converts settings to plain values and to YAML, which reads back as the same settings (config.yaml of a run)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from vlrl.errors import ConfigError
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Nested settings as values of YAML: paths as texts, numbers of NumPy as Python's.
+    """Nested settings as YAML values: paths become strings, NumPy numbers Python numbers.
 
-    Raises ConfigError naming the setting for any other value.
-    """
+    Raises ConfigError naming the setting for any other type."""
     if isinstance(value, BaseModel):
         return plain(value.model_dump(), name)
     if isinstance(value, Mapping):

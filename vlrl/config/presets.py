@@ -1,14 +1,13 @@
-"""Presets: files in configs/algorithms, curricula and stages that extend any config, with a header about themselves.
+"""Presets: files in configs/algorithms, curricula and stages that extend any config, with a header that describes them.
 
     preset:
-      for: recall.yaml                              # a shipped config with which it is its paper's method
-      needs: {episodes: its credit is by turn}      # what a config has to provide (NEEDS), and why
-      cost: a pass of the reference                 # compared with the run without it
+      for: recall.yaml                              # a shipped config that, with the preset, is the paper's method
+      needs: {episodes: its credit is by turn}      # what a config must provide (NEEDS), and why
+      cost: a pass of the reference                 # compared with the run without the preset
       paper: arXiv 2505.10978
 
-The loader moves this section out of the settings and adds the name of the file to `presets`, so that a run can report
-needs of its presets that its config does not meet (tools/machine/needs.py).
-"""
+The loader removes this section from the settings and adds the name of the file to `presets`, so that a run can report
+needs of its presets that its config does not meet (tools/machine/needs.py)."""
 
 from __future__ import annotations
 
@@ -46,14 +45,14 @@ NEEDS = {
     "writes": "answers that contain this, which settings cannot show",
     "unbuilt": "something that this version does not have",
 }
-"""First word of a need -> what it asks for; the rest of the need says which."""
+"""First word of a need -> what the need requires; further words are its argument."""
 _WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
 MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
-"""Presets of earlier versions -> the preset that replaces them."""
+"""Presets of earlier versions -> the preset that replaces each of them."""
 
 
 class Header(Settings):
-    """The section `preset` of a file."""
+    """The section `preset` of a preset's file."""
 
     task: str = Field(alias="for", min_length=1)
     needs: dict[str, str] = {}
@@ -78,7 +77,7 @@ class Header(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A row of `vlrl presets`."""
+    """A preset, as listed by `vlrl presets`."""
 
     name: str
     kind: str
@@ -93,9 +92,9 @@ class Preset:
 
 
 def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a file with its section `preset` replaced by its name in `presets`. Raises ConfigError where the
-    section is not a valid Header.
-    """
+    """The settings of a file, with its section `preset` replaced by an entry in `presets`.
+
+    Raises ConfigError if the section is not a valid Header."""
     out = dict(tree)
     if SECTION in out:
         _checked(out.pop(SECTION), path)
@@ -111,7 +110,7 @@ def name_of(path: Path) -> str:
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset of a name in `presets`; None where the file no longer exists or is no preset."""
+    """The preset with a name in `presets`; None if the file no longer exists or is not a preset."""
     path = vlrl.HOME / "configs" / name
     if not path.is_file():
         return None
@@ -124,13 +123,13 @@ def find_preset(name: str) -> Preset | None:
 
 
 def shipped() -> list[Preset]:
-    """Every preset that comes with vlrl, by kind and name."""
+    """All presets that come with vlrl, sorted by kind and name."""
     files = [path for folder in KINDS for path in sorted((vlrl.HOME / "configs" / folder).glob("*.yaml"))]
     return [preset for path in files if (preset := find_preset(name_of(path)))]
 
 
 def moved_hint(name: str) -> str:
-    """The end of a message about a preset that an earlier version had; "" for any other name."""
+    """The end of a message about a preset that was renamed since an earlier version; "" for any other name."""
     return next((f" It is now {now}." for old, now in MOVED.items() if f"/{name}".endswith(f"/{old}")), "")
 
 

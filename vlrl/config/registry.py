@@ -1,4 +1,4 @@
-"""Functions and classes by name, `module:name` or `path/file.py:name`, and the handling of users' code."""
+"""Looks up functions and classes by name, `module:name` or `path/file.py:name`, and handles errors of user code."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NOT_OWN = ("<", str(Path(__file__).parents[1]) + os.sep, *{sysconfig.get_path(k
                                                         for k in ("stdlib", "purelib", "platlib")})
 
 FILE_MODULE = "vlrl_user_file_"
-"""Prefix of the names of modules from files."""
+"""Prefix of the names of modules that are loaded from files."""
 
 FOLDERS: set[Path] = set()
-"""Folders that are on sys.path only because a file was loaded from them."""
+"""Folders that were added to sys.path because a file was loaded from them."""
 
 
 class MissingFile(ConfigError):
-    """A file with code does not exist."""
+    """A file that should contain user code does not exist."""
 
 
 class Table(MutableMapping[str, Any]):
-    """Variants by name. An entry may be a text `module:name`, whose module is imported when the entry is looked up.
+    """Functions or classes by name. An entry may be a string "module:name", which is imported when the entry is looked
+    up.
 
-    So a run loads only what it uses, and a package can name modules of higher layers without importing them.
-    """
+    So a run only imports what it uses, and a package can name modules of higher layers without importing them."""
 
     def __init__(self, entries: Mapping[str, Any]):
         self._entries = dict(entries)
@@ -69,12 +69,13 @@ class Table(MutableMapping[str, Any]):
 
 
 def module(name: str) -> ModuleType:
-    """Imports a module by its name; nothing else does."""
+    """Imports a module by name. All dynamic imports by name in vlrl go through this function."""
     return importlib.import_module(name)
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function or class of a name. Raises ConfigError naming `setting` where there is none."""
+    """The function or class with a name in `table`, or in user code. Raises ConfigError naming `setting` if there is
+    none."""
     if name in table:
         return table[name]
     place, colon, attribute = name.partition(":")
@@ -104,9 +105,9 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 
 def file_module(path: Path) -> ModuleType:
-    """The module of a file, executed once per process. Raises MissingFile, and whatever the file raises.
+    """The module of a file, which is executed once per process. Raises MissingFile, or any error of the file.
 
-    It can import modules of its folder, which is appended to sys.path so that none of them shadows another module.
+    The file can import modules in its folder, which is appended to sys.path so that they do not shadow other modules.
     """
     if not os.path.isfile(path):
         raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
@@ -132,29 +133,30 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """An error and its location in the user's own code: `path/file.py:3: SyntaxError: invalid syntax`.
+    """An error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`.
 
-    The location is the last frame outside of vlrl and installed packages; without any it is omitted.
-    """
+    The location is the last stack frame outside of vlrl and installed packages; it is omitted if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
     return f"{place(error)}{type(error).__name__}: {error}"[:500]
 
 
 def place(error: BaseException) -> str:
-    """`path/file.py:3: `, the last frame outside of vlrl and installed packages; "" without any."""
+    """The location of an error in user code, as `path/file.py:3: `; "" if there is none.
+
+    It is the last stack frame outside of vlrl and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""
 
 
 def _is_own(filename: str) -> bool:
-    """Whether code is the user's: neither vlrl's nor of a package installed in any environment."""
+    """Whether a file is user code: neither part of vlrl nor of an installed package."""
     return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Redirects prints of users' code to standard error, as standard output is for results. Also a decorator."""
+    """Redirects what user code prints to standard error, as standard output is for results. Also a decorator."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

@@ -14,11 +14,11 @@ from vlrl.config.base import Count, MethodSettings, Named, Positive, Settings
 from vlrl.config.sections import default_of, section
 
 _FACTOR = BeforeValidator(lambda v: {"name": "fixed", "factor": v} if isinstance(v, (int, float)) else v)
-"""curriculum.oversample=2 is short for the fixed factor 2."""
+"""Shorthand: curriculum.oversample=2 is the rule `fixed` with factor 2."""
 
 
 class RolloutSettings(Settings):
-    """How many completions a step samples, how, and how often they are trained on."""
+    """How completions are sampled in a step, and how often they are trained on."""
 
     prompts_per_step: Positive = Field(default=32, description="Prompts per step, over all processes.")
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Completions per prompt.")
@@ -47,7 +47,8 @@ class RolloutSettings(Settings):
 
     @property
     def one_update(self) -> bool:
-        """Whether a batch of rollouts has one optimizer step, so that the policy is still the one that sampled."""
+        """Whether a batch of rollouts has a single optimizer step, so that it is trained on by the policy that sampled
+        it."""
         return self.updates * self.minibatches == 1
 
     @model_validator(mode="after")
@@ -66,7 +67,7 @@ class RolloutSettings(Settings):
 
 
 class AsyncSettings(Settings):
-    """Generation during the update: completions of later steps are sampled meanwhile (docs/asynchronous.md)."""
+    """Asynchronous generation: completions of later steps are sampled during the update (docs/asynchronous.md)."""
 
     max_staleness: Count = Field(default=0, description="Most steps between the weights that sample a completion and "
                                  "the weights trained on it. 0 = generate, then update; 1 = a step's completions are "
@@ -75,7 +76,7 @@ class AsyncSettings(Settings):
                                  "engine keeps a copy of the model for it.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Why other settings exclude it, with the way out; "" where none does."""
+        """Why asynchronous generation cannot be combined with other settings, with the remedy; "" if it can."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
@@ -91,7 +92,7 @@ class AsyncSettings(Settings):
 
 
 class CurriculumSettings(Settings):
-    """Which samples are drawn, and which groups are trained on. Further keys are options of the sampler."""
+    """Which samples are drawn, and which groups are trained on. Additional keys are options of the sampler."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str = Field(default="uniform", min_length=1, description="Sampler of prompts: uniform, sequential, sec, ... "
@@ -121,7 +122,7 @@ class CurriculumSettings(Settings):
         return Named(name=self.name, **(self.model_extra or {}))
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Oversampling without a selection, and a selection without oversampling."""
+        """Yields curriculum.oversample without a selection, and curriculum.select without oversampling."""
         oversample, select = self.oversample, self.select
         alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
             oversample.name == "ema" and oversample.options.get("most", 4) == 1)

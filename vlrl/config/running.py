@@ -12,7 +12,7 @@ from vlrl.config.base import Count, Fraction, NonNegative, Positive, Settings
 
 
 class RunSettings(Settings):
-    """The run folder, and what may start in it."""
+    """The run folder, and checks before the run starts."""
 
     dir: str = Field(default="", description="The run folder; empty = runs/<config stem>.")
     steal_lock: bool = Field(default=False, description="Take over a run folder that is locked by a run on another "
@@ -57,7 +57,7 @@ class SaveSettings(Settings):
 
 
 class StoreSettings(Settings):
-    """What is stored of the rollouts."""
+    """What is stored of each rollout."""
 
     media: Literal["copy", "link", "none"] = Field(default="copy", description="How media are stored in the run "
                                                    "folder: copied, as links, or not.")
@@ -67,7 +67,7 @@ class StoreSettings(Settings):
 
 
 class LogSettings(Settings):
-    """What is printed and sent to trackers during the run."""
+    """What is printed during the run, and sent to trackers."""
 
     trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
         default=(), description="Trackers that get the metrics, in addition to metrics.jsonl.")
@@ -80,13 +80,13 @@ class LogSettings(Settings):
     samples_every: Count = Field(default=10, description="Steps between printed sample completions; 0 = never.")
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Images that no tracker gets."""
+        """Yields log.pictures if no tracker receives images."""
         if self.pictures and not self.trackers:
             yield "log.pictures", self.pictures, "log.trackers=[]: no tracker gets them"
 
 
 class LimitsSettings(Settings):
-    """Limits at which a run stops or skips something, and timeouts."""
+    """Limits at which a run stops or skips an input, and timeouts."""
 
     prompt_tokens: Positive = Field(default=16384, description="A longer prompt is rejected, never truncated.")
     rejected: Fraction = Field(default=0.5, description="Stop where more than this share of the drawn prompts is "

@@ -1,7 +1,6 @@
-"""`Config`, all settings of a run: its sections, each defined in a module of its own, and rules across sections.
+"""`Config`, all settings of a run: the sections, each defined in its own module, and rules across sections.
 
-Each setting has a name, type, default, bounds and description; loading.py reads settings from files.
-"""
+Each setting has a name, type, default, bounds and description; loading.py reads settings from files."""
 
 from __future__ import annotations
 
@@ -37,13 +36,11 @@ RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts",
              *(f"{name}.{place}" for name, entry in SECTIONS.items() for place in entry.places))
 """Settings and sections that may differ between a checkpoint and the run that resumes from it."""
 SHORT = ("engine", "task", "curriculum")
-"""Sections that may be given as a text, which is then their `name`."""
+"""Sections that may be written as a string, which sets their `name`."""
 
 
 def resumable(name: str) -> bool:
-    """Whether the setting `name`, e.g. engine.servers, may differ between a checkpoint and the run that resumes from
-    it.
-    """
+    """Whether a setting, e.g. engine.servers, may differ between a checkpoint and the run that resumes from it."""
     return any(name == one or name.startswith(f"{one}.") for one in RESUMABLE)
 
 
@@ -89,9 +86,8 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, values: Any) -> Any:
-        """Expands `engine: hf`, `task: grounding` and `curriculum: sec` to their `name`; `task: null` removes a base's
-        task.
-        """
+        """Expands `engine: hf`, `task: grounding` and `curriculum: sec` to set `name`; `task: null` removes the task of
+        an extended file."""
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
             named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}
@@ -140,17 +136,18 @@ class Config(Settings):
 
     @property
     def each_task(self) -> Sequence[TaskSettings]:
-        """The settings of every task: one, or those of `tasks`."""
+        """The settings of every task: those of `task`, or of each entry of `tasks`."""
         return self.tasks or (self.task,)
 
     @property
     def task_name(self) -> str:
-        """The name of the task, or the labels of several."""
+        """The name of the task, or the labels of `tasks`."""
         return " + ".join(entry.label for entry in self.tasks) or self.task.name
 
     @property
     def shares(self) -> dict[str, float]:
-        """Label -> weight of each task; {} where none has a weight, so that one sampler draws from all tasks."""
+        """The weight of each task by label; {} if no task has a weight, so that a single sampler draws from all tasks.
+        """
         if all(entry.weight is None for entry in self.tasks):
             return {}
         return {entry.label: 1.0 if entry.weight is None else entry.weight for entry in self.tasks}

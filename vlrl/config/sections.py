@@ -1,13 +1,12 @@
 """Sections of the config that belong to methods: the only list of methods. No torch.
 
-A method is a folder with `settings.py`, a MethodSettings without torch, and the method itself (algo/method.py). Both
-are named by text here. The settings are imported where the config sets the section or its default is not null, the
-method where its section is active.
+A method is a folder with `settings.py`, which defines a MethodSettings and imports no torch, and the method itself
+(algo/method.py). This table names both as strings. The settings are imported if the config sets the section or its
+default is not null, the method if its section is active.
 
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(default_factory=...)
 
-Hooks are called, and gradients added, in the order of SECTIONS.
-"""
+Hooks are called, and gradients added, in the order of SECTIONS."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from vlrl.config.registry import Table
 
 
 class Entry(NamedTuple):
-    """A section's settings and method, as `module:name`."""
+    """The settings and the method of a section, as "module:name"."""
 
     settings: str
     method: str
     places: tuple[str, ...] = ()
-    """Its settings that change no result (locations, timeouts), so they may differ on resume."""
+    """Settings of the section that change no result (addresses, timeouts), so they may differ on resume."""
 
 
 SECTIONS = {
@@ -46,41 +45,41 @@ SECTIONS = {
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
-"""Section -> the class of its method."""
+"""Section -> class of its method."""
 GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
-"""Variants of rollouts made by methods: a second attempt (algo.guided), and a rollout that a second attempt has
-replaced in its group."""
+"""Names of the variants that mark rollouts of algo.guided: a retry, and a rollout that a retry replaced in its group.
+"""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",
 })
-"""What an advantage may require of a method (algo.inputs.requires) -> function of (config, advantage's name) that
-returns why it is not available, or ""."""
+"""Data of a method that an advantage may require (algo.inputs.requires) -> function of (config, name of the advantage)
+that returns why the data are unavailable, or ""."""
 
 PAIRS = "bradley_terry"
-"""The loss that trains a reward model on pairs of answers."""
+"""The value of algo.loss that trains a reward model on pairs of answers."""
 
 HEADS = Table({
     "algo.critic": "vlrl.methods.critic.gae:of_run",
     f"algo.loss={PAIRS}": "vlrl.methods.preferences.head:of_run",
 })
-"""Section, or loss, with a head of its own (models/heads.py) -> function of (config, width, device) that makes it."""
+"""Section, or value of algo.loss, that needs a separate head (models/heads.py) -> function of (config, width, device)
+that makes the head."""
 WITHOUT_HEAD = {
     "algo.critic": "algo.critic=null and an advantage without a critic, such as algo.advantage=grpo",
     f"algo.loss={PAIRS}": "another algo.loss",
 }
-"""Key of HEADS -> settings that need no head."""
+"""Key of HEADS -> for messages: settings that need no head."""
 
 
 def head_of(config: Any) -> str:
-    """The key of HEADS that a config needs; "" where it needs no head."""
+    """The key in HEADS of the head that a config needs; "" if it needs none."""
     asking = (*(name for name, _ in active(config)), f"algo.loss={config.algo.loss.name}")
     return next((name for name in asking if name in HEADS), "")
 
 
 class SectionMarker:
-    """Marks a field as the section of a method in its annotation; its values are validated by that section's
-    settings.
+    """Annotation that marks a field as the section of a method; values are validated by that method's settings class.
     """
 
     def __init__(self, name: str):
@@ -94,7 +93,7 @@ class SectionMarker:
         return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any, otherwise: Callable[[Any], Any]) -> Any:
-        """Null, where allowed, is validated by the annotation."""
+        """Validates a value by the settings class of the method; null is validated by the field's annotation."""
         return otherwise(value) if value is None else self.model.model_validate(value)
 
 
@@ -102,17 +101,17 @@ section = SectionMarker
 
 
 def default_of(name: str) -> Callable[[], MethodSettings]:
-    """The factory for the default of a section that is never null."""
+    """A factory of the default value of a section that is never null."""
     return lambda: _SETTINGS[name]()
 
 
 def model_of(info: FieldInfo) -> type[MethodSettings] | None:
-    """The settings model of a field that is the section of a method; None for other fields."""
+    """The settings class of a field that is the section of a method; None for other fields."""
     return next((one.model for one in info.metadata if isinstance(one, SectionMarker)), None)
 
 
 def active(config: Any) -> Iterator[tuple[str, MethodSettings]]:
-    """The active sections with their settings, in the order of SECTIONS."""
+    """Yields (section, settings) of the active methods, in the order of SECTIONS."""
     for name in SECTIONS:
         settings = config
         for field in name.split("."):

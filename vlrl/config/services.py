@@ -1,4 +1,4 @@
-"""The settings `services.*`: models that rewards use, such as judges; see vlrl/services."""
+"""The settings `services.*`: models that rewards use, such as LLM judges; see vlrl/services."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class JudgeSettings(Settings):
 
 
 class ClipSettings(Settings):
-    """A CLIP model: cosines between embeddings of images and texts, for rewards."""
+    """A CLIP model, for rewards from cosine similarities of image and text embeddings."""
 
     name: str = Field(default="", description="Folder or hub name, e.g. openai/clip-vit-base-patch32 or "
                       "google/siglip-base-patch16-224; empty = none. Runs on the policy's device, in float32.")
@@ -76,7 +76,7 @@ class RewardModelSettings(Settings):
 
 
 FOLLOWS = {"start": "frozen", "ema": "ema"}
-"""services.reference -> algo.reference."""
+"""Value of services.reference -> value of algo.reference."""
 
 
 class ServicesSettings(Settings):
@@ -97,7 +97,8 @@ class ServicesSettings(Settings):
 
 
 def with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with algo.reference set as services.reference says. Raises ValueError where the two contradict."""
+    """The settings with algo.reference set according to services.reference. Raises ValueError if both are set and
+    disagree."""
     services, algo = values.get("services") or {}, values.get("algo") or {}
     requested = services.get("reference") if isinstance(services, Mapping) else None
     if not isinstance(requested, str) or requested not in FOLLOWS or not isinstance(algo, Mapping):

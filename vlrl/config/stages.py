@@ -1,4 +1,5 @@
-"""The settings `stages`, `rounds` and `merge`: a run of several stages, each starting from the weights of another."""
+"""The settings `stages`, `rounds` and `merge`: a run of several stages, each starting from the weights of another
+stage."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _NOT_OF_A_STAGE = ("stages", "resume")
 
 
 class StageEntry(BaseModel):
-    """One stage of `stages`; further keys are settings that override those of the run."""
+    """One stage in `stages`; additional keys are settings that override those of the run."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(description="Name of the stage, and of its folder in the run folder.")
@@ -52,12 +53,13 @@ class StageEntry(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that it overrides, nested."""
+        """The settings that the stage overrides, nested."""
         return dict(self.model_extra or {})
 
 
 class RoundsSettings(Settings):
-    """Stages of kind `rounds`: sample answers, keep some right ones, and train on them (rejection sampling)."""
+    """Stages of kind `rounds`: sample answers, keep some of the correct ones, and train on them (rejection sampling).
+    """
 
     count: Positive = Field(default=3, description="Number of rounds.")
     prompts: Positive = Field(default=256, description="Prompts per round, in the order of the training rows; the next "
@@ -95,7 +97,7 @@ class MergeSettings(Settings):
 
 
 def check_stage_names(stages: Sequence[StageEntry]) -> None:
-    """Raises ValueError where two stages have the same name."""
+    """Raises ValueError if two stages have the same name."""
     names = [stage.name for stage in stages]
     for i, name in enumerate(names):
         if name in names[:i]:

@@ -13,7 +13,7 @@ from vlrl.config.base import Names, Settings, refuse_bool
 
 
 class TaskSettings(BaseModel):
-    """`task.name` and the settings of every task; further keys are the task's own fields."""
+    """`task.name` and the settings that every task has; additional keys are the task's own settings."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
@@ -32,7 +32,7 @@ class TaskSettings(BaseModel):
 
 
 class TaskData(Settings):
-    """The data files of one task of several; null = as in `data`."""
+    """The data files of one task of `tasks`; null = as in `data`."""
 
     train: str | None = Field(default=None, description="Used in place of data.train.")
     heldout: str | None = Field(default=None, description="Used in place of data.heldout.")
@@ -42,7 +42,7 @@ class TaskData(Settings):
 
 
 class TaskEntry(TaskSettings):
-    """One task of several, in `tasks`: the settings of `task`, a weight, a label, and data files of its own."""
+    """One task of `tasks`: the settings of `task`, plus weight, label and data files."""
 
     weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(default=None, description="Share of the drawn "
                                                                  "prompts, relative to the other tasks; null = 1 where "
@@ -84,7 +84,7 @@ _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "var
 
 
 def label_of(name: str) -> str:
-    """The default label of a task: the last part of its name, without the file's suffix."""
+    """The default label of a task: the last part of its name, without file suffix."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         location = Path(location).stem
@@ -92,7 +92,7 @@ def label_of(name: str) -> str:
 
 
 def check_labels(tasks: Sequence[TaskEntry]) -> None:
-    """Raises ValueError where two tasks have the same label, or no task would ever be drawn."""
+    """Raises ValueError if two tasks have the same label, or if all weights are 0."""
     labels = [entry.label for entry in tasks]
     for i, label in enumerate(labels):
         if label in labels[:i]:

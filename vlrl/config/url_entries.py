@@ -1,4 +1,5 @@
-"""The entries of `data.urls`, hosts that media may be downloaded from; and URLs in messages. No torch."""
+"""Parses the entries of `data.urls`, the hosts that media may be downloaded from, and redacts URLs for messages. No
+torch."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from urllib.parse import urlsplit, urlunsplit
 from vlrl.errors import ConfigError
 
 PORTS = {"https": 443, "http": 80}
-"""Allowed schemes -> default port."""
+"""Allowed URL scheme -> default port."""
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
 _ENTRY = re.compile(r"(?P<scheme>https?://)?(?P<any>\*\.)?(?P<host>[^/:@*?#\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?\Z")
 
 
 @cache
 def parse_entry(entry: str) -> dict[str, Any]:
-    """{scheme, any (subdomain), host, port} of an entry of data.urls. Raises ConfigError."""
+    """Parses an entry of data.urls to {scheme, any (whether any subdomain matches), host, port}. Raises ConfigError."""
     match = _ENTRY.match(entry)
     host = normalised_host(match["host"]) if match else None
     port = int(match["port"]) if match and match["port"] else 0
@@ -30,7 +31,7 @@ def parse_entry(entry: str) -> dict[str, Any]:
 
 
 def normalised_host(host: str) -> str | None:
-    """A host in lower case; None where it is neither a name nor an address in its usual form."""
+    """The host in lower case; None if it is neither a valid name nor an address in canonical form."""
     host = host.lower().strip("[]").removesuffix(".")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host)) if "%" not in host else None
@@ -40,7 +41,7 @@ def normalised_host(host: str) -> str | None:
 
 
 def redacted(url: str) -> str:
-    """A URL for messages, without parts that may be secret (user, password, query, fragment)."""
+    """The URL without parts that may be secret (user, password, query, fragment), for messages."""
     try:
         split = urlsplit(url)
         host = split.netloc.rpartition("@")[2]

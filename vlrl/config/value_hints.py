@@ -1,4 +1,4 @@
-"""Hints for values of a wrong kind, e.g. a class in place of its name or a number in place of a name."""
+"""Hints for values of a wrong type, e.g. a class in place of its name or a number in place of a name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import vlrl
 
 _PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
-"""Section -> folder of its presets."""
+"""Section -> folder of presets for the section."""
 
 
 def value_hint(setting: str, value: Any) -> str:
-    """What to write in place of a setting's value; "" where that is not known."""
+    """What to write instead of an invalid value of a setting; "" if no hint applies."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
                 f"{value.__name__}")
@@ -32,7 +32,7 @@ def value_hint(setting: str, value: Any) -> str:
 
 
 def preset_hint(setting: str, name: str) -> str:
-    """`" There is a preset of that name: extends=algorithms/grpo.yaml."`, or "" where none has it."""
+    """`" There is a preset of that name: extends=algorithms/grpo.yaml."`; "" if no preset has the name."""
     folder = _PRESETS.get(setting.partition(".")[0], "")
     file = Path(folder, f"{name}.yaml")
     known = folder and name.isidentifier() and (vlrl.HOME / "configs" / file).is_file()

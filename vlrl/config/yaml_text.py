@@ -1,4 +1,4 @@
-"""YAML with errors that name the line, without duplicate keys, and with limits on aliases and merge keys."""
+"""Parses YAML: errors name the line, duplicate keys are refused, and aliases and merge keys are limited."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import yaml
 from yaml.composer import ComposerError
 
 MOST_VALUES = 100_000
-"""Limit on the values of a text with all aliases (`*name`) expanded: a few lines can expand to billions."""
+"""Maximum number of values of a document with all aliases (`*name`) expanded: a few lines can expand to billions."""
 MOST_MERGED = 10_000
-"""Limit on the keys that merge keys (`<<`) of a config add."""
+"""Maximum number of keys that the merge keys (`<<`) of a document add."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses duplicate keys, where YAML's own takes the last one, and too many merged keys (`<<`), which
-    grow along a chain of merges.
-    """
+    """A YAML loader that refuses duplicate keys, of which PyYAML's loader takes the last, and limits the number of
+    merged keys (`<<`), which can grow along a chain of merges."""
 
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
-        """Adds merged keys to the mapping's own. Own keys win, then those of the first merged mapping; in PyYAML 6.0.4
-        keys that a merged mapping has merged itself win over its own.
-        """
+        """Adds merged keys to the keys of a mapping, which win over them; among merged mappings the first wins.
+
+        In PyYAML 6.0.4, keys that a merged mapping inherited by a merge would win over that mapping's direct keys."""
         merged = next((value for key, value in node.value if key.tag == _MERGE), None)
         node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
         named = {str(key.value): (key, value) for key, value in node.value}
@@ -59,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
-    """The number of values below a node. Raises ComposerError for more than MOST_VALUES, or a cycle."""
+    """The number of values below a node. Raises ComposerError for more than MOST_VALUES, or for a cycle."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (count := known.get(id(node))) is None:
@@ -74,7 +73,7 @@ def _count(node: Any, known: dict[int, int]) -> int:
 
 
 def parse(text: str) -> Any:
-    """The value of a YAML text. Raises ValueError with the reason."""
+    """The value of a YAML document. Raises ValueError with the reason."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
