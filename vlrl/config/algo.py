@@ -29,11 +29,11 @@ class AlgoSettings(Settings):
         default=None, description="A value head, trained together with the policy, for advantages that need one (gae, "
         "turn_gae, bilevel_gae, macro_gae); {} = with the defaults below; null = none.")
     guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(
-        default=None, description="Second attempts for groups with wrong answers, under a prompt with added guidance "
-        "of the task, a hint, the solution or a critique; {} = with the defaults below; null = none.")
+        default=None, description="Second attempts for groups with wrong answers, under a prompt with added guidance: "
+        "the task's own, a hint, the solution or a critique; {} = with the defaults below; null = none.")
     demonstrations: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.demonstrations")] = Field(
-        default=None, description="Cross-entropy on given answers, added to the objective; {} = with the defaults "
-        "below; null = none.")
+        default=None, description="Cross-entropy on demonstrations (solutions of training rows), added to the "
+        "objective; {} = with the defaults below; null = none.")
     stored: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.stored")] = Field(
         default=None, description="Replay of rollouts of earlier steps and of other runs, added to the objective; {} = "
         "with the defaults below; null = none.")
@@ -55,25 +55,25 @@ class AlgoSettings(Settings):
                                "your own module:function.")
     clip_low: float | None = Field(default=None, gt=0, description="Lower clip range: the probability ratio is clipped "
                                    "at 1 - clip_low, or as algo.loss defines it. The same setting as "
-                                   "algo.loss.clip_low; the one given last counts. An error where the loss does not "
-                                   "clip; null = its default.")
+                                   "algo.loss.clip_low; the one that is set last counts. An error for a loss that does "
+                                   "not clip; null = the loss's default.")
     clip_high: float | None = Field(default=None, gt=0, description="Upper clip range: the probability ratio is "
                                     "clipped at 1 + clip_high, or as algo.loss defines it. The same setting as "
-                                    "algo.loss.clip_high; the one given last counts. An error where the loss does not "
-                                    "clip; null = its default.")
+                                    "algo.loss.clip_high; the one that is set last counts. An error for a loss that "
+                                    "does not clip; null = the loss's default.")
     kl: Named = Field(default=Named(name="k3_bounded"), description="Estimator of the KL to the reference policy: k1, "
                       "k2, k3, k3_bounded, ... or your own module:function.")
     kl_in: Literal["loss", "reward"] = Field(default="loss", description="Where the KL enters: as a term of the loss, "
                                              "or subtracted from the reward as log p - log p(reference) per token.")
     kl_coef: NonNegative = Field(default=0.0, description="Coefficient of the KL to the reference policy; 0 = no "
                                  "reference policy is kept.")
-    kl_target: Rate | None = Field(default=None, description="Target KL per token: algo.kl_coef is adapted from step "
-                                   "to step to reach it (Ziegler et al.); null = it stays constant.")
-    kl_horizon: Positive = Field(default=10_000, description="Completions over which algo.kl_coef is adapted; fewer = "
-                                 "faster.")
+    kl_target: Rate | None = Field(default=None, description="Target KL per token: algo.kl_coef is adapted after each "
+                                   "step to reach it (Ziegler et al.); null = algo.kl_coef stays constant.")
+    kl_horizon: Positive = Field(default=10_000, description="Number of completions over which algo.kl_coef is "
+                                 "adapted; a smaller number adapts faster.")
     kl_weights: Names = Field(default=(), description="Weights of tokens or completions, multiplied into the KL; names "
                               "as in algo.weights.")
-    entropy: Named = Field(default=Named(name="none"), description="How policy entropy is kept up: none, bonus, "
+    entropy: Named = Field(default=Named(name="none"), description="How policy entropy is maintained: none, bonus, "
                            "adaptive, siren, temperature, e3, or your own module:function.")
     reference: Named = Field(default=Named(name="auto"), description="Reference policy: auto = the frozen initial "
                              "policy (under LoRA the model without its adapter), ema, reset.")

@@ -18,25 +18,26 @@ class DataSettings(Settings):
     train: str = Field(default="", description="Rows to train on: a file, a folder, a pattern (rows-*.parquet), a "
                        "split of a folder (folder@train), or a data set of the Hugging Face Hub (org/name@train, "
                        "org/name/config@train, org/name@train#revision); empty = the task generates samples.")
-    heldout: str = Field(default="", description="Rows to evaluate on, likewise.")
-    own_samples: bool = Field(default=True, description="For a task that generates its own samples. false: use the "
-                              "rows of data.train, and of data.heldout where it is given, in their place, e.g. answers "
-                              "exported from the inspector. true: giving these files is an error.")
-    solutions: str = Field(default="", description="File of answers to learn from (.jsonl with number, id, solution): "
-                           "only the rows that it names are trained on, with these answers as their `solution`. A "
-                           "stage of kind rounds writes such a file.")
+    heldout: str = Field(default="", description="Rows to evaluate on, in the same forms as data.train.")
+    own_samples: bool = Field(default=True, description="For a task that generates samples. false: use the rows of "
+                              "data.train (and of data.heldout if it is set) instead, e.g. answers exported from the "
+                              "inspector. true: setting these files is an error.")
+    solutions: str = Field(default="", description="File of solutions to learn from (.jsonl with number, id, "
+                           "solution): only the rows that it lists are trained on, with these values as their "
+                           "`solution`. A stage of kind rounds writes such a file.")
     root: str = Field(default="", description="Folder that media paths are relative to; empty = the data file's "
                       "folder.")
-    format: str = Field(default="auto", description="Format of the rows; auto = recognised by their fields.")
+    format: str = Field(default="auto", description="Format of the rows; auto = detected from their fields.")
     columns: Mapping[str, str] = Field(default_factory=dict, description="Field -> column of the files, e.g. "
-                                       "{question: problem, answer: solution, images: image}. Known formats need none.")
+                                       "{question: problem, answer: solution, images: image}. Known formats do not "
+                                       "need it.")
     boxes: Literal["auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1"] = Field(
         default="auto", description="Form of boxes and points in files whose format does not define it: pixels of the "
         "original image, 0 to 1000 (norm1000) or 0 to 1 (norm1); [x, y, width, height] in place of corners (xywh). "
         "auto = corners in pixels, with a warning where the file as a whole contradicts that.")
     answer_type: AnswerType | None = Field(default=None, description="answer_type of all rows without options; takes "
-                                           "precedence over their fields. null = by the fields, else inferred from the "
-                                           "answers and questions of the whole file, as `vlrl data check` shows.")
+                                           "precedence over the rows' own. null = the rows' own, or else inferred from "
+                                           "the answers and questions of the file, as `vlrl data check` shows.")
     index: Literal["auto", "memory", "lazy"] = Field(
         default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
         "is drawn, and a bad row is then skipped (data.quarantine) or stops the run; for files larger than memory. "
@@ -61,9 +62,9 @@ class DataSettings(Settings):
     clip_cache_mib: Count = Field(default=256, description="Host memory in MiB per process for a cache of decoded "
                                   "video frames, so that a clip in several prompts or steps is decoded once; the least "
                                   "recently used are dropped first; 0 = off.")
-    difficulty: str = Field(default="", description="File with columns for samplers (pass_at_k, difficulty ...) by id "
-                            "(.jsonl, .json), as `vlrl data difficulty` writes it; it takes precedence over fields of "
-                            "the rows. Empty = only those fields.")
+    difficulty: str = Field(default="", description="File (.jsonl, .json) with columns for samplers (pass_at_k, "
+                            "difficulty, ...) by id, as `vlrl data difficulty` writes it. Its columns take precedence "
+                            "over fields of the rows. Empty = only the fields of the rows.")
     workers: Annotated[int, Field(ge=0, le=64)] = Field(default=2, description="Threads per process that load and "
                                                         "process media of the next prompts during a step; 0 = none.")
 
@@ -90,7 +91,7 @@ class DataSettings(Settings):
         return value
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields data.stream or data.shuffle_buffer if they have no effect."""
+        """Yields data.shuffle_buffer if it has no effect."""
         sampler, buffer = config.curriculum.name, self.shuffle_buffer
         if self.stream and sampler != "uniform":
             yield ("data.shuffle_buffer", buffer, f"curriculum.name={sampler} draws the prompts in its own order, and "

@@ -15,7 +15,7 @@ _BOTH = frozenset({"max_model_len", "memory", "tensor_parallel", "dtype", "eager
                    "proof", "scratch"})
 OWN: dict[str, frozenset[str]] = {
     "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
-"""Engine -> names of the settings that only this engine (or some engines) has, besides `name`."""
+"""Engine -> names of the settings that apply to it, besides `name`."""
 PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
 """Settings of an engine that change no completion (addresses, time limits), so they may differ on resume."""
 
@@ -27,35 +27,35 @@ class EngineSettings(Settings):
     name: Literal["hf", "vllm", "vllm_server"] = Field(
         default="hf", description="hf: the training model itself generates; vllm: vLLM inside the training process, on "
         "the same device; vllm_server: one or more vLLM servers, on this or other hosts.")
-    batch_rollouts: Positive | Literal["auto"] = Field(default="auto", description="hf: completions generated at once; "
-                                                       "auto = as many as the memory of the device allows, at most "
-                                                       "256.")
-    prefill_tokens: Positive = Field(default=16384, description="hf: most prompt tokens in one prefill batch; a longer "
-                                     "prompt is computed alone.")
+    batch_rollouts: Positive | Literal["auto"] = Field(default="auto", description="hf: number of completions "
+                                                       "generated at once; auto = as many as the memory of the device "
+                                                       "allows, at most 256.")
+    prefill_tokens: Positive = Field(default=16384, description="hf: maximum number of prompt tokens in one prefill "
+                                     "batch; a longer prompt is computed alone.")
     memory: float = Field(default=0.3, gt=0, le=0.95, description="vllm, vllm_server: share of a GPU's memory for "
                           "vLLM, weights included; training must fit into the rest. On a CPU the share of main memory, "
                           "unless the environment variable VLLM_CPU_KVCACHE_SPACE gives the GiB for the KV cache.")
     max_model_len: Positive | None = Field(
-        default=None, description="vllm, vllm_server: most tokens of a prompt and its completion together; null = "
-        "limits.prompt_tokens + rollout.max_new_tokens (episode.max_tokens for a task with an environment), at most "
-        "the model's positions. A smaller value leaves memory for more sequences at once.")
+        default=None, description="vllm, vllm_server: maximum number of tokens of a prompt and its completion "
+        "together; null = limits.prompt_tokens + rollout.max_new_tokens (episode.max_tokens for a task with an "
+        "environment), at most the model's positions. A smaller value leaves memory for more sequences at once.")
     tensor_parallel: Positive = Field(default=1, description="vllm, vllm_server: GPUs per engine (tensor parallelism).")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None, description="vllm, vllm_server: compute type of vLLM; null = that of model.dtype. A type other "
         "than the trainer's increases mismatch/kl.")
-    eager: bool = Field(default=False, description="vllm, vllm_server: no compilation and no CUDA graphs: starts "
-                        "faster, generates slower. Always the case on a CPU.")
-    max_seqs: Positive = Field(default=256, description="vllm, vllm_server: most sequences that one engine generates "
-                               "at once.")
-    sleep: bool = Field(default=True, description="vllm, on a GPU: free its memory during the update; false keeps it, "
-                        "which saves the time of waking up where both fit.")
+    eager: bool = Field(default=False, description="vllm, vllm_server: disable compilation and CUDA graphs, which "
+                        "starts faster but generates slower. Always so on a CPU.")
+    max_seqs: Positive = Field(default=256, description="vllm, vllm_server: maximum number of sequences that one "
+                               "engine generates at once.")
+    sleep: bool = Field(default=True, description="vllm, on a GPU: free vLLM's memory during the update; false keeps "
+                        "it allocated, which saves the time to wake up if generation and update fit together.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="vllm, vllm_server: nucleus sampling from the most "
-                         "probable tokens with this total probability; 1 = from all. Below 1 the sampler renormalises "
-                         "over the kept tokens and the trainer does not, which appears in mismatch/kl and "
+                         "probable tokens with this total probability; 1 = from all tokens. Below 1 the sampler "
+                         "renormalises over the kept tokens but the trainer does not, which shows in mismatch/kl and "
                          "algo.correction.")
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=-1, description="vllm, vllm_server: sample from this "
-                                                          "many most probable tokens; -1 = from all. The trainer's "
-                                                          "probabilities differ as with engine.top_p.")
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=-1, description="vllm, vllm_server: sample only from "
+                                                          "this many most probable tokens; -1 = from all tokens. The "
+                                                          "trainer's probabilities differ as with engine.top_p.")
     proof: Rate | None = Field(default=None, description="vllm, vllm_server: largest accepted difference between the "
                                "log-probabilities of engine and trainer for a probe, compared after every sync; null = "
                                "1e-4 in float32, 0.05 in 16 bits.")
@@ -66,8 +66,8 @@ class EngineSettings(Settings):
                           "environment variable VLRL_ENGINE_KEY, or none.")
     timeout_s: Rate = Field(default=600.0, description="vllm_server: timeout of one request or one sync in seconds; "
                             "afterwards another server is tried.")
-    retries: Count = Field(default=3, description="vllm_server: retries of a request, at another server where there is "
-                           "one and after longer and longer waits; then the run stops.")
+    retries: Count = Field(default=3, description="vllm_server: number of retries of a failed request, on another "
+                           "server if there is one, with growing delays; then the run stops.")
     scratch: str = Field(default="", description="vllm, vllm_server: folder through which weights are passed to the "
                          "engine, e.g. /dev/shm; servers must see it under the same path. Empty = the run folder.")
 

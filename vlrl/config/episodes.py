@@ -13,23 +13,25 @@ from vlrl.config.base import Count, Named, Positive, Settings
 class EpisodeSettings(Settings):
     """Limits of episodes, for tasks with an environment. Each action has at most rollout.max_new_tokens."""
 
-    max_turns: Positive = Field(default=8, description="Most actions of an episode; an episode that has not ended by "
-                                "then has the finish_reason turns.")
-    horizon: Named | None = Field(default=None, description="Fewer turns at the start of training, growing to "
-                                  "max_turns: {name: add, start: 2, every: 10} (one turn more every 10 steps), "
-                                  "multiply (start, twice, three times as many ...), success (more once enough "
-                                  "episodes are correct), or your own module:function. Evaluations use max_turns "
-                                  "(docs/curriculum.md).")
-    max_tokens: Positive = Field(default=4096, description="Most tokens of all actions and observations of an episode; "
-                                 "it ends (tokens) before an observation that would leave no room for an action.")
-    max_media: Count = Field(default=32, description="Most images and videos of all observations of an episode; it "
-                             "ends (media) before an observation with more.")
-    max_pixels: Positive | None = Field(default=None, description="Most pixels of an image or frame of an observation; "
-                                        "a larger one is scaled down. model.max_pixels applies too.")
+    max_turns: Positive = Field(default=8, description="Maximum number of actions of an episode; an episode that has "
+                                "not ended by then gets the finish_reason turns.")
+    horizon: Named | None = Field(default=None, description="Turn limit that grows to max_turns during training: "
+                                  "{name: add, start: 2, every: 10} (one more turn every 10 steps), multiply (start, "
+                                  "twice, three times as many, ...), success (more turns once enough episodes are "
+                                  "correct), or your own module:function; null = always max_turns. Evaluations use "
+                                  "max_turns (docs/curriculum.md).")
+    max_tokens: Positive = Field(default=4096, description="Maximum number of tokens of all actions and observations "
+                                 "of an episode. An episode ends (finish_reason tokens) before an observation that "
+                                 "would leave no room for an action.")
+    max_media: Count = Field(default=32, description="Maximum number of images and videos in all observations of an "
+                             "episode. An episode ends (finish_reason media) before an observation that would exceed "
+                             "it.")
+    max_pixels: Positive | None = Field(default=None, description="Maximum number of pixels of an image or frame in an "
+                                        "observation; a larger one is scaled down. model.max_pixels applies too.")
     history: str = Field(default="full", pattern=r"^(full|last:[1-9][0-9]{0,3})$", description="Context of a turn: "
                          "`full` = the episode so far; `last:k` = the prompt and the last k observations with the "
-                         "actions between them. With last:k each turn is a training row of its own, and an episode "
-                         "still counts once.")
+                         "actions between them. With last:k each turn is a separate training row, but an episode still "
+                         "counts once.")
 
     @property
     def last(self) -> int | None:
@@ -40,12 +42,12 @@ class EpisodeSettings(Settings):
 class EnvironmentSettings(Settings):
     """An external environment for a task that does not define one, and where environments run."""
 
-    name: tuple[str, ...] = Field(default=(), description="External environment for a task without one of its own "
+    name: tuple[str, ...] = Field(default=(), description="External environment for a task that defines none "
                                   "(docs/environments.md): path/file.py:Class or module:Class (called with the "
                                   "sample), gym:FrozenLake-v1, openenv:http://host:8000, mcp:http://host:8000/mcp or "
                                   "mcp:command and its arguments. Several servers as a list; episodes are spread over "
-                                  "those that respond. Empty = the task's own.")
-    options: Mapping[str, Any] = Field(default_factory=dict, description="Arguments of environment.name: those of the "
+                                  "the servers that respond. Empty = the task's environment.")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="Arguments of the environment: those of the "
                                        "class or gymnasium environment, or those in docs/environments.md.")
     workers: Positive = Field(default=2, description="Worker processes for environments (on Linux; elsewhere they run "
                               "in the training process, without time limits). Several episodes share a worker, one "
@@ -55,9 +57,9 @@ class EnvironmentSettings(Settings):
         "equals an uninterrupted one. arrival: the model continues with the episodes whose environments have responded "
         "while others wait; batches, and so the last bits of probabilities, then depend on timing. auto: fixed with "
         "engine.name=hf, else arrival.")
-    step_s: float = Field(default=60.0, gt=0, description="Timeout of one step of an environment in seconds. Its "
-                          "process is then killed and restarted; the episode is not scored.")
-    reset_s: float = Field(default=120.0, gt=0, description="Timeout of a reset in seconds.")
+    step_s: float = Field(default=60.0, gt=0, description="Timeout in seconds of one step of an environment. After a "
+                          "timeout its process is killed and restarted, and the episode is not scored.")
+    reset_s: float = Field(default=120.0, gt=0, description="Timeout in seconds of a reset.")
 
     @field_validator("name", mode="before")
     @classmethod

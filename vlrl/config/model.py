@@ -37,8 +37,8 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """The model, its trained parts, and the resolution of images and videos."""
 
-    name: str = Field(default="", description="Hub name or folder of the model; for a run folder its newest checkpoint "
-                      "is taken.")
+    name: str = Field(default="", description="Hub name or folder of the model. For a run folder, its newest "
+                      "checkpoint is used.")
     chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
         default_factory=dict, description="Options of the model's chat template, e.g. {enable_thinking: false}; an "
         "option that the template does not read is an error.")
@@ -48,19 +48,22 @@ class ModelSettings(Settings):
     train: tuple[Literal["language", "merger", "vision"], ...] = Field(
         default=("language",), description="Parts that are trained in full fine-tuning.")
     lora: LoraSettings = LoraSettings()
-    max_pixels: Positive | None = Field(default=None, description="Most pixels of an image after resizing.")
-    min_pixels: Positive | None = Field(default=None, description="Fewest pixels of an image after resizing.")
+    max_pixels: Positive | None = Field(default=None, description="Maximum number of pixels of an image after "
+                                        "resizing.")
+    min_pixels: Positive | None = Field(default=None, description="Minimum number of pixels of an image after "
+                                        "resizing.")
     video_fps: float = Field(default=2.0, gt=0, description="Frames per second sampled from a video.")
-    video_min_frames: Annotated[int, Field(ge=2)] = Field(default=4, description="Fewest frames sampled from a video, "
-                                                          "if it has that many.")
-    video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Most frames sampled from a video.")
-    video_max_pixels: Positive | None = Field(default=None, description="Most pixels of a video frame after resizing; "
-                                              "null = model.max_pixels.")
-    video_min_pixels: Positive | None = Field(default=None, description="Fewest pixels of a video frame after "
-                                              "resizing; null = model.min_pixels.")
+    video_min_frames: Annotated[int, Field(ge=2)] = Field(default=4, description="Minimum number of frames sampled "
+                                                          "from a video, if it has that many.")
+    video_max_frames: Annotated[int, Field(ge=2)] = Field(default=64, description="Maximum number of frames sampled "
+                                           "from a video.")
+    video_max_pixels: Positive | None = Field(default=None, description="Maximum number of pixels of a video frame "
+                                              "after resizing; null = model.max_pixels.")
+    video_min_pixels: Positive | None = Field(default=None, description="Minimum number of pixels of a video frame "
+                                              "after resizing; null = model.min_pixels.")
     video_total_pixels: Positive | None = Field(
-        default=None, description="Most pixels of all frames of a video together, where two merged frames count as "
-        "one: the more frames, the smaller each. The lower limit per frame takes precedence, as in qwen-vl-utils.")
+        default=None, description="Maximum number of pixels of all frames of a video together, where two merged frames "
+        "count as one: the more frames, the smaller each. The minimum per frame takes precedence, as in qwen-vl-utils.")
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass, which "
                                          "saves memory.")
     feature_cache_mib: Count = Field(default=0, description="Host memory in MiB for a cache of vision features, so "
@@ -113,12 +116,12 @@ class TrainSettings(Settings):
 
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
     part_lr: dict[Literal["language", "merger", "vision"], Rate] = Field(
-        default_factory=dict, description="Peak learning rate of a part, in place of train.lr.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Learning rate after the "
-                                                              "warm-up.")
+        default_factory=dict, description="Peak learning rate of a part of the model, in place of train.lr.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(default="constant", description="Schedule of the "
+                                                              "learning rate after the warm-up.")
     warmup: Fraction = Field(default=0.0, description="Share of all steps over which the learning rate rises from 0.")
-    min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate of linear and cosine, as a share of "
-                                   "the peak.")
+    min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate of the linear and cosine schedules, "
+                                   "as a share of the peak.")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Betas of AdamW.")
     weight_decay: NonNegative = Field(default=0.0, description="Weight decay of AdamW, on matrices only.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
@@ -133,11 +136,12 @@ class TrainSettings(Settings):
     sharding: Literal["auto", "none", "fsdp2", "zero2", "zero3"] = Field(
         default="auto", description="With several processes: none = each holds the complete model; fsdp2 = weights, "
         "gradients and optimizer state are sharded (docs/scaling.md); zero3 = the same by DeepSpeed; zero2 = DeepSpeed "
-        "without sharded weights. auto = as accelerate launch says with --use_fsdp or --use_deepspeed, else none.")
+        "without sharded weights. auto = as chosen by accelerate launch with --use_fsdp or --use_deepspeed, else none.")
     cpu_offload: bool = Field(default=False, description="Keep shards and optimizer state in main memory and run the "
                               "optimizer on the CPU; requires train.sharding=fsdp2.")
     gather: Literal["stored", "compute"] = Field(
-        default="stored", description="Type in which sharded weights are gathered. stored: the type in which they are "
-        "kept, which gives the numbers of an unsharded run; compute: model.dtype, which halves traffic and memory.")
+        default="stored", description="Data type in which sharded weights are gathered. stored: the type in which they "
+        "are stored, which gives the same numbers as an unsharded run; compute: model.dtype, which halves traffic and "
+        "memory.")
     balance: bool = Field(default=True, description="With several processes: redistribute groups after scoring so that "
                           "every process has about the same amount of computation.")

@@ -22,7 +22,7 @@ class RolloutSettings(Settings):
 
     prompts_per_step: Positive = Field(default=32, description="Prompts per step, over all processes.")
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Completions per prompt.")
-    max_new_tokens: Positive = Field(default=512, description="Most tokens of a completion.")
+    max_new_tokens: Positive = Field(default=512, description="Maximum number of tokens of a completion.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; training computes "
                                "log-probabilities at the same one.")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), description="Stop strings; they remain "
@@ -30,14 +30,15 @@ class RolloutSettings(Settings):
     thinking_budget: Positive | None = Field(default=None, description="Tokens after which rollout.thinking_end is "
                                              "appended to a completion without </think>, which then continues. "
                                              "Evaluations use it too.")
-    thinking_end: str = Field(default="\n</think>\n", description="Text that ends thinking over budget; it is not "
-                              "trained on. </think><answer> forces an answer as GLM-4.1V-Thinking does (2507.01006).")
-    step_tokens: Positive | None = Field(default=None, description="Partial rollouts: most tokens of a completion that "
-                                         "one step generates. A longer one continues in the next step, and its group "
-                                         "waits for it; only the tokens of its last step are trained on. Evaluations "
-                                         "generate complete answers.")
-    score_ahead: bool = Field(default=True, description="Score finished groups in a thread while others are generated; "
-                              "false for tasks that work in the main thread only.")
+    thinking_end: str = Field(default="\n</think>\n", description="Text that ends thinking when the budget is used up; "
+                              "it is not trained on. </think><answer> forces an answer as GLM-4.1V-Thinking does "
+                              "(2507.01006).")
+    step_tokens: Positive | None = Field(default=None, description="Partial rollouts: maximum number of tokens that "
+                                         "one step generates for a completion. A longer completion continues in the "
+                                         "next step, and its group waits for it; only the tokens of its last step are "
+                                         "trained on. Evaluations generate complete answers.")
+    score_ahead: bool = Field(default=True, description="Score complete groups in a thread while others are generated; "
+                              "false for tasks whose code only works in the main thread.")
     forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(
         default_factory=default_of("rollout.forget"))
     branch: Annotated[SerializeAsAny[MethodSettings], section("rollout.branch")] = Field(
@@ -69,11 +70,11 @@ class RolloutSettings(Settings):
 class AsyncSettings(Settings):
     """Asynchronous generation: completions of later steps are sampled during the update (docs/asynchronous.md)."""
 
-    max_staleness: Count = Field(default=0, description="Most steps between the weights that sample a completion and "
-                                 "the weights trained on it. 0 = generate, then update; 1 = a step's completions are "
-                                 "sampled during the update of the step before; n = sampling is up to n steps ahead, "
-                                 "and the engine gets new weights every n steps. Requires algo.correction; the hf "
-                                 "engine keeps a copy of the model for it.")
+    max_staleness: Count = Field(default=0, description="Maximum number of steps by which the weights that sample a "
+                                 "completion may be older than the weights trained on it. 0 = generate, then update; 1 "
+                                 "= a step's completions are sampled during the update of the previous step; n = "
+                                 "sampling is up to n steps ahead, and the engine gets new weights every n steps. "
+                                 "Requires algo.correction; the hf engine needs a second copy of the model.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
         """Why asynchronous generation cannot be combined with other settings, with the remedy; "" if it can."""
@@ -99,22 +100,22 @@ class CurriculumSettings(Settings):
                       "(docs/curriculum.md) or your own module:Class. Its options are further keys: "
                       "`curriculum.alpha=0.5`.")
     keep: Named = Field(default=Named(name="all"), description="Which groups are trained on; the others are replaced "
-                        "by new ones. all; mixed: groups with a non-zero advantage; some_right: groups with right and "
-                        "wrong answers; pass_range: pass rates from low to high; std_ema: rewards that vary enough "
+                        "by new groups. all; mixed: groups with a non-zero advantage; some_right: groups with correct "
+                        "and wrong answers; pass_range: pass rates from low to high; std_ema: rewards that vary enough "
                         "compared with earlier steps; or your own module:function.")
-    max_refills: Count = Field(default=3, description="Most additional rounds of generation in a step to replace "
-                               "groups that are not kept.")
+    max_refills: Count = Field(default=3, description="Maximum number of additional rounds of generation in a step to "
+                               "replace groups that are not kept.")
     oversample: Annotated[Named, _FACTOR] = Field(
         default=Named(name="fixed"), description="Groups sampled per group needed: a number of at least 1, or ema: 1 / "
-        "the smoothed share of groups that were neither all right nor all wrong.")
-    select: Named = Field(default=Named(name="first"), description="Which groups are trained on where more are kept "
-                          "than needed: first, nearest_half (pass rate), most_varied (rewards), or your own "
+        "the smoothed share of groups that were neither all correct nor all wrong.")
+    select: Named = Field(default=Named(name="first"), description="Which groups are trained on if more are kept than "
+                          "needed: first, nearest_half (pass rate), most_varied (rewards), or your own "
                           "module:function.")
     part: str | None = Field(default=None, min_length=1, description="The reward part that decides whether an answer "
                              "is correct, in objectives, curricula, difficulty and evaluations; null = the task's "
                              "outcome.")
-    pass_at: float | None = Field(default=None, description="An answer is correct where that part is at least this "
-                                  "large; null = the task's threshold, or 0.5 for a part that the task does not name.")
+    pass_at: float | None = Field(default=None, description="An answer is correct if curriculum.part is at least this "
+                                  "large; null = the task's threshold, or 0.5 for a part for which the task sets none.")
 
     @property
     def sampler(self) -> Named:

@@ -22,18 +22,18 @@ class JudgeSettings(Settings):
     model: str = Field(default="", description="Name of the model at the server.")
     key_env: str = Field(default="", description="Environment variable with the API key; empty = no key is sent.")
     timeout_s: Rate = Field(default=120.0, description="Timeout of one request in seconds.")
-    retries: Count = Field(default=4, description="Retries of a request that fails or whose reply cannot be parsed, "
-                           "after waits that double from one second on.")
-    concurrency: Annotated[int, Field(ge=1, le=4096)] = Field(default=64, description="Concurrent requests per "
-                                                              "process.")
-    per_minute: Count = Field(default=0, description="Most requests per minute and process; 0 = no limit.")
+    retries: Count = Field(default=4, description="Number of retries of a request that fails or whose reply cannot be "
+                           "parsed, after delays that start at one second and double.")
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = Field(default=64, description="Number of concurrent requests "
+                                                              "per process.")
+    per_minute: Count = Field(default=0, description="Maximum number of requests per minute and process; 0 = no limit.")
     temperature: NonNegative = Field(default=0.0, description="Sampling temperature of replies.")
-    max_tokens: Positive = Field(default=1024, description="Most tokens of a reply.")
-    votes: Positive = Field(default=1, description="Replies per question, of which the most frequent verdict counts; "
-                            "an odd number, and with more than 1 a temperature above 0.")
+    max_tokens: Positive = Field(default=1024, description="Maximum number of tokens of a reply.")
+    votes: Positive = Field(default=1, description="Number of replies per question, of which the majority verdict "
+                            "counts. It must be odd; more than 1 requires a temperature above 0.")
     json_schema: bool = Field(default=True, description="Send the JSON schema of expected fields with a question "
                               "(response_format); some servers do not support it. Replies are always checked.")
-    cache: str = Field(default="", description="Folder of the cache of replies; empty = services in the run folder.")
+    cache: str = Field(default="", description="Folder for cached replies; empty = services in the run folder.")
     price_in: NonNegative = Field(default=0.0, description="Price per million input tokens, for judge/cost.")
     price_out: NonNegative = Field(default=0.0, description="Price per million output tokens.")
 
@@ -53,11 +53,11 @@ class JudgeSettings(Settings):
 class ClipSettings(Settings):
     """A CLIP model, for rewards from cosine similarities of image and text embeddings."""
 
-    name: str = Field(default="", description="Folder or hub name, e.g. openai/clip-vit-base-patch32 or "
+    name: str = Field(default="", description="Folder or hub name of the model, e.g. openai/clip-vit-base-patch32 or "
                       "google/siglip-base-patch16-224; empty = none. Runs on the policy's device, in float32.")
-    batch: Count = Field(default=0, description="Images per batch; 0 = 32 on a GPU and 1 on a CPU, where the last bits "
-                         "of a cosine then do not depend on the batch.")
-    keep: Positive = Field(default=16384, description="Embeddings of images and texts to cache in memory.")
+    batch: Count = Field(default=0, description="Images per batch; 0 = 32 on a GPU, and 1 on a CPU, so that there the "
+                         "last bits of a cosine do not depend on the batch.")
+    keep: Positive = Field(default=16384, description="Number of image and text embeddings to cache in memory.")
 
 
 class RewardModelSettings(Settings):
@@ -65,9 +65,9 @@ class RewardModelSettings(Settings):
 
     name: tuple[str, ...] = Field(default=(), description="Run folder, checkpoint, model folder or hub name; several "
                                   "form an ensemble; [] = none.")
-    batch: Count = Field(default=0, description="Texts per batch of a sequence classifier; 0 = 32 on a GPU and 1 on a "
-                         "CPU, where the last bits of a score then do not depend on the batch.")
-    keep: Positive = Field(default=16384, description="Scores of a sequence classifier to cache in memory.")
+    batch: Count = Field(default=0, description="Texts per batch of a sequence classifier; 0 = 32 on a GPU, and 1 on a "
+                         "CPU, so that there the last bits of a score do not depend on the batch.")
+    keep: Positive = Field(default=16384, description="Number of scores of a sequence classifier to cache in memory.")
 
     @field_validator("name", mode="before")
     @classmethod
@@ -84,7 +84,7 @@ class ServicesSettings(Settings):
 
     reference: Literal["", "start", "ema"] = Field(
         default="", description="Model of services.reference_logprobs: start = the initial model of the run, ema = a "
-        "moving average of the policy. Short for algo.reference=frozen or ema; empty = as algo.reference says.")
+        "moving average of the policy. Short for algo.reference=frozen or ema; empty = as set by algo.reference.")
     judge: JudgeSettings = JudgeSettings()
     clip: ClipSettings = ClipSettings()
     reward_model: RewardModelSettings = RewardModelSettings()

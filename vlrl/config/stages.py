@@ -67,24 +67,24 @@ class RoundsSettings(Settings):
     answers: Positive = Field(default=8, description="Answers sampled per prompt.")
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(default=None, description="Sampling temperature; "
                                                                      "0 = greedy, null = rollout.temperature.")
-    choose: Named = Field(default=Named(name="best"), description="Which right answers to a prompt are kept: best, "
+    choose: Named = Field(default=Named(name="best"), description="Which correct answers to a prompt are kept: best, "
                           "shortest, diverse, all, or your own module:function.")
-    least: Rate | None = Field(default=None, description="An answer is right from this reward on; null = as the task "
-                               "decides (Task.correct).")
-    gold: bool = Field(default=False, description="Train prompts without a right answer on their row's solution or the "
-                       "task's perfect answer, as in selective self-rehearsal.")
+    least: Rate | None = Field(default=None, description="An answer is correct if its reward is at least this; null = "
+                               "as the task decides (Task.correct).")
+    gold: bool = Field(default=False, description="Train prompts without a correct answer on their row's solution or "
+                       "the task's perfect answer, as in selective self-rehearsal.")
     start: Literal["before", "stage", "start"] = Field(
         default="before", description="Initial weights of a round: before = those of the previous round; stage = those "
         "that the stage began with, as in expert iteration; start = the model of the run, as in re-distillation.")
     keep_rows: bool = Field(default=False, description="Also train on the kept answers of all earlier rounds, each "
-                            "text once.")
-    learn: Named = Field(default=Named(name="sft"), description="How a round trains: sft = on the kept answers; dpo = "
-                         "to prefer them to longer answers to the same prompts, wrong and right (rounds.longer).")
-    longer: Rate = Field(default=1.5, ge=1, description="With learn=dpo: a right answer is a rejected one where it has "
-                         "more than this many times the tokens of the kept one; a wrong answer where it is longer at "
-                         "all.")
+                            "distinct answer once.")
+    learn: Named = Field(default=Named(name="sft"), description="How a round trains: sft = cross-entropy on the kept "
+                         "answers; dpo = preference of the kept answers over longer answers to the same prompts, wrong "
+                         "or correct (rounds.longer).")
+    longer: Rate = Field(default=1.5, ge=1, description="With learn=dpo: a correct answer is rejected if it has more "
+                         "than this many times the tokens of the kept answer; a wrong answer if it is longer at all.")
     epochs: Rate | None = Field(default=None, description="Passes over the kept answers, in place of `steps`; null = "
-                                "`steps` steps.")
+                                "use `steps`.")
 
 
 class MergeSettings(Settings):

@@ -26,9 +26,10 @@ class TaskSettings(BaseModel):
                          "principles, likelihood, consistency, reward_model (docs/services.md), or your own "
                          "file.py:function. task.rewards.<part> sets the weight.")
     combine: str = Field(default="auto", description="How parts are combined into the reward: sum, product, "
-                         "gate:<part> (the others count only where it is above 0) or gate:<part>>=<least>, max:<a>,<b> "
-                         "(the larger of two, plus the rest), tool_star:<format>,<accuracy>,<tools>, or your own "
-                         "file.py:function(parts, weights); auto = as the task defines, usually sum.")
+                         "gate:<part> (other parts count only if this part is above 0), gate:<part>>=<minimum>, "
+                         "max:<a>,<b> (the larger of two parts, plus all others), "
+                         "tool_star:<format>,<accuracy>,<tools>, or your own file.py:function(parts, weights); auto = "
+                         "as the task defines, usually sum.")
 
 
 class TaskData(Settings):
@@ -45,7 +46,7 @@ class TaskEntry(TaskSettings):
     """One task of `tasks`: the settings of `task`, plus weight, label and data files."""
 
     weight: Annotated[float, Field(ge=0, le=1e9)] | None = Field(default=None, description="Share of the drawn "
-                                                                 "prompts, relative to the other tasks; null = 1 where "
+                                                                 "prompts, relative to the other tasks; null = 1 if "
                                                                  "another task has a weight.")
     label: str = Field(default="", description="Name in metrics and commands; empty = the last part of the task's "
                        "name.")
