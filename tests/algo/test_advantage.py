@@ -318,5 +318,5 @@ def test_a_step_without_rollouts():
 
 
 def test_an_unknown_part_is_named():
-    with pytest.raises(ValueError, match="no reward part 'iou'; there are: a"):
+    with pytest.raises(ValueError, match="no reward part 'iou'; the reward parts are: a"):
         group_advantage.w_reinforce(scores([[1]], parts={"a": [1]}), part="iou")

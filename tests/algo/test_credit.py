@@ -123,7 +123,7 @@ def test_an_own_function_that_fails_is_named(tmp_path, body, says):
 
 @pytest.mark.parametrize("algorithm, says", [
     ({"advantage": "gdpo", "shaping": ["overlong"]}, "algo.advantage='gdpo' reads the reward parts.*'overlong'"),
-    ({"advantage": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}, "algo.kl_in=reward would do nothing"),
+    ({"advantage": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}, "algo.kl_in=reward would have no effect"),
     ({"advantage": {"name": "w_reinforce", "part": "rihgt"}}, "algo.advantage.part='rihgt'.*Did you mean 'right'"),
     ({"shaping": [{"name": "dast", "part": "iou"}]}, "algo.shaping.0.part='iou': task 'number'"),
     ({"advantage": {"name": "ema_std", "decay": 1.0}}, "algo.advantage.decay=1.0"),

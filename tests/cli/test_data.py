@@ -150,7 +150,7 @@ def test_every_problem_is_listed_with_line_and_id(folder, capsys):
     assert found["copies"] == [[str(folder / "img" / n) for n in ("0.png", "copy.png")]]
     says = {(p["kind"], p["id"]): p["reason"] for p in found["problems"]}
     assert "rows.jsonl:1; ids must be unique" in says["id", "0"] and "none.png does not exist" in says["media", "2"]
-    assert says["size", "3"].startswith("width and height say 90x120 pixels, 3.png is 160x120")
+    assert says["size", "3"].startswith("width and height are 90x120 pixels, but 3.png has 160x120")
     assert says["box", "0"] == "box [1, 2, 900, 50] extends beyond the image of 160x120 pixels"
     assert says["box", "5"] == "point [3, 400] lies outside the image of 160x120 pixels"
     _, out, _ = run(capsys, "check", file, "--max", 2)
@@ -221,7 +221,7 @@ class Shapes(Task):
                  {"id": "b", "answer": "C", "options": ["A"]}, {"id": "c", "options": []}, {"id": "d", "answer": "x"})
     code, out, _ = run(capsys, "check", file, "--config", config)
     assert code == 1 and "without a label: 1 rows" in out and "2 bad rows" in out
-    assert "rows.jsonl:2: b: oracle: the perfect answer 'C' earns 0, the maximum is 1 (right 0, long 0)" in out
+    assert "rows.jsonl:2: b: oracle: the perfect answer 'C' earns 0, but the maximum is 1 (right 0, long 0)" in out
     assert re.search(r"rows\.jsonl:4: d: oracle: .*KeyError: 'options' \(.*shapes\.py:6\)", out)
 
 

@@ -56,7 +56,7 @@ def task_file(folder: Path, body: str) -> str:
     ("algo.loss=my.module:loss", "algo.loss='my.module:loss'.*No module named"),
     ("curriculum.name=unifrom", "Did you mean 'uniform'"),
     ("resume=must", "resume=must, but .* has no complete checkpoint"),
-    ("rollout.minibatches=9", "rollout.prompts_per_step=4: a minibatch would be empty; lower it"),
+    ("rollout.minibatches=9", "rollout.prompts_per_step=4, so a minibatch would be empty: lower"),
     ("log.trackers=[trackio]", "trackio.*pip install trackio"),
 ])
 def test_settings(config, tmp_path, capsys, word, says):
@@ -68,7 +68,7 @@ def test_missing_and_broken_config(tmp_path, capsys):
     fails(capsys, "quickstrat.yaml' does not exist.*Did you mean 'quickstart.yaml'", tmp_path / "quickstrat.yaml")
     fails(capsys, "cannot read config", tmp_path / "quickstart.yaml")
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml")
-    fails(capsys, "leads in a circle", tmp_path / "loop.yaml")
+    fails(capsys, "'extends' is circular", tmp_path / "loop.yaml")
     (tmp_path / "bare.yaml").write_text("steps: 1")
     fails(capsys, "task.name is not set", tmp_path / "bare.yaml")
 

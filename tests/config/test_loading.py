@@ -106,7 +106,7 @@ def test_anchors_and_merges_are_no_duplicates(file):
     assert loading._parse("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}")["c"] == {"x": 2, "y": 3}
     two = loading._parse("a: &a {x: 1, z: 1}\nb: &b {x: 2, y: 2}\nc: {y: 3, <<: [*a, *b]}")
     assert two["c"] == {"x": 1, "y": 3, "z": 1}  # the first of several wins, and a mapping's own over all
-    with pytest.raises(ValueError, match=r"line 1: a merge key \(<<\) takes a mapping or a list"):
+    with pytest.raises(ValueError, match=r"line 1: a merge key \(<<\) must have a mapping or a list"):
         loading._parse("a: {<<: [1]}")
 
 
@@ -179,7 +179,7 @@ def test_names_of_other_trainers_are_answered_with_ours(file):
 def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
     rl = loading.load(file)
     supervised = loading.load(file, ["algo.loss=supervised"])
-    with pytest.raises(RunError, match=r"runs/a holds a supervised run .* this is an RL run .*model.name=runs/a "):
+    with pytest.raises(RunError, match=r"runs/a contains a supervised run .* this is an RL run .*model.name=runs/a "):
         loading.refuse_other_kind(supervised, rl, "runs/a")
     loading.refuse_other_kind(rl, loading.load(file, ["algo.loss=cispo"]), "runs/a")
 
@@ -189,14 +189,14 @@ def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
                        for i in range(1, 50))
     file = tmp_path / "many.yaml"
     file.write_text(f"m0: &m0 {{k0: 1, j0: 1}}\n{levels}\n")
-    with pytest.raises(ConfigError, match=r"many\.yaml: its merge keys \(<<\) bring more than 10,000 settings"):
+    with pytest.raises(ConfigError, match=r"many\.yaml: its merge keys \(<<\) add more than 10,000 settings"):
         loading.load(file)
 
 
 def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
     file = tmp_path / "off.yaml"
     file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
-    with pytest.raises(ConfigError, match=r"run\.dir=False: a text is needed, and YAML reads no.*in quotes"):
+    with pytest.raises(ConfigError, match=r"run\.dir=False: a string is needed, but YAML reads no.*in quotes"):
         loading.load(file)
 
 

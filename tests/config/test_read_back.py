@@ -70,7 +70,7 @@ def test_values_of_python():
     found = config_of(CONFIGS / "quickstart.yaml", task={"cap": np.float32(0.5), "most": np.int64(3), "at": Path("a")})
     assert repr(found.task.model_extra) == "{'drawn': True, 'cap': 0.5, 'most': 3, 'at': 'a'}"
     assert validate(yaml.safe_load(dump(found))) == found
-    with pytest.raises(ConfigError, match=r"task\.f=<built-in.*: a setting is a text, .* this is a builtin_function"):
+    with pytest.raises(ConfigError, match=r"task\.f=<built-in.*: a setting must be a string, .* a builtin_function"):
         config_of(CONFIGS / "quickstart.yaml", task={"f": print})
 
 

@@ -55,7 +55,7 @@ def test_a_stage_may_extend_files(tmp_path):
     ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: stat}}", "other='stat' is neither .*'start'"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: a}}", "is the previous stage"),
     ("- {name: a, kind: merge, hand_over: best}", "kind=merge has none"),
-    ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' is not that of the run"),
+    ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' differs from that of the run"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is not an earlier.*: before, start, a"),
     ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
     ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0"),
@@ -67,7 +67,7 @@ def test_mistakes_are_found_at_load(tmp_path, stages, message):
 
 def test_rounds_are_of_one_task(tmp_path):
     base = BASE.replace("task: grounding", "tasks: [{name: grounding}, {name: digits}]")
-    with pytest.raises(ConfigError, match=r"kind=rounds samples answers to one task.*\(grounding, digits\)"):
+    with pytest.raises(ConfigError, match=r"kind=rounds supports a single task.*\(grounding, digits\)"):
         load(written(tmp_path, "  - {name: a, kind: rounds}\n", base))
     with pytest.raises(ConfigError, match=r"data\.solutions='x\.jsonl' refers to rows by their number"):
         validate({"tasks": ["grounding", "digits"], "model": {"name": "m"}, "data": {"solutions": "x.jsonl"}})

@@ -117,7 +117,7 @@ def test_a_rule_of_your_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     horizon = Horizon(settings({"name": f"{tmp_path}/own.py:back", "start": 4}))
     assert [turns(horizon, step) for step in (0, 2, 3, 9)] == [4, 2, 1, 1]  # at least one
-    with pytest.raises(ConfigError, match=r"own.py:half' gave 0.5 at step 1: it must return a whole number"):
+    with pytest.raises(ConfigError, match=r"own.py:half' returned 0.5 at step 1: it must return a whole number"):
         Horizon(settings(f"{tmp_path}/own.py:half")).at(1)
 
 

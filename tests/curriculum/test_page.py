@@ -110,7 +110,7 @@ def test_a_sampler_of_ones_own(tmp_path, monkeypatch):
     assert {d.index for d in sampler.next(8, 0)} == {*range(8)}
     with pytest.raises(ConfigError, match=r"near.py:Near': start=0.2 is less than end=0.5"):
         curriculum.make(config.load(QUICK, [f"curriculum={GOAL}", "curriculum.start=0.2"]).curriculum, of)
-    with pytest.raises(ConfigError, match=r"curriculum.wdith=1 is no setting.*Did you mean 'width'"):
+    with pytest.raises(ConfigError, match=r"curriculum.wdith=1 is neither a setting.*Did you mean 'width'"):
         curriculum.make(config.load(QUICK, [f"curriculum={GOAL}", "curriculum.wdith=1"]).curriculum, of)
     own = resolve("curriculum.name", GOAL, {})
     whole = drive(own, prompts, {"decay": 0.9}, 6, 5)

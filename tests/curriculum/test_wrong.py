@@ -27,10 +27,10 @@ def same(outcomes, count): return [0, 0]
     (["curriculum.keep={name: pass_range, lo: 1}"], r"curriculum.keep.lo=1: .* Did you mean 'low'"),
     (["curriculum.oversample=0.5"], r"curriculum.oversample.factor=0.5: .*greater than or equal to 1"),
     (["curriculum.oversample=.nan"], r"curriculum.oversample.factor=nan: .*finite"),
-    (["curriculum.part=iuo"], r"curriculum.part='iuo' is no part of grounding. Did you mean 'iou'.* iou, format"),
+    (["curriculum.part=iuo"], r"curriculum.part='iuo' is not a reward part of grounding. Did you mean 'iou'.* iou, format"),
     (["curriculum=OWN:Raises"], r"curriculum.name='.*own.py:Raises': .*own.py:4: KeyError: 'x'"),
-    (["curriculum=OWN:Half"], r"Half' is no sampler: it is no class with observe, state_dict, .*docs/curriculum.md"),
-    (["curriculum=OWN:function"], r"function' is no sampler: it is no class with next, observe"),
+    (["curriculum=OWN:Half"], r"Half' is not a sampler: it lacks the methods observe, state_dict, .*docs/curriculum.md"),
+    (["curriculum=OWN:function"], r"function' is not a sampler: it lacks the methods next, observe"),
 ])
 def test_what_is_wrong_is_said(words, says, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
@@ -42,10 +42,10 @@ def test_what_is_wrong_is_said(words, says, tmp_path):
 
 
 @pytest.mark.parametrize(("draws", "says"), [
-    (lambda count: [], "gave 0 draws, 0 of them of the 14 samples, but 4 were requested"),
-    (lambda count: [curriculum.Draw(99, 0)] * count, "gave 4 draws, 0 of them"),
-    (lambda count: [3] * count, "gave 4 draws, 0 of them"),
-    (lambda count: [curriculum.Draw(0, 0)], "gave 1 draws, 1 of them"),
+    (lambda count: [], "returned 0 draws, of which 0 are valid draws of the 14 samples, but 4 were requested"),
+    (lambda count: [curriculum.Draw(99, 0)] * count, "returned 4 draws, of which 0"),
+    (lambda count: [3] * count, "returned 4 draws, of which 0"),
+    (lambda count: [curriculum.Draw(0, 0)], "returned 1 draws, of which 1"),
 ])
 def test_draws_that_cannot_be_are_refused(draws, says):
     run = source("uniform", "plain")
@@ -59,5 +59,5 @@ def test_choices_that_cannot_be_are_refused(tmp_path):
     run = source("uniform", "plain")
     run.filters.select = curriculum.Filters(run.config.curriculum.model_copy(
         update={"select": Named(name=f"{tmp_path / 'own.py'}:same")})).select
-    with pytest.raises(ConfigError, match=r"own.py:same' gave \[0, 0\] for 4 groups of which at most 4"):
+    with pytest.raises(ConfigError, match=r"own.py:same' returned \[0, 0\] for 4 groups, of which at most 4"):
         run.next_groups(4, 0)

@@ -252,7 +252,7 @@ def loads(*settings: str, text: str = f"extends: {ROOT}/configs/quickstart.yaml"
 PROVOKED = {
     "config file … does not exist.": lambda folder: config.load(folder / "none.yaml"),
     "cannot read config …: …": loads(text="steps: [1"),
-    "…: 'extends' leads in a circle": loads(text="extends: a.yaml"),
+    "…: 'extends' is circular": loads(text="extends: a.yaml"),
     "unknown setting '…' (value …).": loads("train.lrr=1"),
     "… is not a setting: write key=value, e.g. train.lr=1e-6": loads("steps"),
     "…: cannot read the value …": loads("seed=["),
@@ -260,7 +260,7 @@ PROVOKED = {
     "…: Input should be …": loads("train.lr=fast"),
     "task.name is not set: name a built-in task or a file": loads(text="model: {name: m}"),
     "model.name is not set: give a hub name or a folder": loads(text="task: grounding"),
-    "rollout.minibatches=… is more than rollout.prompts_per_step=…: a minibatch would be empty":
+    "rollout.minibatches=… is more than rollout.prompts_per_step=…, so a minibatch would be empty":
         loads("rollout.minibatches=99"),
     "model.train=[] trains nothing: …": loads("model.train=[]"),
     "task.name=…: no built-in task of that name.": lambda _: tasks.load("groundin"),

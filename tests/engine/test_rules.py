@@ -194,7 +194,7 @@ def test_settings_that_cannot_work_are_named(rollout, says):
 
 @pytest.mark.parametrize("rows", ["many", 0, 1.5])
 def test_a_batch_is_a_number_or_auto(rows):
-    with pytest.raises(ConfigError, match=r"^engine\.batch_rollouts=\S+: give a whole number from 1 on, or auto$"):
+    with pytest.raises(ConfigError, match=r"^engine\.batch_rollouts=\S+: give a whole number of at least 1, or auto$"):
         validate({"task": "x", "model": {"name": "x"}, "engine": {"batch_rollouts": rows}})
 
 

@@ -31,11 +31,11 @@ def load(*words: str, path: Any = QUICK) -> config.Config:
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("engine.memory=0.5",), r"engine\.memory=0\.5 belongs to engine\.name=vllm or vllm_server, and here "
+    (("engine.memory=0.5",), r"engine\.memory=0\.5 is a setting of engine\.name=vllm or vllm_server, but here "
      r"engine\.name=hf: leave engine\.memory out, or set engine\.name=vllm"),
-    (("engine=vllm", "engine.batch_rollouts=8"), r"engine\.batch_rollouts=8 belongs to engine\.name=hf"),
-    (("engine=vllm", "engine.servers=[http://a:1]"), r"engine\.servers=\[http://a:1\] belongs to .*=vllm_server"),
-    (("engine=vllm_server", "engine.sleep=false"), r"engine\.sleep=False belongs to engine\.name=vllm,"),
+    (("engine=vllm", "engine.batch_rollouts=8"), r"engine\.batch_rollouts=8 is a setting of engine\.name=hf"),
+    (("engine=vllm", "engine.servers=[http://a:1]"), r"engine\.servers=\[http://a:1\] is a setting of .*=vllm_server"),
+    (("engine=vllm_server", "engine.sleep=false"), r"engine\.sleep=False is a setting of engine\.name=vllm,"),
     (("engine=vlm",), r"'hf', 'vllm' or 'vllm_server'"),
     (("engine=vllm", "engine.memorry=0.5"), r"unknown setting 'engine\.memorry'.*Did you mean 'memory'\?"),
     (("engine=vllm", "engine.top_k=0"), r"engine\.top_k=0: no token would be left"),

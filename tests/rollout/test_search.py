@@ -334,7 +334,7 @@ def test_a_step_reads_and_tells(tiny):
             assert r.advantage.tolist() == [pytest.approx((1 if r.correct else -1) - mean)] * len(r.completion.tokens)
     refuse_stale(after, 1, config)
     stale = [replace(after[0], rollouts=(replace(after[0].rollouts[-1], policy_step=0),))]
-    with pytest.raises(TrainingError, match="weights of 0 completed steps"):
+    with pytest.raises(TrainingError, match="weights after 0 completed steps"):
         refuse_stale(stale, 1, config)
 
 

@@ -88,11 +88,11 @@ def test_a_task_with_ids_twice_and_a_score_that_is_drawn(tmp_path):
         "    def score(self, sample, answer):\n        return {'luck': random.random()}\n")
     said = started(tmp_path, "data.train=", "data.heldout=", task=tmp_path / "own.py")
     assert "train-0" in said and "unique" in said
-    assert "another score" in said
+    assert "the same answer was scored" in said
 
 
 SCORES = {
-    "None": ("None", "gives None", "unreadable"), "always 1": ("1.0", "always the same", "constant"),
+    "None": ("None", "returns None", "unreadable"), "always 1": ("1.0", "a constant reward", "constant"),
     "50 for the right one": ("50.0 * (answer.text == str(sample['n']))", "'n' is 50", "parts"),
     "sound": ("float(answer.text == str(sample['n']))", "", ""),
 }

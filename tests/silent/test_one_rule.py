@@ -61,7 +61,7 @@ def test_what_is_held_out_and_trained_on_is_said_alike_and_a_prompt_that_shows_t
     files = [str(rows_file(tmp_path, f"{split}.jsonl", [box(f"{split}{i}", name) for i, name in enumerate(names)]))
              for split, names in (("train", ["a.png"]), ("heldout", ["b.png", "a.png"]))]
     words = [f"data.train={files[0]}", f"data.heldout={files[1]}", f"run.dir={tmp_path}/run"]
-    says = plain(f"what it asks is in train too, in {files[0]}:1; what is held out must not be trained on")
+    says = plain(f"what it asks is in train too, in {files[0]}:1; held-out data must not be trained on")
     for command in (["data", "check", *files], ["train", "configs/tiny.yaml", "task.name=grounding", *words,
                                                "--dry-run"],
                     ["tasks", "check", "grounding", *words, "--processes", "0", "--samples", "1"]):

@@ -440,7 +440,7 @@ def test_entries_have_labels_shares_and_files_of_their_own(tmp_path):
     ({"tasks": ["digits", "own/digits.py"]},
      r"tasks\.0\.name='digits' and tasks\.1\.name='own/digits\.py' are both labelled 'digits'.*tasks\.1\.label="),
     ({"task": "digits", "tasks": ["grounding"]}, r"task\.name='digits' and tasks \(grounding\) are both set.*remove"),
-    ({"tasks": [{"name": "digits", "label": "time"}]}, r"tasks\.0\.label='time': a label has"),
+    ({"tasks": [{"name": "digits", "label": "time"}]}, r"tasks\.0\.label='time': a label must have"),
     ({"tasks": [{"name": "digits", "label": "a/b"}]}, r"tasks\.0\.label='a/b'"),
     ({"tasks": [{"name": "digits", "weight": -1}]}, r"tasks\.0\.weight=-1"),
     ({"tasks": [{"name": "digits", "weight": True}]}, r"tasks\.0\.weight=True: give a number"),

@@ -121,7 +121,7 @@ BROKEN_SAMPLES = {
     "the held-out content is trained on": ("leak", r"is in train too, in samples\('train'\)\[0\]", {
         "prompt": "Sample {number}", "make": row_of()}),
     "one generator for all samples": ("deterministic", "in another order", {"make": one_generator()}),
-    "a generator that starts anew": ("deterministic", "another one", {
+    "a generator that starts anew": ("deterministic", "a different one", {
         "samples": lambda self, split: [Sample(id=f"{split}-{i}", row={"split": split, "number": i, "answer": str(
             random.random())}) for i in range(4)]}),
     "a row that JSON cannot hold": ("row", "not JSON serializable", {"make": row_of(seen={1, 2})}),
@@ -249,7 +249,7 @@ BROKEN_SCORES = {
     "is no number": ("parts", "'yes'.*not a number", scoring(lambda a, r: "yes" if say(a) == r else 0.0)),
     "grows with the length": ("parts", "must stay within", scoring(lambda a, r: len(a.text) / 1000)),
     "backtracks": ("slow", "regular expression", scoring(backtracks)),
-    "is not the same twice": ("deterministic", "the same answer got", scoring(counted())),
+    "is not the same twice": ("deterministic", "the same answer was scored", scoring(counted())),
     "changes the row": ("pure", "changed the sample's row", {"score": changed}),
     "leaves out a part": ("raises", "left out the part 'format'", {
         "score": lambda self, sample, answer: {"correct": 1.0}}),

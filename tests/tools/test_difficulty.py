@@ -173,7 +173,7 @@ def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         hard, rate = prompts.numbers("difficulty"), prompts.numbers("pass_at_k")
     assert hard.tolist() == [1, 0.75, 0.5, 0.25, 0, 0, 0, 0, 0, 0, 0.125] and rate[1] == 0.25
-    assert [s for s in caplog.messages if "1 of 11 training samples have no line in it, and 0 of its 10" in s] == \
+    assert [s for s in caplog.messages if "1 of 11 training samples have no line in this file, and 0 of its 10" in s] == \
         caplog.messages
     assert prompts.field("n") == [*range(10), None] and samples[1].row == {"n": 1, "answer": "1"}
     sampler = curriculum.make(validate({"task": "x", "model": {"name": "x"}, "curriculum": {"name": "easy_to_hard"}}
@@ -183,7 +183,7 @@ def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
 
 @pytest.mark.parametrize(("lines", "says"), [
     ('{"id": "other", "pass_at_k": 1}', "none of its 1 ids"), ('{"pass_at_k": 1}', "needs the 'id'"),
-    ('{"id": 1}\n{"id": "1"}', "'1' occurs before"), ("[", "not JSON"), ("", "none of its 0 ids")])
+    ('{"id": 1}\n{"id": "1"}', "'1' occurs in an earlier line"), ("[", "not JSON"), ("", "none of its 0 ids")])
 def test_columns_that_cannot_be_read(tmp_path, lines, says):
     (tmp_path / "x.jsonl").write_text(lines)
     with pytest.raises(VlrlError, match=says):
@@ -220,7 +220,7 @@ def test_the_command_writes_rows_that_train(words, tmp_path, capsys):
     for more, says in (((), "exists already: --force"), (("--out", tmp_path / "rows.jsonl", "--force"), "is never"),
                        (("--out", tmp_path / "rows.csv"), "rows are written as"),
                        (("--out", tmp_path / "b.jsonl", "--temperature", "0"), "rollout.temperature"),
-                       (("--out", tmp_path / "b.jsonl", "curriculum.part=iuo"), "is no part of grounding"),
+                       (("--out", tmp_path / "b.jsonl", "curriculum.part=iuo"), "is not a reward part of grounding"),
                        (("--out", tmp_path / "mine.jsonl"), "mine.png exists already"),
                        (("--out", tmp_path / "b.jsonl", "--checkpoint", tmp_path), "checkpoint")):
         assert main(["data", "difficulty", *map(str, (*words, *more))]) == 1

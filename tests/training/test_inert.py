@@ -194,8 +194,8 @@ def test_a_part_of_weight_0_that_something_reads_is_not_inert():
 
 def test_a_line_says_setting_value_and_reason():
     (found,) = inert.find(Config.model_validate(PLAIN))
-    assert str(found) == ("inert: algo.loss=ppo_clip (one optimizer step a batch, so p / p(old) is 1 and its gradient "
-                          "is that of algo.loss=reinforce; raise rollout.minibatches or rollout.updates)")
+    assert str(found) == ("inert: algo.loss=ppo_clip (there is one optimizer step per batch, so p / p(old) is 1 and "
+                          "its gradient is that of algo.loss=reinforce; raise rollout.minibatches or rollout.updates)")
 
 
 def own(x):

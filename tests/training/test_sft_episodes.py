@@ -65,8 +65,8 @@ def test_actions_are_learned(tiny_models, tmp_path):
     ({"task": {"actions": ("a",)}}, "has not ended after the 1 actions of oracle_actions"),
     ({"task": {"actions": ("a",) * 4}}, "after 3 of the 4 actions of oracle_actions: its environment ended it"),
     ({"episode": {"max_turns": 2}}, "after 2 of the 3 actions of oracle_actions: raise episode.max_turns"),
-    ({"task": {"actions": ()}}, "give the task oracle_actions"),
-    ({"task": {"fault": "raise"}}, "its environment failed under action 2 of oracle_actions: step: .*KeyError")])
+    ({"task": {"actions": ()}}, "define oracle_actions"),
+    ({"task": {"fault": "raise"}}, "its environment failed at action 2 of oracle_actions: step: .*KeyError")])
 def test_a_demonstration_that_cannot_be_played_says_why(tiny_models, tmp_path, more, message):
     config = settle_sharding(supervised_config(settings(tmp_path / "run", tiny_models["qwen3_vl"], **more)))
     parts = assemble(config, make_accelerator(config), make_source=SupervisedSource)

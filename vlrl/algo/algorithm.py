@@ -176,8 +176,9 @@ def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings)
     if "parts" not in advantage.requires:
         return
     if shaping:
-        raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so algo.shaping="
-                          f"{shaping[0].name!r}, which changes the reward, would do nothing: leave one of them out")
+        raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so "
+                          f"algo.shaping={shaping[0].name!r}, which changes the reward, would have no effect: remove "
+                          "one of the two")
     if algo.kl_coef and algo.kl_in == "reward":
-        raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so algo.kl_in=reward would do "
-                          "nothing: set algo.kl_in=loss")
+        raise ConfigError(f"algo.advantage={advantage.name!r} reads the reward parts, so algo.kl_in=reward would have "
+                          "no effect: set algo.kl_in=loss")

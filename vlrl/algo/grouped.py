@@ -66,7 +66,7 @@ def correct(s: Scores, part: str = "", above: float | None = None, without: floa
     named `part`, or else its reward, exceeds `above`. A missing `above` is `without`, which is also the threshold of
     the reward where no outcome is known. Raises ValueError when no rollout has the part."""
     if part and part not in s.parts:
-        raise ValueError(f"there is no reward part '{part}'; there are: {', '.join(s.parts)}")
+        raise ValueError(f"there is no reward part '{part}'; the reward parts are: {', '.join(s.parts)}")
     if not part and above is None and s.outcome is not None:
         return s.outcome & ~s.rewards.isnan()
     values = s.parts[part] if part else s.rewards

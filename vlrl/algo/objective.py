@@ -130,8 +130,8 @@ def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
         if clip not in options_of("algo.loss", name, TERMS):
             clipping = ", ".join(other for other in TERMS if clip in options_of("algo.loss", other, TERMS))
             own = ", ".join(f"algo.loss.{option}" for option in options_of("algo.loss", name, TERMS)) or "none"
-            raise ConfigError(f"algo.{clip}={value:g}: algo.loss={name!r} has no clip, so this would do nothing. Leave "
-                              f"it out (its own options: {own}), or choose a loss that has one: {clipping}")
+            raise ConfigError(f"algo.{clip}={value:g} would have no effect, because algo.loss={name!r} does not clip. "
+                              f"Leave it out (options of this loss: {own}), or choose a loss that clips: {clipping}")
         if given.get(clip, value) != value:
             raise ConfigError(f"algo.{clip}={value:g} and algo.loss.{clip}={given[clip]} are the same bound: leave "
                               "one of them out")
@@ -144,7 +144,7 @@ def _refuse_empty(correction: Bound | None) -> None:
         low, high = known.get("low"), known.get("high")
         if isinstance(low, float) and isinstance(high, float) and low > high:
             raise ConfigError(f"algo.correction.low={low:g} is above algo.correction.high={high:g}, so no weight is "
-                              "within them: raise high, or lower low")
+                              "within the bounds: raise high, or lower low")
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:

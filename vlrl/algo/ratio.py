@@ -60,7 +60,8 @@ def inert(use: FunctionUse) -> Iterator[Inert]:
         if option not in options and (value := getattr(config.algo, option)) is not None}
     by_ratio = {option: given[option] for option in said.options if option in given}
     if config.rollout.one_update and (options.get("from_sampler") is not True or samples_as_it_trains(config)):
-        why, more = "one optimizer step a batch, so p / p(old) is 1", "raise rollout.minibatches or rollout.updates"
+        why = "there is one optimizer step per batch, so p / p(old) is 1"
+        more = "raise rollout.minibatches or rollout.updates"
         yield from (Inert(setting, value, f"{why}; {more}") for setting, value in by_ratio.values())
         if said.alone:
             yield Inert("algo.loss", use.named.name, f"{why} and its gradient is {said.like} of algo.loss=reinforce; "

@@ -56,7 +56,7 @@ class Reset(Frozen):
 
     def __init__(self, every: Count = 100, kl: Rate | None = None, optimizer: bool = True):
         if not every and kl is None:
-            raise ValueError("with every=0 and no kl the reference would never be reset: give one of them")
+            raise ValueError("with every=0 and no kl the reference would never be reset: set every or kl")
         self.every, self.kl, self.optimizer = every, kl, optimizer
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],

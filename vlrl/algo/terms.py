@@ -44,7 +44,7 @@ def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
 
 def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if given.get("delta") and (given.get("dual_clip") or 0) >= given["delta"]:
-        yield "dual_clip", f"algo.loss.delta={given['delta']:g} comes before it"
+        yield "dual_clip", f"algo.loss.delta={given['delta']:g} applies first"
 
 
 @acts_through_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)

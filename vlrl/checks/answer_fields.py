@@ -37,7 +37,7 @@ def options_problem(row: Mapping[str, Any]) -> str | None:
     given = row["options"]
     if not isinstance(given, list) or len(given) < 2 or not all(
             isinstance(v, (str, int, float)) and str(v).strip() for v in given):
-        return f"options={short(given)} must be a list of at least two texts"
+        return f"options={short(given)} must be a list of at least two strings"
     if row.get("answer") is None or row.get("answer_type", "choice") not in ("choice", "span+choice"):
         return None
     try:

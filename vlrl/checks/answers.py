@@ -78,9 +78,9 @@ def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str,
         less = reward(without_tag(oracle, tag))
         if less < full - 1e-6:
             shown = "\\boxed{}" if tag == "\\boxed" else f"<{tag}>"
-            yield Finding(message=f"`score` pays the perfect answer {shorten(oracle)} {full:.3g}, and {less:.3g} "
-                          f"without {shown}, which the prompt never mentions: no model can know. Ask for {shown} in "
-                          "the task's prompt or system prompt", id=sample.id,
+            yield Finding(message=f"`score` gives the perfect answer {shorten(oracle)} a reward of {full:.3g}, but "
+                                  f"{less:.3g} without {shown}, which the prompt never mentions, so no model can know "
+                                  f"it. Ask for {shown} in the task's prompt or system prompt", id=sample.id,
                           level="error" if tag not in _UNASKED and less < full / 2 else "warning")
 
 
@@ -119,9 +119,9 @@ class OracleScore:
                  and self._maximum_unknown(name, text) else value for name, value in self.parts.items()}
         if self.parts and self._combine(known) < most - max(rounding * abs(most), 1e-6):
             listed = ", ".join(f"{name} {value:.4g}" for name, value in self.parts.items())
-            yield Finding(message=f"the perfect answer {shorten(text)} earns {self._combine(self.parts):.4g}, the "
-                          f"maximum is {most:.4g} ({listed}): `oracle`, `score` and the row do not agree. See `vlrl "
-                          "tasks check`, and `vlrl data check` for the rows", id=self.sample.id)
+            yield Finding(message=f"the perfect answer {shorten(text)} earns {self._combine(self.parts):.4g}, but the "
+                                  f"maximum is {most:.4g} ({listed}): `oracle`, `score` and the row do not agree. See "
+                                  "`vlrl tasks check`, and `vlrl data check` for the rows", id=self.sample.id)
 
     def reward(self, text: str, opened: str = "") -> float:
         """The reward of any text, computed from these parts; 0 if scoring fails.

@@ -67,7 +67,7 @@ def _unread_message(content: Mapping[str, Sequence[Any]], bookkeeping: Sequence[
     rest = f", and {len(content) - _LISTED} more" if len(content) > _LISTED else ""
     also = (f"; nor columns that look like bookkeeping: {', '.join(sorted(bookkeeping)[:_LISTED])}" if bookkeeping
             else "")
-    who = f"no prompt and no reward of task '{task.name}' reads" if task else "no field of the rows is made of"
+    who = f"neither prompt nor reward of task '{task.name}' reads" if task else "no field of the rows is read from"
     first = next(iter(content))
     return (f"{who} {', '.join(listed)}{rest}{also}. If it belongs to the question, write {{{first}}} into task.prompt "
             f"or say which field it is (--columns NAME={first}, data.columns); otherwise remove it")

@@ -40,7 +40,7 @@ def field_problems(row: Row) -> Iterator[str]:
 def _text_check(name: str) -> Callable[[Row], str | None]:
     def check(row: Row) -> str | None:
         good = isinstance(row[name], str) and row[name].strip()
-        return None if good else f"{name}={short(row[name])} must be a text that is not empty"
+        return None if good else f"{name}={short(row[name])} must be a non-empty string"
 
     return check
 
@@ -52,7 +52,7 @@ def unseen_problem(row: Row) -> str | None:
     if field is None or any(row.get(name) for name in MEDIA_FIELDS):
         return None
     kind = _SHOWN_IN[field]
-    return f"{field}={short(row[field])} is about {kind}s, and the row names none: give it {kind!r}"
+    return f"{field}={short(row[field])} refers to {kind}s, but the row has none: add the field {kind!r}"
 
 
 def _is_label(value: Any) -> bool:
@@ -63,14 +63,14 @@ def _label(row: Row) -> str | None:
     label = row["label"]
     several = label if isinstance(label, list) else [label]
     if not several or not all(_is_label(v) and str(v).strip() for v in several):
-        return f"label={short(label)} must be a text, or with `multi` a list of texts"
+        return f"label={short(label)} must be a string, or with `multi` a list of strings"
     return label_problem(several, row.get("labels"))
 
 
 def _labels(row: Row) -> str | None:
     labels = row["labels"]
     good = isinstance(labels, list) and all(map(_is_label, labels))
-    return None if good else f"labels={short(labels)} must be a list of texts"
+    return None if good else f"labels={short(labels)} must be a list of strings"
 
 
 def span_problem(row: Row) -> str | None:
@@ -96,7 +96,7 @@ def length_problem(row: Row, clip: float, name: str, start: float | None = None,
     if duration is None:
         return span_problem({**row, "duration": clip}) if row.get("spans") is not None and clip > 0 else None
     if abs(duration - clip) > max(SLACK, LATE * clip):
-        return f"duration says {duration:g} seconds, {name} lasts {clip:.3g}"
+        return f"duration is {duration:g} seconds, but {name} lasts {clip:.3g}"
     return None
 
 
@@ -115,7 +115,8 @@ def _boxes(row: Row) -> str | None:
     boxes = row["boxes"]
     if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
         return None
-    return f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty where nothing is to be found"
+    return (f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; an empty list if there is nothing to "
+            "find")
 
 
 _CHECKS = Table({

@@ -16,9 +16,9 @@ from vlrl.task.environment import has_environment
 _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
               "group_key")
 """Fields that are not part of the question."""
-_LEAKS = {"row": ("what it asks", "what is held out must not be trained on: take it out of one of the two"),
-          "group": ("group_key={}", "a group stays on one side"),
-          "media": ("its image or video", "`vlrl data split` keeps them on one side")}
+_LEAKS = {"row": ("what it asks", "held-out data must not be trained on: remove it from one of the two"),
+          "group": ("group_key={}", "all rows of a group must be in the same split"),
+          "media": ("its image or video", "`vlrl data split` keeps them in the same split")}
 """Kind of leak -> (what is in both splits, how to fix it)."""
 
 
@@ -91,9 +91,9 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[
     for n, row in enumerate(rows):
         one = next((near[f.sha256] for f in row.files if row.side == "heldout" and f.sha256 in near), None)
         if one and not _has_leak(row):
-            yield n, (f"its image looks like one in train, in {shown['train'][one.train][0].where} (likeness "
-                      f"{one.likeness:.2f}), resized or compressed again: compare the two; `vlrl data split` keeps "
-                      "such images on one side, `vlrl data overlap` finds crops too")
+            yield n, ("its image looks like a resized or recompressed copy of one in train, in "
+                      f"{shown['train'][one.train][0].where} (likeness {one.likeness:.2f}): compare the two; `vlrl "
+                      "data split` keeps such images in the same split, `vlrl data overlap` also finds crops")
 
 
 def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:

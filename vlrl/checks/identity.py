@@ -60,5 +60,5 @@ def fingerprint(task: Task, sample: Sample) -> str:
 
 def unstable_sample(when: str) -> str:
     """The message about a task that returns a different sample at a second request; `when` describes that request."""
-    return (f"the sample is another one {when}: draw from random.Random of (self.seed, split, index), never from a "
-            "shared generator, hash() or a set")
+    return (f"the sample is a different one {when}: use random.Random with a seed made of (self.seed, split, index), "
+            "never a shared generator, hash() or the order of a set")

@@ -32,9 +32,9 @@ def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
     """Yields a width and height that differ from those of the first image."""
     size, stated = row.files[0].size if row.files else None, tuple(row.row.get(side) for side in _SIDES)
     if size and all(map(is_number, stated)) and stated != size:
-        yield (f"width and height say {stated[0]}x{stated[1]} pixels, {row.files[0].name} is {size[0]}x{size[1]} (EXIF "
-               "orientation applied), and boxes and points refer to the image as it is shown: correct the row, or "
-               "save the file without its orientation")
+        yield (f"width and height are {stated[0]}x{stated[1]} pixels, but {row.files[0].name} has {size[0]}x{size[1]} "
+               "(EXIF orientation applied), and boxes and points refer to the image as it is shown: correct the row, "
+               "or save the file without its orientation")
 
 
 def refused(row: CheckedRow, context: Context) -> Iterator[str]:
@@ -53,9 +53,9 @@ def turned(row: CheckedRow, context: Context) -> Iterator[str]:
         return
     if any(f.rule == "size" for f in row.findings):
         return
-    yield (f"{file.name} is shown turned, as its EXIF orientation {file.orientation} says: {file.size[0]}x"
-           f"{file.size[1]} pixels, and boxes and points are read in that image. Look at one; if they were drawn on "
-           "the image as it is stored, save the files without the orientation")
+    yield (f"{file.name} has the EXIF orientation {file.orientation} and is shown rotated, with "
+           f"{file.size[0]}x{file.size[1]} pixels; boxes and points are read as positions in the rotated image. Look "
+           "at one: if they were drawn on the image as it is stored, save the files without the orientation")
 
 
 def other_length(row: CheckedRow, context: Context) -> Iterator[str]:

@@ -84,7 +84,7 @@ def _stop_or_warn(findings: Sequence[Finding], config: Config) -> list[str]:
     stops = [f for f in findings if f.level == "error" and config.run.checks == "stop"]
     if stops:
         raise TaskError("\n".join([*_lines(stops),
-                                   "If this is intended, run.checks=warn starts the run all the same."]))
+                                   "If this is intended, run.checks=warn starts the run anyway."]))
     return _lines(findings)
 
 
@@ -105,10 +105,11 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
             continue
         if less < alone - 1e-6:
             warnings.append(
-                f"task '{own.name}': the chat template begins every answer with {opened!r}; after it the perfect "
-                f"answer {shorten(completion_for(prompted.oracle, opened))} earns {less:.3g}, and {alone:.3g} without. "
-                "Its `score` reads a format without that beginning: read answer.final or rewards.text.said(answer), or "
-                "choose another beginning with model.chat_template_kwargs, such as {enable_thinking: false}")
+                f"task '{own.name}': the chat template begins every answer with {opened!r}; after this beginning the "
+                f"perfect answer {shorten(completion_for(prompted.oracle, opened))} earns {less:.3g}, but {alone:.3g} "
+                "without it. The `score` of the task does not expect it: read answer.final or "
+                "rewards.text.said(answer) there, or choose another beginning with model.chat_template_kwargs, such "
+                "as {enable_thinking: false}")
     return warnings
 
 

@@ -207,17 +207,18 @@ def _changing_scores(samples: TaskSamples) -> Iterator[Finding]:
 def changing_score(first: Any, second: Any) -> str:
     """The message about two different scores of the same answer; "" if they are equal."""
     return "" if repr(first) == repr(second) else (
-        f"the same answer got {first} and then another score, {second}: a random reward teaches nothing, and no run "
-        "can be repeated")
+        f"the same answer was scored {first} and then {second}: nothing can be learned from a random reward, and no "
+        "run can be reproduced")
 
 
 def _unreadable(samples: TaskSamples) -> Iterator[Finding]:
     rewards = [t.first for t in samples.trials]
     if rewards and all(r.reward is None and r.error is None for r in rewards):
         names = ", ".join(name for name, value in rewards[0].parts.items() if value is None)
-        yield Finding(message=f"`score` gives None ({names}) for each of {len(rewards)} answers tried, the perfect one "
-                      "included where it is known: no reward has a value and nothing is learned. None means that an "
-                      "answer cannot be judged; give 0.0 for a wrong one", id=samples.trials[0].prompted.sample.id)
+        yield Finding(message=f"`score` returns None ({names}) for each of the {len(rewards)} answers tried, including "
+                              "the perfect answer if it is known: no reward has a value and nothing is learned. None "
+                              "means that an answer cannot be judged; return 0.0 for a wrong "
+                              "answer", id=samples.trials[0].prompted.sample.id)
 
 
 def _constant(samples: TaskSamples) -> Iterator[Finding]:
@@ -229,8 +230,9 @@ def _constant(samples: TaskSamples) -> Iterator[Finding]:
         oracle_tried = any(t.text == t.prompted.oracle for t in trials)
         paid = [name for name, weight in part_weights(task).items() if weight > 0]
         if oracle_tried or all(t.first.parts.get(name) for t in trials for name in paid):  # else all may be wrong
-            yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: a reward that is always "
-                          "the same teaches nothing", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
+            yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: nothing can be learned "
+                                  "from a constant "
+                                  "reward", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
 
 
 def _range(samples: TaskSamples) -> Iterator[Finding]:
@@ -248,7 +250,7 @@ def range_problem(task: Task, name: str, value: Any) -> str:
     if best is not None and value > best + 1e-6:
         return f"part '{name}' is {value:g}, more than its maximum {best:g} in `best_parts`"
     if best is None and abs(value) > BOUND:
-        return (f"part '{name}' is {value:g}: a part must stay within -{BOUND:g} and {BOUND:g} whatever the text, or "
+        return (f"part '{name}' is {value:g}: a part must stay within -{BOUND:g} and {BOUND:g} for any text, or "
                 "`best_parts` must give its maximum")
     return ""
 

@@ -75,14 +75,14 @@ class EngineSettings(Settings):
     @classmethod
     def _number_or_auto(cls, value: Any) -> Any:
         if value != "auto" and not (isinstance(value, int) and 1 <= value < 2**63):
-            raise ValueError("give a whole number from 1 on, or auto")
+            raise ValueError("give a whole number of at least 1, or auto")
         return value
 
     @field_validator("top_k")
     @classmethod
     def _not_zero(cls, value: int) -> int:
         if value == 0:
-            raise ValueError("no token would be left to sample; give how many are kept, or -1 for all")
+            raise ValueError("no token would be left to sample from: give the number of tokens to keep, or -1 for all")
         return value
 
     @field_validator("servers", mode="before")
@@ -108,7 +108,7 @@ class EngineSettings(Settings):
             if name != "name" and name not in OWN[self.name] and value != info.default:
                 others = [engine for engine, own in OWN.items() if name in own]
                 shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
-                raise ValueError(f"engine.{name}={shown} belongs to engine.name={' or '.join(others)}, and here "
+                raise ValueError(f"engine.{name}={shown} is a setting of engine.name={' or '.join(others)}, but here "
                                  f"engine.name={self.name}: leave engine.{name} out, or set engine.name={others[0]}")
         return self
 

@@ -30,11 +30,12 @@ def explained(error: Any) -> str:
         return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
     if error["type"] == "model_type" and loc:
-        message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
+        message = ("write the settings of this section below it, as 'key: value', or leave it out. Known: "
+                   f"{', '.join(_names_at(loc))}.")
     if error["type"] == "string_type" and isinstance(error.get("input"), bool):
-        message = "a text is needed, and YAML reads no, off, yes and on as false and true: put it in quotes"
+        message = "a string is needed, but YAML reads no, off, yes and on as false and true: put the value in quotes"
     if error["type"] == "invalid_key":
-        return f"unknown setting '{name}': the name of a setting is a text"
+        return f"unknown setting '{name}': the name of a setting must be a string"
     message = value_hint(name, error.get("input")) or message
     return f"{name}={value}: {message}" if loc else message
 

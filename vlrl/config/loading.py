@@ -138,8 +138,9 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
     """Raises ConfigError if the last of `stages` contradicts itself or an earlier stage."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
     if config.model.name != model:
-        raise ConfigError(f"{where}: model.name={config.model.name!r} is not that of the run, {model!r}: stages start "
-                          "from each other's weights. Set it outside of stages; begin=start starts a stage from it")
+        raise ConfigError(f"{where}: model.name={config.model.name!r} differs from that of the run, {model!r}: stages "
+                          "start from each other's weights. Set model.name outside of stages; with begin=start a "
+                          "stage starts from that model")
     if stage.begin not in ("before", "start", *before):
         raise ConfigError(f"{where}: begin={stage.begin!r} is not an earlier stage."
                           f"{did_you_mean(stage.begin, ['before', 'start', *before])} Known: "
@@ -147,20 +148,21 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
     if stage.kind == "merge":
         other = config.merge.other
         if not before:
-            raise ConfigError(f"{where}: kind=merge averages the weights of the previous stage with others, and there "
+            raise ConfigError(f"{where}: kind=merge averages the weights of the previous stage with others, but there "
                               "is no previous stage")
         if other not in ("start", *before) and not os.path.isdir(other):
             raise ConfigError(f"{where}: merge.other={other!r} is neither an earlier stage nor a folder."
                               f"{did_you_mean(other, ['start', *before])} Earlier stages: {', '.join(before)}")
         if other == before[-1]:
             raise ConfigError(f"{where}: merge.other={other!r} is the previous stage, which is merged anyway: name "
-                              "another one, or start")
+                              "another stage, or start")
     if stage.kind == "rounds" and config.tasks:
-        raise ConfigError(f"{where}: kind=rounds samples answers to one task, and this config has several: select "
-                          f"one ({', '.join(entry.label for entry in config.tasks)}) with tasks=null and task")
+        raise ConfigError(f"{where}: kind=rounds supports a single task, but this config has several: select one of "
+                          f"them ({', '.join(entry.label for entry in config.tasks)}) by setting tasks=null and "
+                          "task=NAME")
     if stage.hand_over == "best" and not (config.save.best and config.eval.samples and config.eval.splits):
         raise ConfigError(f"{where}: hand_over=best needs evaluations and save.best: set eval.samples, eval.splits and "
-                          "save.best, or remove it")
+                          "save.best, or remove hand_over=best")
 
 
 def differences(old: Config, new: Config) -> list[str]:
@@ -179,9 +181,9 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
     before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
-        raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to start from its "
+        raise RunError(f"{folder} contains {before}, but this is {now}. Choose another run.dir; to start from its "
                        f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
-                       "here (the old run is kept in a folder beside it).")
+                       "here (the old run is kept in a folder next to it).")
 
 
 def describe() -> list[tuple[str, str, Any, str]]:
@@ -237,7 +239,7 @@ def shipped_configs() -> list[Path]:
 
 def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.resolve() in visited:
-        raise ConfigError(f"{path}: 'extends' leads in a circle")
+        raise ConfigError(f"{path}: 'extends' is circular: a config cannot extend itself")
     try:
         tree = _parse(path.read_text(encoding="utf-8")) or {}
     except UnicodeDecodeError:
@@ -278,8 +280,8 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
             from vlrl.config.presets import moved_hint
 
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
-            raise ConfigError(f"{origin}: {parent!r} does not exist (it is relative to the file that names "
-                              f"it, or names one of vlrl's).{moved_hint(str(parent)) or near}")
+            raise ConfigError(f"{origin}: {parent!r} does not exist (it must be a path relative to the file that names "
+                              f"it, or the name of a config of vlrl).{moved_hint(str(parent)) or near}")
         tree = merge(tree, _read(base, visited))
     return tree
 
@@ -339,9 +341,9 @@ def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
     given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}
     if wanted not in labels:
-        raise ConfigError(f"task={wanted!r}: this config has several tasks, and none has this label."
-                          f"{did_you_mean(wanted, labels)} Its labels: {', '.join(labels)}. For another task instead "
-                          f"of them: tasks=null task={wanted}")
+        raise ConfigError(f"task={wanted!r}: this config has several tasks, and none has this "
+                          f"label.{did_you_mean(wanted, labels)} Its labels: {', '.join(labels)}. To use a task other "
+                          f"than these: tasks=null task={wanted}")
     task = {k: v for k, v in labels[wanted].items() if k not in ("label", "weight", "data")}
     rest = {k: v for k, v in tree.items() if k != "tasks"}
     data = labels[wanted].get("data")

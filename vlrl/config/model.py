@@ -87,10 +87,11 @@ class ModelSettings(Settings):
     def _limits_leave_room(self) -> ModelSettings:
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise ValueError(f"model.min_pixels={self.min_pixels} is more than model.max_pixels={self.max_pixels}: "
-                             "lower it or raise the other")
+                             "lower model.min_pixels or raise model.max_pixels")
         if self.video_min_frames > self.video_max_frames:
-            raise ValueError(f"model.video_min_frames={self.video_min_frames} is more than model.video_max_frames="
-                             f"{self.video_max_frames}: lower the one or raise the other")
+            raise ValueError(f"model.video_min_frames={self.video_min_frames} is more than "
+                             f"model.video_max_frames={self.video_max_frames}: lower model.video_min_frames or raise "
+                             "model.video_max_frames")
         low, high = self.frame_pixels
         if low and high and low > high and (self.video_min_pixels or self.video_max_pixels):
             raise ValueError(f"a video frame cannot have at least {low} and at most {high} pixels: change "

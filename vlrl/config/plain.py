@@ -30,8 +30,8 @@ def plain(value: Any, name: str = "") -> Any:
         return str(os.fspath(value))
     if isinstance(value, (numbers.Integral, numbers.Real)):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
-    raise ConfigError(f"{name}={value!r}: a setting is a text, a number, true, false, null, or a list or dictionary "
-                      f"of them, and this is a {type(value).__name__}")
+    raise ConfigError(f"{name}={value!r}: a setting must be a string, a number, true, false, null, or a list or "
+                      f"dictionary of these, not a {type(value).__name__}")
 
 
 def dump(config: BaseModel) -> str:

@@ -82,13 +82,14 @@ class AsyncSettings(Settings):
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
         if rollout.step_tokens is not None:
-            return (f"async.max_staleness={most} samples the completions of a step before it is known which ones of "
-                    f"the step before continue (rollout.step_tokens={rollout.step_tokens}): remove "
-                    f"rollout.step_tokens, or {off}")
+            return (f"async.max_staleness={most} samples the completions of a step before it is known which "
+                    f"completions of the previous step are unfinished (rollout.step_tokens={rollout.step_tokens}): "
+                    f"remove rollout.step_tokens, or {off}")
         if not algo.corrected:
             return (f"async.max_staleness={most} trains on completions of older weights, but with algo.correction=none "
-                    f"algo.loss={algo.loss.name} treats them as its own. Set algo.correction=token_truncate "
-                    f"(extends=algorithms/decoupled_ppo.yaml is the decoupled objective), or {off}")
+                    f"algo.loss={algo.loss.name} treats them as completions of the current weights. Set "
+                    "algo.correction=token_truncate (extends=algorithms/decoupled_ppo.yaml is the decoupled "
+                    f"objective), or {off}")
         return ""
 
 

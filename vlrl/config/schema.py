@@ -101,8 +101,8 @@ class Config(Settings):
                 given = next(iter(self.task.model_dump(exclude_defaults=True)))
                 raise ValueError(f"task.{given} is set, but this config has several tasks ({self.task_name}): set it "
                                  f"for one of them, e.g. tasks.0.{given}")
-            raise ValueError(f"task.name={self.task.name!r} and tasks ({self.task_name}) are both set, and a run has "
-                             "one task or several: remove task (task=null), or tasks (tasks=null)")
+            raise ValueError(f"task.name={self.task.name!r} and tasks ({self.task_name}) are both set, but a run has "
+                             "either one task or several: remove task (task=null), or tasks (tasks=null)")
         if not self.tasks and not self.task.name:
             raise ValueError("task.name is not set: name a built-in task or a file, e.g. task.name=grounding")
         if not self.model.name:
@@ -115,7 +115,8 @@ class Config(Settings):
         check_labels(self.tasks)
         if self.data.solutions and self.tasks:
             raise ValueError(f"data.solutions={self.data.solutions!r} refers to rows by their number in the training "
-                             "split of one task, and this config has several: select one (task=LABEL), or remove it")
+                             "split of one task, but this config has several: select one (task=LABEL), or remove "
+                             "data.solutions")
         check_stage_names(self.stages)
         return self
 
@@ -156,8 +157,9 @@ class Config(Settings):
     def _consistent(self) -> Config:
         if self.rollout.minibatches > self.rollout.prompts_per_step:
             raise ValueError(f"rollout.minibatches={self.rollout.minibatches} is more than "
-                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}: a minibatch would be empty; "
-                             "lower it (a preset may set it) or raise the other")
+                             f"rollout.prompts_per_step={self.rollout.prompts_per_step}, so a minibatch would be "
+                             "empty: lower rollout.minibatches (a preset may set it) or raise "
+                             "rollout.prompts_per_step")
         low = self.model.min_pixels
         if low and low > self.limits.image_pixels:
             raise ValueError(f"model.min_pixels={low} enlarges every image beyond limits.image_pixels="
@@ -165,5 +167,6 @@ class Config(Settings):
         most = self.engine.max_model_len
         if most is not None and most <= self.rollout.max_new_tokens:
             raise ValueError(f"engine.max_model_len={most} leaves no room for a prompt in addition to "
-                             f"rollout.max_new_tokens={self.rollout.max_new_tokens}: raise it, or lower the other")
+                             f"rollout.max_new_tokens={self.rollout.max_new_tokens}: raise engine.max_model_len, or "
+                             "lower rollout.max_new_tokens")
         return self

@@ -47,8 +47,8 @@ class StageEntry(BaseModel):
         if given:
             raise ValueError(f"{given[0]} is a setting of the run: set it outside of stages")
         if self.hand_over == "best" and self.kind not in ("sft", "rl"):
-            raise ValueError(f"hand_over=best selects among the evaluations of a stage, and kind={self.kind} has "
-                             "none: remove it")
+            raise ValueError(f"hand_over=best selects among the evaluations of a stage, but kind={self.kind} has none: "
+                             "remove hand_over=best")
         return self
 
     @property

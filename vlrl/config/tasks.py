@@ -69,7 +69,7 @@ class TaskEntry(TaskSettings):
     @classmethod
     def _plain(cls, label: str) -> str:
         if not re.fullmatch(r"(?=.*\w)[\w.-]{1,60}", label) or label in _METRIC_GROUPS:
-            raise ValueError("a label has 1 to 60 letters, digits, '_', '-' or '.', and is none of "
+            raise ValueError("a label must have 1 to 60 letters, digits, '_', '-' or '.', and must not be one of "
                              f"{', '.join(_METRIC_GROUPS)}, which are prefixes of metrics")
         return label
 

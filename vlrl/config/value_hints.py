@@ -22,7 +22,7 @@ def value_hint(setting: str, value: Any) -> str:
         return ("give the name of a file, or of a data set on the Hub. A datasets.Dataset: "
                 "dataset.to_parquet('rows.parquet') and that name")
     if setting == "algo.kl" and isinstance(value, (int, float)):
-        return f"it names the estimator; its weight is algo.kl_coef={value}"
+        return f"this setting names the estimator; set its coefficient with algo.kl_coef={value}"
     if isinstance(value, str) and setting in ("model", "task", "engine", "curriculum"):
         return f"write {setting}.name={value}"
     if isinstance(value, Mapping) and value and all(v is None for v in value.values()):

@@ -29,11 +29,12 @@ class _Loader(yaml.SafeLoader):
         named = {str(key.value): (key, value) for key, value in node.value}
         for source in [] if merged is None else merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
             if not isinstance(source, yaml.MappingNode):
-                raise ComposerError(None, None, "a merge key (<<) takes a mapping or a list of them", source.start_mark)
+                raise ComposerError(None, None, "a merge key (<<) must have a mapping or a list of mappings as its "
+                                                "value", source.start_mark)
             self.flatten_mapping(source)
             self.merged += len(source.value)
             if self.merged > MOST_MERGED:
-                raise ComposerError(None, None, f"its merge keys (<<) bring more than {MOST_MERGED:,} settings", None)
+                raise ComposerError(None, None, f"its merge keys (<<) add more than {MOST_MERGED:,} settings", None)
             for pair in source.value:
                 named.setdefault(str(pair[0].value), pair)
         node.value = list(named.values())
@@ -67,7 +68,7 @@ def _count(node: Any, known: dict[int, int]) -> int:
         inner = [value for key, value in node.value if key.tag != _MERGE] if mapping else node.value
         known[id(node)] = count = 1 + sum(_count(one, known) for one in inner)
     if not 0 < count <= MOST_VALUES:
-        what = f"its aliases (*name) bring more than {MOST_VALUES:,} values" if count else "an alias (*name) in itself"
+        what = f"its aliases (*name) expand to more than {MOST_VALUES:,} values" if count else "an alias (*name) contains itself"
         raise ComposerError(None, None, what, node.start_mark)
     return count
 

@@ -65,8 +65,8 @@ def check(settings: CurriculumSettings, task: Task) -> None:
     Filters(settings)
     parts = [*dict.fromkeys(part for one in task.members for part in one.weights_at(0))]
     if settings.part is not None and settings.part not in parts:
-        raise ConfigError(f"curriculum.part={settings.part!r} is no part of {task.name}."
-                          f"{did_you_mean(settings.part, parts)} Its parts: {', '.join(parts)}")
+        raise ConfigError(f"curriculum.part={settings.part!r} is not a reward part of "
+                          f"{task.name}.{did_you_mean(settings.part, parts)} Its parts: {', '.join(parts)}")
 
 
 def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, float] | None = None) -> Sampler:
@@ -78,7 +78,7 @@ def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, fl
     known = parameters(resolve("curriculum.name", sampler.name, SAMPLERS), 1)
     for option, value in sampler.options.items():
         if option not in known:
-            raise ConfigError(f"curriculum.{option}={value!r} is no setting, and no option of the sampler "
+            raise ConfigError(f"curriculum.{option}={value!r} is neither a setting nor an option of the sampler "
                               f"'{sampler.name}'.{did_you_mean(option, [*known, *CurriculumSettings.model_fields])} "
                               f"Its options: {', '.join(known) or 'none'}.")
 
@@ -91,8 +91,8 @@ def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, fl
             raise ConfigError(f"curriculum.name={sampler.name!r}: {failure(error)}") from error
         lacking = [name for name in _METHODS if not callable(getattr(instance, name, None))]
         if lacking:
-            raise ConfigError(f"curriculum.name={sampler.name!r} is no sampler: it is no class with "
-                              f"{', '.join(lacking)}. docs/curriculum.md shows one")
+            raise ConfigError(f"curriculum.name={sampler.name!r} is not a sampler: it lacks the methods "
+                              f"{', '.join(lacking)}. docs/curriculum.md has an example")
         return instance
 
     return _BESIDE["shares"](prompts, shares, build) if shares else build(prompts)

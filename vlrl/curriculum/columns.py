@@ -49,11 +49,11 @@ class Columns:
         self._reported, known = True, {place for place in positions if place is not None}
         lacking = sum(place is None for place in positions)
         if not known:
-            raise ConfigError(f"data.difficulty={str(self.path)!r}: none of its {lines:,} ids is that of a training "
-                              "sample. Measure these samples: vlrl data difficulty CONFIG")
+            raise ConfigError(f"data.difficulty={str(self.path)!r}: none of its {lines:,} ids is the id of a training "
+                              "sample. Measure the training samples: vlrl data difficulty CONFIG")
         if lacking or len(known) < lines:
-            log.warning("data.difficulty=%s: %d of %d training samples have no line in it, and %d of its %d lines "
-                        "match no sample", self.path, lacking, len(positions), lines - len(known), lines)
+            log.warning("data.difficulty=%s: %d of %d training samples have no line in this file, and %d of its %d "
+                        "lines match no sample", self.path, lacking, len(positions), lines - len(known), lines)
 
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
@@ -69,7 +69,8 @@ def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
             raise DataError(f"{where}: {record}")
         id = _id(where, record)
         if places.setdefault(id, place) != place:
-            raise DataError(f"{where}: the id {id[:100]!r} occurs before; a prompt has one line in data.difficulty")
+            raise DataError(f"{where}: the id {id[:100]!r} occurs in an earlier line; data.difficulty must have one "
+                            "line per prompt")
         for name, value in record.items():
             if name != "id" and isinstance(value, _SINGLE):
                 columns.setdefault(name, {})[place] = value

@@ -32,7 +32,7 @@ def weighted(weights: np.ndarray, count: int, draw: np.random.Generator) -> np.n
     below = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64))
     positive = int(np.count_nonzero(weights))
     if not positive or not np.isfinite(below[-1]) or weights.min() < 0:
-        raise ValueError("the weights must be finite, none negative, and one above 0")
+        raise ValueError("the weights must be finite and not negative, and at least one must be above 0")
     passes, rest = divmod(count, positive)
     return np.concatenate([_without_repetition(weights, below, n, draw) for n in (*[positive] * passes, rest)])
 

@@ -219,7 +219,7 @@ class Intake:
         """Numbers of the groups to train on, at most `count`, ascending."""
         places = self.filters.select([self.outcomes[n] for n in self.selected], self.count)
         if not {*places} <= {*range(len(self.selected))} or len({*places}) != len(places) or len(places) > self.count:
-            raise ConfigError(f"curriculum.select={self.filters.select.name!r} gave {places!r:.200} for "
-                              f"{len(self.selected)} groups of which at most {self.count} are wanted: give different "
-                              "places, counted from 0")
+            raise ConfigError(f"curriculum.select={self.filters.select.name!r} returned {places!r:.200} for "
+                              f"{len(self.selected)} groups, of which at most {self.count} are needed: return distinct "
+                              "indices, counted from 0")
         return [self.selected[i] for i in places]

@@ -50,7 +50,7 @@ class Horizon:
             return self.most
         turns = self.rule(step)
         if isinstance(turns, bool) or not isinstance(turns, (int, np.integer)):
-            raise ConfigError(f"episode.horizon={self.rule.name!r} gave {turns!r} at step {step}: it must return a "
+            raise ConfigError(f"episode.horizon={self.rule.name!r} returned {turns!r} at step {step}: it must return a "
                               "whole number of turns")
         return min(max(int(turns), 1), self.most)
 

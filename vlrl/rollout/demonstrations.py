@@ -47,15 +47,16 @@ class Demonstrations:
         if sample.opening is None:
             text = given_answer(self.task, sample)
             if text is None:
-                raise DataError(f"sample '{sample.id}': no answer to learn from; give the row a 'solution', or the "
-                                "task an oracle")
+                raise DataError(f"sample '{sample.id}': there is no answer to learn from: give the row a 'solution', "
+                                "or define the task's oracle")
             return text
         actions, turn = task_oracle_actions(self.task, sample), turn_of(request)
         if not actions:
-            raise DataError(f"sample '{sample.id}': no actions to learn from; give the task oracle_actions(sample)")
+            raise DataError(f"sample '{sample.id}': there are no actions to learn from: define oracle_actions(sample) "
+                            "in the task")
         if turn >= len(actions):
             raise DataError(f"sample '{sample.id}': its episode has not ended after the {len(actions)} actions of "
-                            "oracle_actions(sample); return all of them, or end the episode with Step(done=True)")
+                            "oracle_actions(sample): return further actions, or end the episode with Step(done=True)")
         return actions[turn]
 
 
@@ -96,7 +97,7 @@ def _check_played(given: Completion, actions: Sequence[str], sample: Sample) -> 
     """Raises DataError if the environment failed, or ended before all actions of a demonstration were played."""
     played = sum(turn.role == "assistant" for turn in given.turns)
     if given.error:
-        raise DataError(f"sample '{sample.id}': its environment failed under action {played} of oracle_actions: "
+        raise DataError(f"sample '{sample.id}': its environment failed at action {played} of oracle_actions: "
                         f"{given.error}")
     if played < len(actions):
         reason = given.finish_reason

@@ -41,9 +41,9 @@ class RejectionCount:
         self.in_a_row = 0 if accepted else self.in_a_row + drawn
         self.fresh += reasons
         if reasons and (self.count > max(8, limit * self.drawn) or self.in_a_row >= samples):
-            raise TrainingError(f"{self.count} of {self.drawn} drawn prompts were rejected (limits.rejected={limit}"
-                                f"{', none accepted' if self.in_a_row >= samples else ''}). "
-                                f"First of this step: {reasons[0]}")
+            raise TrainingError(f"{self.count} of {self.drawn} drawn prompts were rejected "
+                                f"(limits.rejected={limit}{', none accepted' if self.in_a_row >= samples else ''}). "
+                                f"First reason in this step: {reasons[0]}")
 
     def take(self) -> list[str]:
         """Returns the reasons of rejections since the last call."""

@@ -24,7 +24,7 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
                      "{} of {} rollouts failed to score", ""),
     "environment_errors": (lambda r: r.completion.error is not None,
                            "{} of {} episodes ended with an error of their environment", ""),
-    "service_errors": (_service_failed, "a service did not answer for {} of {} rollouts",
+    "service_errors": (_service_failed, "a service did not respond for {} of {} rollouts",
                        " Check that it runs (services.*); the same command resumes from the last checkpoint."),
 }
 """Setting in limits.* -> (which rollouts count, the problem for the message, the remedy)."""
@@ -39,7 +39,7 @@ def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, sto
     shares = {}
     for name in names:
         counts, problem, way = _KINDS[name]
-        errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
+        errors = [f"sample {g.sample.id!r}: {r.error}, for the answer {ascii(r.completion.text)[:80]}"
                   for g in groups for r in g.rollouts if counts(r)]
         failed, rollouts = map(int, comm.total(len(errors), sum(len(g.rollouts) for g in groups)))
         first = next((e for part in comm.gather(errors[:1]) for e in part), "") if failed else ""
@@ -61,6 +61,6 @@ def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
                                   if r.completion.policy_step is None), default=step)))
     if config.rollout.step_tokens is None and oldest < step - most:
-        raise TrainingError(f"step {step} got completions sampled with the weights of {oldest} completed steps, but "
-                            f"async.max_staleness={most} requires at least {step - most}. This is an error of the "
-                            "group source, or of vlrl: please report it.")
+        raise TrainingError(f"step {step} got completions sampled with the weights after {oldest} completed steps, but "
+                            f"async.max_staleness={most} requires at least {step - most} completed steps. This is an "
+                            "error of the group source, or of vlrl: please report it.")

@@ -52,9 +52,9 @@ class Fingerprint:
             return
         else:
             changed = self._changed(sums)
-        raise RunError(f"the samples of {named} differ from those of the checkpoint: {changed}. What the run knows of "
-                       "its prompts is stored by row number. Restore the rows, choose another run.dir, or start over "
-                       "with resume=never (the old run is kept).")
+        raise RunError(f"the samples of {named} differ from those of the checkpoint: {changed}. A run stores results "
+                       "of its prompts by row number. Restore the rows, choose another run.dir, or start over with "
+                       "resume=never (the old run is kept).")
 
     def _changed(self, sums: np.ndarray) -> str:
         if len(sums) != len(self.sums):

@@ -143,8 +143,9 @@ class GroupSource:
         draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
         usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
         if len(usable) != count or len(draws) != count:
-            raise TrainingError(f"step {self.step}: curriculum.name={self.config.curriculum.name!r} gave {len(draws)} "
-                                f"draws, {len(usable)} of them of the {size} samples, but {count} were requested")
+            raise TrainingError(f"step {self.step}: the sampler curriculum.name={self.config.curriculum.name!r} "
+                                f"returned {len(draws)} draws, of which {len(usable)} are valid draws of the {size} "
+                                f"samples, but {count} were requested")
         return draws
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
