@@ -27,7 +27,7 @@ def same(outcomes, count): return [0, 0]
     (["curriculum.keep={name: pass_range, lo: 1}"], r"curriculum.keep.lo=1: .* Did you mean 'low'"),
     (["curriculum.oversample=0.5"], r"curriculum.oversample.factor=0.5: .*greater than or equal to 1"),
     (["curriculum.oversample=.nan"], r"curriculum.oversample.factor=nan: .*finite"),
-    (["curriculum.part=iuo"], r"curriculum.part='iuo' is not a reward part of grounding. Did you mean 'iou'.* iou, format"),
+    (["curriculum.part=iuo"], r"part='iuo' is not a reward part of grounding. Did you mean 'iou'.* iou, format"),
     (["curriculum=OWN:Raises"], r"curriculum.name='.*own.py:Raises': .*own.py:4: KeyError: 'x'"),
     (["curriculum=OWN:Half"], r"Half' is not a sampler: it lacks the methods observe, state_dict, .*docs/curriculum.md"),
     (["curriculum=OWN:function"], r"function' is not a sampler: it lacks the methods next, observe"),

@@ -45,7 +45,8 @@ class Scores:
     group: torch.Tensor
     """[R] int64: group number 0, 1, ... of each rollout; the rollouts of a group are adjacent."""
     lengths: torch.Tensor
-    """[R] float64: generated tokens of each completion, those of earlier steps included (rollout.step_tokens)."""
+    """[R] float64: number of generated tokens of each completion, including those of earlier steps
+    (rollout.step_tokens)."""
     task: torch.Tensor
     """[R] int64: index of the rollout's task in task_names."""
     task_names: Sequence[str] = ()

@@ -201,9 +201,9 @@ class Method:
 
     def after_update(self, policy: Policy, passes: Sequence[Pass | None], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
-        """Returns metrics of the method's passes. The hook may take an optimizer step of its own.
+        """Returns metrics of the method's passes. The hook may take an additional optimizer step.
 
-        Gradients are cleared by then; stats: the metrics of the objective."""
+        Gradients are cleared by then. stats: the metrics of the objective."""
         return {}
 
     def metrics(self) -> Mapping[str, float]:

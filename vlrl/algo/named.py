@@ -91,7 +91,8 @@ def options_of(setting: str, name: str, table: Mapping[str, Any]) -> dict[str, t
 
 
 def parameters(function: Callable[..., Any], skip: int = 1) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option: the parameters after the first `skip`; of a class those of __init__."""
+    """Annotation and default of each option, by name: the parameters after the first `skip` of a function, or of a
+    class's __init__."""
     hints = _hints(function.__init__ if inspect.isclass(function) else function)
     listed = list(inspect.signature(function).parameters.values())
     named = [p for p in listed[skip:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

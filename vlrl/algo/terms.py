@@ -64,5 +64,5 @@ def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
 
 
 def supervised(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """-logp per token: cross-entropy on given answers. -> [N]."""
+    """-logp per token: cross-entropy on given completions (supervised fine-tuning). -> [N]."""
     return -x.logprobs, {}

@@ -82,7 +82,8 @@ class AlgoSettings(Settings):
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss corrects for completions sampled by other weights; a user's own loss is assumed to."""
+        """Whether the loss corrects for completions sampled by other weights; a user's own loss is assumed to correct.
+        """
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 

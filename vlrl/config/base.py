@@ -58,7 +58,7 @@ class MethodSettings(Settings):
 
     @property
     def other_weights(self) -> bool:
-        """Whether some rollouts are sampled by weights other than those that train on them."""
+        """Whether some rollouts are sampled by weights other than those of the current policy."""
         return False
 
     @property

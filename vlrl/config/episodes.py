@@ -11,7 +11,7 @@ from vlrl.config.base import Count, Named, Positive, Settings
 
 
 class EpisodeSettings(Settings):
-    """Limits of episodes, for tasks with an environment. Each action has at most rollout.max_new_tokens."""
+    """Limits of episodes, for tasks with an environment. An action has at most rollout.max_new_tokens tokens."""
 
     max_turns: Positive = Field(default=8, description="Maximum number of actions of an episode; an episode that has "
                                 "not ended by then gets the finish_reason turns.")

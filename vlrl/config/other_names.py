@@ -94,15 +94,15 @@ _MOST = 5
 
 
 def translation(name: str) -> str:
-    """`" Here it is train.lr (docs/coming-from.md)."` for a setting of another framework; "" for any other name."""
+    """The end of a message: `" Here it is train.lr (docs/coming-from.md)."` if the name is that of another framework,
+    else ""."""
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
 
 
 def translations_below(name: str, value: Any) -> str:
-    """`" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` for the settings below a section of another
-    framework; "" for any other name.
-    """
+    """The end of a message: `" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` if settings below a
+    section have names of another framework, else ""."""
     hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
     more = ", ..." if hints[_MOST:] else ""
     return f" Here {', '.join(hints[:_MOST])}{more} (docs/coming-from.md)." if hints else ""

@@ -103,7 +103,7 @@ def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """The name of a preset: its path, relative to configs/ for one that comes with vlrl."""
+    """The name of a preset: the path of its file, relative to configs/ if the preset comes with vlrl."""
     home = (vlrl.HOME / "configs").resolve()
     path = path.resolve()
     return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)

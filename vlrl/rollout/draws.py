@@ -56,7 +56,7 @@ class DrawBatch:
     """A batch of draws whose prompts are encoded and answered together."""
 
     draws: Mapping[int, Draw]
-    """Draws of all processes by group number, those of carried-over groups included."""
+    """Draws of all processes by group number, including those of carried-over groups."""
     fresh: int
     """Number of new draws."""
     carried_over: Mapping[int, PartialGroup] = field(default_factory=dict)

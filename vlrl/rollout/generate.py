@@ -114,7 +114,7 @@ class RolloutGenerator:
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
-        """Number of completions of a draw, those of trained variants included."""
+        """Number of completions of a draw, including those of trained variants."""
         return draw.group_size or self.config.rollout.group_size
 
     def groups(self, accepted: Sequence[AcceptedDraw], step: int,

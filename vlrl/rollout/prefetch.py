@@ -41,7 +41,7 @@ class Prefetcher:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
-        """Returns a sample and its prompt: those begun under the key (waiting if necessary), or else encoded now.
+        """Returns a sample and its prompt; waits if its encoding was begun under `key`, or else encodes it now.
 
         Raises the error of making the sample or the prompt."""
         if key not in self._begun:
@@ -51,7 +51,7 @@ class Prefetcher:
         return sample, prompt.result()
 
     def keep(self, keys: Collection[Hashable]) -> None:
-        """Drops all samples begun under keys other than these."""
+        """Drops all begun samples except those under these keys."""
         for key in [k for k in self._begun if k not in keys]:
             self._begun.pop(key)[1].cancel()
 
