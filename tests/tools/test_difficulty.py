@@ -173,7 +173,7 @@ def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         hard, rate = prompts.numbers("difficulty"), prompts.numbers("pass_at_k")
     assert hard.tolist() == [1, 0.75, 0.5, 0.25, 0, 0, 0, 0, 0, 0, 0.125] and rate[1] == 0.25
-    assert [s for s in caplog.messages if "1 of 11 training samples have no line in this file, and 0 of its 10" in s] == \
+    assert [s for s in caplog.messages if "1 of 11 training samples have no line in this file, and 0 of its" in s] == \
         caplog.messages
     assert prompts.field("n") == [*range(10), None] and samples[1].row == {"n": 1, "answer": "1"}
     sampler = curriculum.make(validate({"task": "x", "model": {"name": "x"}, "curriculum": {"name": "easy_to_hard"}}

@@ -115,8 +115,8 @@ def _boxes(row: Row) -> str | None:
     boxes = row["boxes"]
     if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
         return None
-    return (f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; an empty list if there is nothing to "
-            "find")
+    return (f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; an empty list if there is nothing "
+            "to find")
 
 
 _CHECKS = Table({

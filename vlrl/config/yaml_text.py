@@ -68,7 +68,8 @@ def _count(node: Any, known: dict[int, int]) -> int:
         inner = [value for key, value in node.value if key.tag != _MERGE] if mapping else node.value
         known[id(node)] = count = 1 + sum(_count(one, known) for one in inner)
     if not 0 < count <= MOST_VALUES:
-        what = f"its aliases (*name) expand to more than {MOST_VALUES:,} values" if count else "an alias (*name) contains itself"
+        what = (f"its aliases (*name) expand to more than {MOST_VALUES:,} values" if count
+                else "an alias (*name) contains itself")
         raise ComposerError(None, None, what, node.start_mark)
     return count
 
