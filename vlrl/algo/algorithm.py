@@ -48,7 +48,8 @@ class KLCoefficient:
 
 
 class Algorithm:
-    """The run's path from rewards to a loss, with the state of advantage, KL coefficient, entropy and reference.
+    """The functions that turn a run's rewards into a loss, and their state (advantage, KL coefficient, entropy,
+    reference).
 
     Raises ConfigError naming the setting when a name or an option is unknown or has an invalid value."""
 

@@ -51,7 +51,7 @@ def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) ->
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """0 for all tokens of a rollout whose exp(mean_t D) is outside the bounds (SkyRL's by default). -> [N].
+    """0 for all tokens of a rollout whose exp(mean_t D) is outside the bounds; the default bounds are SkyRL's. -> [N].
 
     `kept` = the weight of rollouts inside the bounds: exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1."""
     mean = _geometric(x)

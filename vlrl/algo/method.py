@@ -99,7 +99,8 @@ class Pass(Protocol):
     counts the tokens of all processes. The shortest example is in methods/distillation."""
 
     part: Any
-    """The Minibatch of this loss, which may be the objective's; its micro-batches are halved when memory runs out."""
+    """The Minibatch that this loss is computed on, possibly that of the objective; its micro-batches are halved when
+    memory runs out."""
     active: bool
     """Whether any process has data to train on; equal on all processes."""
     apart: bool

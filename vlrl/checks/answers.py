@@ -170,8 +170,8 @@ def answer_of(text: str, opened: str = "") -> Answer:
 
 @contextmanager
 def original_pixels(task: Task) -> Iterator[None]:
-    """Disables the conversion of coordinates, because rounding to a model's convention is not a fault of the task or
-    row."""
+    """Disables the task's conversion of coordinates inside a `with` block, because rounding to a model's convention is
+    not a fault of the task or row."""
     own, task.coordinates = task.coordinates, Coordinates()
     try:
         yield

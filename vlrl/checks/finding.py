@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def kind(self) -> str:
-        """The kind of the rule: its name up to a slash."""
+        """The rule's name up to the first slash."""
         return self.rule.partition("/")[0]
 
     @property

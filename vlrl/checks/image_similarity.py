@@ -32,7 +32,7 @@ class NearDuplicate(NamedTuple):
     train: str
     """Id of the row in train."""
     kind: str
-    """How they match: same (bytes), look, crop, text, words or meaning."""
+    """How the two rows match: same (bytes), look or crop (images), text, words or meaning (texts)."""
     likeness: float
     """Similarity in [0, 1]: correlation of grey values, share of n-grams, or cosine of words or text embeddings."""
 

@@ -128,7 +128,8 @@ def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
 
 
 def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterator[tuple[Task, list[Sample]]]:
-    """Each task of a mixture with its samples among the first samples, which take the tasks in turn."""
+    """Yields each task with those of the first samples that belong to it; a mixture begins with one sample of each
+    task."""
     firsts: dict[int, tuple[Task, list[Sample]]] = {}
     for i in range(min(len(samples), FIRST * len(task.members))):
         try:

@@ -88,7 +88,7 @@ def default_refusal(size: Size) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a rule may use in addition to the row."""
+    """The inputs of a rule other than the row: the task, limits and conventions."""
 
     task: Task | None = None
     """The task that reads the rows; None = only canonical fields are checked."""

@@ -92,7 +92,7 @@ class AlgoSettings(Settings):
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields settings of the KL that have no effect, because no KL is computed, or only in a fixed form."""
+        """Yields settings of the KL without effect, because there is no KL or algo.kl_in=reward determines its form."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")

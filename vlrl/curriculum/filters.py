@@ -203,7 +203,7 @@ class Intake:
 
     @property
     def refills(self) -> int:
-        """Number of rounds after the first."""
+        """Number of rounds of generation after the first."""
         return max(0, self.rounds - 1)
 
     def take(self, outcomes: Mapping[int, Outcome], underway: int = 0) -> None:

@@ -317,7 +317,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """The sample with the size of its first image, unless its row has one; scoring then converts the model's
+    """Adds the size of the sample's first image to its row, unless the row has one; scoring needs it to convert
     coordinates."""
     if not prompt.media:
         return sample
@@ -328,7 +328,7 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """The unscored groups of numbered samples, with completions of the unmodified prompt only."""
+    """Combines numbered samples and their completions into unscored groups without variants."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
