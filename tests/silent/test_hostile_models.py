@@ -46,8 +46,8 @@ def bomb(width: int, depth: int) -> str:
 
 
 @pytest.mark.parametrize("text, says", [(bomb(10, 8), "line .*its aliases .* more than 100,000 values"),
-                                        (bomb(2, 40), "more than 100,000"), ("task: &t [*t]", "an alias .* contains itself"),
-                                        ("task: &t {a: *t}", "an alias .* contains itself")])
+                                        (bomb(2, 40), "more than 100,000"), ("task: &t [*t]", "an alias .* contains"),
+                                        ("task: &t {a: *t}", "an alias .* contains")])
 def test_aliases_that_stand_for_billions(tmp_path, text, says):
     (tmp_path / "bomb.yaml").write_text(text)
     with pytest.raises(ConfigError, match=says):
