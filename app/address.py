@@ -1,8 +1,9 @@
-"""The address of the inspector: accepted host names, the path below a proxy, and the origins that may frame it.
+"""The network address of the inspector: accepted host names, the path below a reverse proxy, and the origins that may
+frame its pages.
 
-A reverse proxy has its own host name and often its own path. By default the inspector accepts only its own address: a
-foreign Host header means DNS rebinding, and a foreign page that frames the inspector could hijack clicks.
-"""
+A reverse proxy has its own host name and often adds a path. By default the inspector accepts only requests to its own
+host name: a foreign Host header is a sign of DNS rebinding, and a foreign page that embeds the inspector in a frame
+could hijack clicks."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ _ORIGIN = re.compile(rf"https?://{_NAME}(?::([0-9]{{1,5}}))?")
 
 @dataclass(frozen=True)
 class Address:
-    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` validates the fields."""
+    """Where the inspector listens (`host`) and how browsers may reach it. Create it with `parsed`, which validates the
+    fields."""
 
     host: str = "127.0.0.1"
     root_path: str = ""
-    """Path under which a proxy serves the inspector, without a trailing "/"; empty at the top of a host."""
+    """Path under which a reverse proxy serves the inspector, without a trailing "/"; empty at the root of a host."""
     hosts: tuple[str, ...] = ()
-    """Accepted host names besides `host`, in lower case; "*.NAME" accepts every subdomain of NAME."""
+    """Accepted host names in addition to `host`, in lower case; "*.NAME" accepts every subdomain of NAME."""
     frames: tuple[str, ...] = ()
     """Origins whose pages may embed the inspector in a frame, such as "http://localhost:8888"."""
 
@@ -49,7 +51,8 @@ class Address:
 
 
 def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: tuple[str, ...] = ()) -> Address:
-    """The Address for these command line values. Raises ConfigError for an invalid path, host name or origin."""
+    """Validates these command line values and returns the Address. Raises ConfigError for an invalid path, host name or
+    origin."""
     path = "/" + root_path.strip("/") if root_path.strip("/") else ""
     if path and (not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/"))):
         raise ConfigError(f"--root-path {root_path}: write only the path under which the proxy serves the "
@@ -61,7 +64,8 @@ def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: 
 
 
 def lets_others_in(address: Address) -> str:
-    """The command line option that opens the inspector to other users; empty if there is none."""
+    """The command line option, with its value, that makes the inspector reachable from other machines; "" if no option
+    does."""
     if address.host not in LOCAL:
         return f"--host {address.host}"
     return next((f"--allow-host {name}" for name in address.hosts if name not in LOCAL), "")
@@ -76,7 +80,9 @@ def _host(text: str) -> str:
 
 
 def _origin(text: str) -> str:
-    """The validated SCHEME://HOST[:PORT]. It becomes part of a header, so nothing else is accepted."""
+    """Validates an origin SCHEME://HOST[:PORT] and returns it in lower case.
+
+    The result becomes part of a response header, so any other text raises ConfigError."""
     origin = text.strip().lower().rstrip("/")
     match = _ORIGIN.fullmatch(origin)
     if match is None or ".." in origin or not 0 < int(match[1] or 80) < 65536:
@@ -86,7 +92,7 @@ def _origin(text: str) -> str:
 
 
 def _written(name: str) -> str:
-    """The canonical form of an IP address; empty for other names."""
+    """The canonical form of an IP address; "" if `name` is not an IP address."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

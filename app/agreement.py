@@ -13,22 +13,21 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Pair:
-    """Two annotators, compared over the answers that both flagged."""
+    """The agreement of two annotators on the answers that both have flagged."""
 
     a: str
     b: str
     n: int
     same: int
-    """Number of answers with equal flags."""
+    """Number of answers to which both gave the same flag."""
     kappa: float | None
-    """In [-1, 1]; None if both annotators always set the same single flag."""
+    """Cohen's kappa in [-1, 1]; None if both annotators used only one flag, and the same one."""
 
 
 def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
-    """Cohen's kappa of pairs of flags: (observed - expected) / (1 - expected) agreement.
+    """Cohen's kappa of (flag by the first annotator, flag by the second annotator) for each answer.
 
-    None without pairs, or if the expected agreement is 1.
-    """
+    This is (observed - expected) / (1 - expected) agreement. None for no answers, or if the expected agreement is 1."""
     if not flags:
         return None
     n, first, second = len(flags), Counter(a for a, _ in flags), Counter(b for _, b in flags)
@@ -38,9 +37,10 @@ def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
 
 
 def pairs(verdicts: Iterable[Mapping[str, str]]) -> list[Pair]:
-    """Every two annotators with at least one answer in common, most answers first. `verdicts` holds the flags of each
-    answer by annotator.
-    """
+    """Compares every two annotators who flagged at least one common answer; those with the most common answers come
+    first.
+
+    `verdicts` holds {annotator: flag} for each answer."""
     common: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for flags in verdicts:
         for a, b in combinations(sorted(flags), 2):

@@ -1,9 +1,9 @@
-"""Analyses over many rollouts: the history of a prompt, comparisons of runs, the curriculum. No torch.
+"""Analyses over many rollouts: the history of a prompt, comparisons of runs, and the curriculum. Imports no torch.
 
-An answer passes if the run marked it correct. If a `part` or `threshold` is given, or the run stores no verdicts, it
-passes if its reward (or that part) reaches the threshold: by default half of the largest value in the run, training
-and evaluations together, or that value itself if it is not positive.
-"""
+By default an answer passes if the run marked it correct. If a reward part or a threshold is requested, or if the run
+stores no such verdicts, an answer passes when its reward (or the requested part) is at least the threshold. The default
+threshold is half of the largest value in the run's training and evaluation rollouts, or the largest value itself if it
+is not positive."""
 
 from __future__ import annotations
 
@@ -24,56 +24,57 @@ from .index import GroupKey, Index
 from .library import Library
 
 EDGES = (0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
-"""Edges of the pass rate bins."""
+"""Edges of the six pass rate classes; the first class holds exactly 0 and the last exactly 1."""
 _KEY = "run, source, split, step, group_id"
 _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
           "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
-"""SQL of the value an answer is judged by: the verdict, the reward, or the named part."""
+"""SQL for the value that decides whether an answer passes: the stored verdict, the reward, or a reward part."""
 CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
-"""Columns that identify the content of a sample; `item` uses them for pairing."""
+"""SQL columns with the content of a sample, from which `item` makes an Item for pairing samples across runs."""
 SAMPLE = "sample_id, coalesce(shown, media), target"
-"""Answers equal in these belong to one sample."""
+"""SQL columns that identify a sample: answers with equal values in them belong to the same sample."""
 _EQUAL = 1e-9  # rewards that are as near are a tie
 _MOST_CATEGORIES = 40
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One group of a sample: a visit of the run to this prompt."""
+    """One group of answers to a sample: one visit of the run to this prompt."""
 
     key: GroupKey
     n: int
     """Number of answers."""
     mean: float | None
-    """Of the reward, as the next three; None without a scored answer."""
+    """Mean reward of the scored answers. `mean`, `std`, `best` and `worst` are None if no answer is scored."""
     std: float | None
     best: float | None
     worst: float | None
     pass_rate: float | None
-    """In [0, 1], over the scored answers."""
+    """Share of the scored answers that pass, in [0, 1]."""
     visits: int
-    """Number of training groups of this sample in the run so far, including this one."""
+    """Number of training groups that the run has drawn of this sample so far, including this group."""
     weight: float | None
-    """visits / mean visits of all samples drawn so far in the run: 1 = drawn as often as the average."""
+    """`visits` divided by the mean number of visits of all samples drawn so far in the run; 1 means that the sample was
+    drawn as often as the average sample."""
 
 
 @dataclass(frozen=True)
 class History:
-    """Every group of one sample."""
+    """Every group of one sample, in one or more runs."""
 
     sample_id: str
     visits: tuple[Visit, ...]
-    """By run, then step; evaluations in between."""
+    """Sorted by run, then by step, with training and evaluation groups interleaved."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """Run -> reward at which an answer passes."""
+    """Run id -> the value (verdict, reward or reward part) from which an answer passes."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: the evaluation of a run after `step` steps; None = the last one."""
+    """One side of a comparison: a run and the step after which it was evaluated; None selects its last evaluation."""
 
     run: str
     step: int | None = None
@@ -81,7 +82,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample on both sides; rewards are means over its scored answers."""
+    """One sample that both sides of a comparison evaluated; `a` and `b` are the mean rewards of its scored answers."""
 
     sample_id: str
     category: str | None
@@ -97,11 +98,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides over their common samples. A win is a sample on which b has the larger mean reward."""
+    """Two evaluations, a and b, compared on their common samples. A win is a sample on which b has the larger mean
+    reward."""
 
     a: Side
     b: Side
-    """Both with the resolved step."""
+    """In both `a` and `b`, None for the step is replaced by the step of the last evaluation."""
     split: str
     n: int
     wins: int
@@ -110,20 +112,20 @@ class Comparison:
     mean_a: Interval
     mean_b: Interval
     gain: Interval
-    """b - a, paired over the samples, with a 95 % bootstrap interval."""
+    """Mean of b - a, paired over the samples, with a 95 % bootstrap interval."""
     pairs: tuple[Pair, ...]
-    """By gain, largest first."""
+    """Sorted by gain, largest first."""
     categories: tuple[tuple[str, int, int, int, int, float], ...] = ()
-    """(category, n, wins, losses, ties, mean gain), by name."""
+    """(category, number of samples, wins, losses, ties, mean gain) for each category, sorted by name."""
     only_a: int = 0
-    """Samples that b does not have."""
+    """Number of samples that are only in a; `only_b` counts those only in b."""
     only_b: int = 0
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CategoryView:
-    """One category of the training data over the whole run."""
+    """Statistics of the training groups in one sample category, over the whole run."""
 
     name: str
     groups: int
@@ -131,11 +133,11 @@ class CategoryView:
     mean: float | None
     pass_rate: float | None
     zero_variance: float | None
-    """Share of its groups, in [0, 1]."""
+    """Share of the category's groups in which all rewards are equal, in [0, 1]."""
     share: tuple[float, ...]
-    """[bins] share of all groups drawn in those steps, in [0, 1]: the weight given by the curriculum."""
+    """[bins] Share of this category among all groups drawn in each range of steps, in [0, 1]."""
     pass_rates: tuple[float | None, ...]
-    """[bins]"""
+    """[bins] Pass rate of the category in each range of steps; None without scored answers."""
 
 
 @dataclass(frozen=True)
@@ -144,33 +146,32 @@ class Curriculum:
 
     run: str
     threshold: float | None
-    """The reward at which an answer passes; None if nothing was scored."""
+    """The value from which an answer passes; None if no answer is scored."""
     judged: bool
-    """Whether answers pass by the stored verdict instead of a threshold."""
+    """Whether answers pass by their stored verdict instead of by a reward threshold."""
     bins: tuple[tuple[int, int], ...]
     """First and last step of each bin."""
     edges: tuple[float, ...]
-    """[classes + 1] edges of the pass rate classes: class i is [edges[i], edges[i + 1]), but the first and the last
-    hold exactly 0 and 1.
-    """
+    """[classes + 1] Edges of the pass rate classes. Class i covers [edges[i], edges[i + 1]), but the first class holds
+    exactly 0 and the last exactly 1."""
     counts: tuple[tuple[int, ...], ...]
-    """[bins][classes] groups by pass rate."""
+    """[bins][classes] Number of groups in each pass rate class."""
     wasted: tuple[float | None, ...]
-    """[bins] share of rollouts in groups with equal rewards, which give no gradient."""
+    """[bins] Share of the rollouts in groups with equal rewards, which give no gradient."""
     truncated: tuple[float | None, ...]
-    """[bins] share of rollouts."""
+    """[bins] Share of the rollouts that are truncated."""
     errors: tuple[float | None, ...]
     dropped: tuple[float | None, ...]
-    """[bins] mean of the metric groups/wasted: groups generated but not trained on."""
+    """[bins] Mean of the metric groups/wasted: the number of groups generated but not trained on."""
     categories: tuple[CategoryView, ...]
     weights: dict[str, tuple[tuple[int, float], ...]]
-    """Name -> (step, value) of every metric curriculum/...."""
+    """Metric name -> its (step, value) pairs, for every metric whose name begins with curriculum/."""
     notes: tuple[str, ...] = ()
 
 
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
-    """Every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
+    """Collects every group of `sample_id` in the given runs (() = all runs). Raises AppError for an unknown run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
@@ -195,10 +196,9 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
-    """Compares two evaluations over their common samples; `split` None selects the first common split.
+    """Compares two evaluations on their common samples; with `split` None, on the first split that both runs evaluated.
 
-    Raises AppError if a side has no such evaluation, or no sample is in both.
-    """
+    Raises AppError if a run has no such evaluation, or if the two have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
     (a, first), (b, second) = (_evaluated(index, side, split) for side in (a, b))
@@ -214,7 +214,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
                notes: tuple[str, ...]) -> Comparison:
-    """The Comparison of paired samples; `samples`: the number on each side."""
+    """Builds the Comparison from paired samples; `samples` is the number of samples of a and of b."""
     pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})
@@ -226,8 +226,7 @@ def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tup
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
-    """The training samples of a run and their results over `bins` ranges of steps. Raises AppError for an unknown run.
-    """
+    """Summarizes the training groups of a run in at most `bins` ranges of steps. Raises AppError for an unknown run."""
     scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
     rows = index.table.fetch(f"""
@@ -257,12 +256,12 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
 
 
 def _value(part: str | None, threshold: float | None) -> list[Any]:
-    """The parameters of _VALUE."""
+    """The values for the three placeholders in _VALUE."""
     return [part is None and threshold is None, part, part]
 
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
-    """Run -> value at which an answer passes; runs without a scored answer are missing."""
+    """Run id -> the value from which an answer passes; runs without a scored answer are missing."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
@@ -274,7 +273,7 @@ def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: floa
 
 
 def _judged(index: Index, run: str) -> bool:
-    """Whether a run stores a verdict on its answers."""
+    """Whether any answer of the run has a stored verdict (correct or incorrect)."""
     rows = index.table.fetch("SELECT bool_or(correct IS NOT NULL) AS judged FROM rollouts WHERE run = ?", [run])
     return bool(rows[0]["judged"])
 
@@ -288,9 +287,10 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
-    """The rows of the most frequent sample among those with this id, and a note on the others.
+    """Keeps the rows of a single sample: the most frequent one with this id. Returns these rows and notes on the rows
+    left out.
 
-    Runs may use the same id for different images, or ask about the same image in other words.
+    Different samples have the same id if runs use it for different images or ask about the same image in other words.
     """
     counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
@@ -312,7 +312,7 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
-    """The mean number of training groups per drawn sample up to a step."""
+    """Returns a function that maps a step to the mean number of training groups per sample drawn up to that step."""
     rows = index.table.fetch("""
         WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
                        WHERE run = ? AND source = 'train'),
@@ -348,23 +348,26 @@ _Row = dict[str, Any]
 
 
 def item(row: _Row) -> Item:
-    """A row with the columns of CONTENT as an item for pairing; its value is the row."""
+    """Converts a row with the columns of CONTENT to an Item for pairing, which keeps the row as its value."""
     return Item(row["sample_id"], (row["shown"],) if row["shown"] else (), row["prompt"] or "", str(row["target"]),
                 episode=bool(row["episode"]), value=row)
 
 
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
-    """Rows of the same sample on both sides, and notes on the unmatched ones.
+    """Pairs the rows of two runs or evaluations that belong to the same sample; returns the pairs and a note on
+    unmatched rows.
 
-    Samples are equal if media, prompt and target are (vlrl.tools.experiments.pairs).
-    """
+    Samples are the same if their media, prompt and target are (see vlrl.tools.experiments.pairs)."""
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
         f"{words.rstrip('.')}." for words in pairing.notes("A", "B"))
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
-    """The side with its step, and mean reward, category, group and content of each sample."""
+    """Looks up one evaluation; returns its Side with the step filled in, and a row for each sample.
+
+    A row has the mean reward, category, group and content of the sample. Raises AppError if there is no such
+    evaluation."""
     records = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                                 "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in records]
@@ -386,7 +389,7 @@ def _eval_key(side: Side, split: str, row: dict[str, Any]) -> GroupKey:
 
 
 def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
-    """Number of wins, losses and ties of b."""
+    """The number of wins, losses and ties of b."""
     wins, losses = sum(p.gain > _EQUAL for p in pairs), sum(p.gain < -_EQUAL for p in pairs)
     return wins, losses, len(pairs) - wins - losses
 
@@ -399,7 +402,7 @@ def _category_outcomes(name: str, pairs: Sequence[Pair]) -> tuple[str, int, int,
 
 
 def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
-    """At most `bins` ranges of equally many steps that cover the ascending `steps`."""
+    """Divides the steps into at most `bins` ranges (first, last) of equal width; `steps` must be ascending."""
     if not steps:
         return []
     width = max(1, math.ceil((steps[-1] - steps[0] + 1) / max(1, bins)))
@@ -417,13 +420,13 @@ def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
 
 
 def _share(rows: Sequence[dict[str, Any]], count: Callable[[dict[str, Any]], int]) -> float | None:
-    """Share of the rollouts."""
+    """The sum of `count` over the rows, divided by their number of rollouts; None if there are no rollouts."""
     total = sum(row["n"] for row in rows)
     return sum(map(count, rows)) / total if total else None
 
 
 def _categories(rows: Sequence[dict[str, Any]], binned: Sequence[Sequence[dict[str, Any]]]) -> Iterator[CategoryView]:
-    """Yields the categories with the most groups, by name."""
+    """Yields a CategoryView of each of the most frequent categories, sorted by name."""
     common = Counter(row["category"] for row in rows if row["category"] is not None).most_common(_MOST_CATEGORIES)
     for name in sorted(name for name, _ in common):
         own = [row for row in rows if row["category"] == name]

@@ -1,8 +1,8 @@
-"""Requests of the playground: a sample of a task, or an upload with a question, and the sampling settings. No torch.
+"""Requests to the playground: a sample of a task, or an upload with a question, and the sampling settings. Imports no
+torch.
 
-Only the prompt and scoring settings of a run's config are used. Code named by the config, and data outside of RUNS_DIR
-and the current folder, require `Tasks(..., trust=True)`.
-"""
+Of a run's config only the settings for prompting and scoring are used. Code named by the config, and data outside of
+RUNS_DIR and the current folder, require `Tasks(..., trust=True)`."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ __all__ = ["IMAGES", "MOST_ANSWERS", "MOST_TOKENS", "SPLITS", "VIDEOS", "Ask", "
 MOST_ANSWERS, MOST_TOKENS, MOST_QUESTION = 64, 8192, 20_000
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 VIDEOS = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
-"""Accepted suffixes of uploads."""
+"""Accepted file name suffixes of uploaded videos."""
 _MODEL = ("dtype", "max_pixels", "min_pixels", "video_fps", "video_min_frames", "video_max_frames", "video_max_pixels",
           "video_min_pixels", "video_total_pixels")
 _DATA = ("train", "heldout", "root", "format", "seed", "quarantine")
 _WORDS = ("prompt", "prompts", "system", "name", "combine")
-"""Task settings in which a colon does not name code, or which are checked separately."""
+"""Task settings in which a colon does not name code, or which `own_code` checks separately."""
 _MOST_TASKS = 3
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request to one model. Raises AppError for a number out of range."""
+    """One request to one model. Raises AppError if a number is out of range."""
 
     model: str
-    """A value of `models.listed`, a folder or a hub name."""
+    """One of the values that `models.listed` returns, a folder, or a hub name."""
     task: str
-    """"run:<id>" for the task of a run, or the name of a task."""
+    """"run:<id>" for the task of a run, or the name of a built-in task."""
     split: str = "heldout"
     sample: str = "#0"
-    """The id of a sample, or "#" and its index in the split."""
+    """The id of a sample, or "#" followed by its index in the split."""
     upload: Path | None = None
     """An image or video to ask about instead of a sample."""
     question: str = ""
     """The question about the upload."""
     answers: int = 4
     temperature: float = 1.0
-    """0 is greedy decoding: a single answer, since all would be equal."""
+    """0 means greedy decoding; then only one answer is generated, since all would be equal."""
     max_new_tokens: int = 64
     seed: int = 0
 
@@ -74,29 +74,30 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class SamplePreview:
-    """A sample as shown before it is sent to the model."""
+    """A sample as the page shows it before it is sent to the model."""
 
     place: int
     count: int
     """Number of samples in the split."""
     sample: Sample
     question: str
-    """Without the media placeholder if there is only one."""
+    """The prompt; the placeholder for the image or video is omitted if there is only one."""
     media: tuple[LoadedMedia, ...]
     target: Any
     marks: tuple[Any, ...] = ()
-    """Marks of the target, as returned by Task.overlay."""
+    """The target's marks, as returned by Task.overlay."""
 
 
 class Tasks:
-    """The built-in tasks and those of a library's runs. Not thread-safe, since task code need not be."""
+    """The tasks that can be asked: the built-in ones and those of a library's runs. Not thread-safe, because task code
+    may not be."""
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """(label, value) of each selectable task: those of runs, without duplicates, then the built-in ones."""
+        """(label, value) of each selectable task: first those of runs, without duplicates, then the built-in ones."""
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
@@ -106,7 +107,7 @@ class Tasks:
         return [*entries.values(), *((f"{name}, by its defaults", name) for name in builtin_names())]
 
     def tree(self, run: str) -> dict[str, Any]:
-        """The settings of a run as nested dictionaries; {} if they cannot be read."""
+        """The settings of a run as nested dictionaries; {} if its config cannot be read."""
         tree: dict[str, Any] = {}
         for name, value in self.library.settings(run).items():
             *path, last = name.split(".")
@@ -121,7 +122,7 @@ class Tasks:
         return tree
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
-        """The default max_new_tokens and temperature, from the run of the task or else of the model."""
+        """The default max_new_tokens and temperature: those of the task's run, or else of the model's run."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
@@ -129,11 +130,11 @@ class Tasks:
                 heat if isinstance(heat, (int, float)) and 0 <= heat <= 10 else 1.0)
 
     def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
-        """The settings for prompting and scoring, from the task's run, the model's run, or the defaults.
+        """Builds the Config for prompting and scoring, from the settings of the task's run, the model's run, or the
+        defaults.
 
-        `name` becomes model.name. Raises AppError if the settings name untrusted code or data, ConfigError if they are
-        invalid.
-        """
+        `name` becomes model.name. Raises AppError if the settings name untrusted code or data, and ConfigError if they
+        are invalid."""
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
             raise AppError(f"Task {ask.task[:200]!r}: choose one of the list; tasks from a file or module are loaded "
@@ -160,7 +161,8 @@ class Tasks:
         return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
 
     def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Raises AppError if a run's config names code, or data outside of RUNS_DIR and the current folder."""
+        """Raises AppError if a run's config names code of its own, or data outside of RUNS_DIR and the current folder.
+        """
         if self.trust or run is None:
             return
         way = "Start the app with --trust-tasks if you trust this run."
@@ -174,10 +176,10 @@ class Tasks:
                                f"runs and the current folder, so the inspector does not open it. {way}")
 
     def find(self, config: Config, ask: Ask) -> tuple[Task, int, Sequence[Sample]]:
-        """The task of a config, the index of the requested sample in its split, and the split.
+        """Loads the task of a config; returns it, the index of the requested sample in its split, and the samples of
+        the split.
 
-        Raises AppError for an unknown sample, VlrlError for an invalid task or data set.
-        """
+        Raises AppError for an unknown sample, and VlrlError for an invalid task or data set."""
         task, splits = self._task(config)
         if ask.split not in splits:
             splits[ask.split] = task_samples(task, ask.split)
@@ -196,7 +198,8 @@ class Tasks:
                        "Write #12 for the sample at index 12.")
 
     def shown(self, config: Config, ask: Ask) -> SamplePreview:
-        """The requested sample with its media loaded. Raises VlrlError if it is missing or unreadable."""
+        """Previews the requested sample, with its media loaded. Raises VlrlError if the sample is missing or
+        unreadable."""
         task, place, samples = self.find(config, ask)
         sample = _with_prompt(task, samples[place])
         own = config.model
@@ -208,7 +211,7 @@ class Tasks:
         return SamplePreview(place, len(samples), sample, words, loaded, task_target(task, sample), tuple(marks))
 
     def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
-        """A copy of the task, and the sample or upload with its chat messages."""
+        """Returns a copy of the task, the requested sample (or the upload as a sample), and its chat messages."""
         if ask.upload:
             task = copy.copy(self._task(config)[0].members[0])  # of several tasks the first reads the answers
             sample = Sample(id="upload", media=(_uploaded(ask.upload),), prompt=ask.question.strip())
@@ -218,7 +221,7 @@ class Tasks:
         return copy.copy(own), sample, task_messages(own, sample)
 
     def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
-        """The task of a config and its loaded splits, from a small cache."""
+        """The task of a config and the splits loaded from it so far; recent ones come from a small cache."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
         if key not in self._cache:
             task = build_task.make_task(config)
@@ -229,7 +232,7 @@ class Tasks:
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of a run's task, or of its several labelled tasks; [] without one."""
+    """The settings of a run's only task, or of each of its labelled tasks; [] if its config names no valid task."""
     several, one = tree.get("tasks"), tree.get("task")
     entries = several if isinstance(several, list) and several else [one]
     named = [t for t in entries if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
@@ -238,19 +241,18 @@ def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def title_of(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """A short name for the task or tasks of a run."""
+    """A short title for the task or tasks of a run."""
     return " + ".join(str(t.get("label") or t["name"]) for t in tasks)[:60]
 
 
 def run_of(task: str) -> str | None:
-    """The run named by a "run:<id>" value; None for a task given by name."""
+    """The run id in a "run:<id>" value; None if `task` is the name of a task."""
     return task.removeprefix("run:") if task.startswith("run:") else None
 
 
 def own_code(task: Mapping[str, Any]) -> str:
-    """The first value in a task's settings that may name code (`path/file.py:name` or `module:name`); "" if there is
-    none.
-    """
+    """The first task setting, as "task.KEY=VALUE", that may name code (`path/file.py:name` or `module:name`); "" if
+    none does."""
     name, combine = str(task.get("name")), str(task.get("combine", "auto"))
     if name not in builtin_names():
         return f"task.name={name}"
@@ -270,7 +272,8 @@ def _has_colon(value: Any) -> bool:
 
 
 def _builtin(name: str) -> dict[str, Any]:
-    """Default settings of a built-in task, drawing its own samples where it can."""
+    """Minimal settings of a built-in task; if it can generate samples, they are generated instead of read from data
+    files."""
     drawn = name in builtin_names() and hasattr(load_class(name), "drawn")
     return {"name": name, **({"drawn": True} if drawn else {})}
 
@@ -287,6 +290,6 @@ def _with_prompt(task: Task, sample: Sample) -> Sample:
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The settings of a section among `keys` that are set."""
+    """The settings of one section of a config, limited to those of `keys` that are set."""
     settings = tree.get(section)
     return {k: settings[k] for k in keys if settings.get(k) is not None} if isinstance(settings, Mapping) else {}

@@ -1,11 +1,9 @@
-"""A run as a static site: a folder with the group list, filters and groups that needs no server of its own.
+"""A run as a static site: a folder with the group list, filters and groups, which works without a server of its own.
 
-It opens from disk, any web server, or a static Hugging Face Space. Each group is the same HTML as in the app
-(cards.py);
-filters run in the browser (static/bundle.js) over the light columns of the index. Data files are scripts that contain
-JSON, because a page opened from disk cannot load other files. Every text passes the `Redactor`, since bundles are
-meant to be published.
-"""
+A bundle opens from disk, from any web server, or as a static Hugging Face Space. Each group has the same HTML as in the
+app (cards.py). Filters run in the browser (static/bundle.js) on the light columns of the index. Data files are scripts
+that contain JSON, because a page opened from disk cannot load other files. Every text passes the `Redactor`, since
+bundles are meant to be published."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from .report import RUN, attempted, run_folder
 GROUPS = 300
 """Default number of groups in a bundle."""
 MARK = "vlrl-bundle.json"
-"""File that marks a folder as a bundle."""
+"""Name of the file that marks a folder as a bundle."""
 _PIXELS, _FRAME_PIXELS, _THUMBNAIL = 768, 256, 96  # of the longest side
 _FRAMES = 12  # of a video
 _ANSWERS = 64  # of a group: as many as are shown side by side
@@ -49,7 +47,7 @@ _STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """What was written to a bundle."""
+    """What `write` has put into a bundle."""
 
     folder: Path
     groups: int
@@ -60,7 +58,7 @@ class BundleSummary:
 
 
 class BundleImages:
-    """Addresses of downscaled images, each written to the folder once, when first requested."""
+    """Relative URLs of downscaled images; an image is written to the bundle when its URL is first requested."""
 
     def __init__(self, media: MediaStore, folder: Path, wanted: bool = True):
         self.media, self.folder, self.wanted = media, folder, wanted
@@ -90,11 +88,11 @@ class BundleImages:
 
 
 def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool = True) -> BundleSummary:
-    """Writes the bundle of a run folder, which may still be growing: at most `groups` groups, with images if `media`.
+    """Writes a run as a bundle to `folder`: at most `groups` groups, with images if `media`. The run may still be in
+    progress.
 
-    Raises RunError if `run` is not a run or `folder` contains files that are not a bundle's, ConfigError if duckdb is
-    not installed.
-    """
+    Raises RunError if `run` is not a run or `folder` contains files that do not belong to a bundle, and ConfigError if
+    duckdb is not installed."""
     if importlib.util.find_spec("duckdb") is None:
         raise ConfigError("`vlrl report --bundle` needs duckdb, which is not installed: pip install 'vlrl[app]'")
     path = run_folder(Path(run))
@@ -107,7 +105,7 @@ def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool
 
 
 def _hidden(path: Path) -> Redactor:
-    """The Redactor for this machine and for the machines named in the run's files."""
+    """A Redactor that removes the names of this machine and of the machines named in the run's files."""
     library = Library(path)
     said = [read_json(path / name) or {} for name in ("heartbeat.json", "env.json")] + library.alerts(RUN)
     folders = [library.settings(RUN).get("run.dir"), *(record.get("run") for record in said)]
@@ -116,10 +114,9 @@ def _hidden(path: Path) -> Redactor:
 
 
 def _emptied(folder: Path) -> Path:
-    """The folder, created if necessary and cleared of an earlier bundle.
+    """Creates the folder if necessary and deletes an earlier bundle in it; returns the folder.
 
-    Raises RunError if it holds anything besides a bundle, hidden files and a README.md, which a new Space contains.
-    """
+    Raises RunError if it holds anything except a bundle, hidden files, and the README.md that a new Space contains."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--bundle {folder} is a file: name a folder for the bundle, e.g. {folder.with_suffix('')}-page")
     others = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in ("README.md", MARK)
@@ -141,7 +138,7 @@ def _emptied(folder: Path) -> Path:
 
 
 class _Bundle:
-    """A bundle under construction."""
+    """A bundle while it is being written."""
 
     def __init__(self, path: Path, folder: Path, hide: Redactor, media: bool):
         from .index import Index
@@ -156,7 +153,7 @@ class _Bundle:
         self.cut = 0
 
     def write(self, most: int) -> BundleSummary:
-        """Writes all files, the page last."""
+        """Writes at most `most` groups and all other files, index.html last."""
         keys = self._keys()
         chosen = self._chosen(keys, most)
         columns, texts = self._columns(set(chosen)), _Texts(self)
@@ -186,7 +183,7 @@ class _Bundle:
         return BundleSummary(self.folder, len(rows), len(keys), size, tuple(left_out))
 
     def put(self, name: str, value: Any) -> None:
-        """Writes one data file, which bundle.js requests by name."""
+        """Writes one data file as a script, which bundle.js loads by `name`."""
         text = self.hide.text(json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False))
         text = json.dumps(json.loads(text), separators=(",", ":")).replace("<", "\\u003c")
         write_text(self.folder / "data" / f"{name}.js", f"vlrlBundle({json.dumps(name)},{text});\n")
@@ -194,7 +191,7 @@ class _Bundle:
     # --- which groups ---------------------------------------------------------------------------------------------
 
     def _keys(self) -> list[GroupKey]:
-        """Every group of the run, evaluations first, by step."""
+        """The keys of all groups of the run, evaluations first, each sorted by step."""
         scope = self.index.refresh((RUN,))
         self.notes += [*self.library.notes(RUN), *scope.notes]
         rows = self.index.table.fetch("SELECT DISTINCT source, split, step, group_id FROM rollouts WHERE run = ? "
@@ -202,7 +199,7 @@ class _Bundle:
         return [GroupKey(RUN, *row.values()) for row in rows]
 
     def _chosen(self, keys: Sequence[GroupKey], most: int) -> list[GroupKey]:
-        """At most `most` groups: the notable ones, and others spread evenly over the run."""
+        """Selects at most `most` groups: the notable ones, and others spread evenly over the run."""
         if len(keys) <= most:
             return list(keys)
         folder = self.library.folder(RUN)
@@ -217,7 +214,7 @@ class _Bundle:
         return [key for key in keys if key in spread or key in set(first)]
 
     def _columns(self, chosen: set[GroupKey]) -> dict[GroupKey, dict[int, dict[str, Any]]]:
-        """The columns used by the filters, by group and answer index."""
+        """The columns that the filters need: group -> answer index -> {column: value}."""
         from .index import Query
         from .rows import every_rollout
 
@@ -236,7 +233,7 @@ class _Bundle:
     # --- one group ------------------------------------------------------------------------------------------------
 
     def _view(self, key: GroupKey) -> GroupView:
-        """One group with everything private redacted."""
+        """Reads one group, with everything that identifies the machine redacted."""
         view = with_marks(self.library, group(self.library, RUN, key.source, key.step, key.group, key.split))
         self.cut += len(view.rollouts[_ANSWERS:])
         hide, named = self.hide, view.key._replace(run=self.name)
@@ -251,7 +248,7 @@ class _Bundle:
         return {**turn, "error": turn["error"] and self.hide.words(turn["error"]), "info": info}
 
     def _piece(self, view: GroupView) -> dict[str, Any]:
-        """The HTML of a group and of the turns of its episodes."""
+        """The HTML of a group, and of the turns of each of its episodes."""
         shown = cards.group(view, self.pictures, most_frames=_FRAMES)
         convention = box_convention(self.library, replace(view, key=view.key._replace(run=RUN)))
         strips = {r.index: self._turns(view, r, convention) for r in view.rollouts if turns.is_episode(r)}
@@ -263,7 +260,7 @@ class _Bundle:
                   turns.strip(view, rollout, shown, self.pictures), id="v-turns")
 
     def _row(self, view: GroupView, columns: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        """The fields of a group and its answers for the list and the filters."""
+        """The fields of a group and of its answers that the list and the filters need."""
         first = next((m.name for m in view.media if m.name), None)
         scored = [r for r in view.rollouts if not r.aside and r.reward is not None]
         return {**view.key._asdict(), "sample": view.sample_id, "category": view.category,
@@ -275,7 +272,7 @@ class _Bundle:
                              **columns.get(r.index, {})} for r in view.rollouts]}
 
     def _left_out(self, shown: int, total: int) -> list[str]:
-        """Sentences on what the bundle leaves out."""
+        """Sentences on what the bundle omits."""
         said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the telling ones and as many from every "
                 f"time of the run as --groups {max(shown, 1)} leaves room for."] if total > shown else []
         said += [f"{self.cut:,} answers of groups with more than {_ANSWERS}."] if self.cut else []
@@ -290,7 +287,7 @@ class _Bundle:
 
 
 class _Texts:
-    """The searchable texts, in files that are loaded only when a search starts."""
+    """Writes the searchable texts to separate files, which the browser loads only when a search starts."""
 
     def __init__(self, bundle: _Bundle):
         self.bundle, self.waiting, self.size, self.pieces = bundle, list[Any](), 0, 0
@@ -303,7 +300,7 @@ class _Texts:
             self._put()
 
     def end(self) -> int:
-        """Writes the remaining texts; returns the number of files."""
+        """Writes the texts not yet written; returns the number of text files."""
         if self.waiting:
             self._put()
         return self.pieces

@@ -1,4 +1,4 @@
-"""The page of a bundle (bundle.py), and the README.md of its static Space. HTML only."""
+"""The index.html of a bundle (bundle.py), and the README.md for its static Space."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .redaction import Redactor
 from .report import RUN, before_after, could_not, header, section
 
 OURS = "<!-- written by `vlrl report --bundle` -->"
-"""Line that marks a README.md as written by this module, so that it may be replaced."""
+"""Line that marks a README.md as written by this module, so that a later bundle may replace it."""
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
           "base-uri 'none'; form-action 'none'")
-"""Only the bundle's own scripts and images: the page can neither run model text nor contact another server."""
+"""Content-Security-Policy that allows only the bundle's own scripts and images, so text from a model can neither run as
+a script nor contact another server."""
 _PAGES = {"runs": "Overview", "rollouts": "Rollouts"}  # the names that app.js knows
 _KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
          ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
@@ -35,10 +36,9 @@ _MOST_REMARKS = 20
 
 def page(name: str, library: Library, hide: Redactor, facets: Facets, remarks: Sequence[str], left_out: Sequence[str]
          ) -> str:
-    """index.html: an overview of the run `name`, and the placeholders for list and groups that bundle.js fills.
+    """The HTML of index.html: an overview of the run `name`, and placeholders for list and groups that bundle.js fills.
 
-    `remarks` list unreadable files, `left_out` the omissions.
-    """
+    `remarks` are sentences on unreadable files, and `left_out` are sentences on what the bundle omits."""
     styles = [el("link", rel="stylesheet", href=f"{file}.css") for file in ("style", "app", "bundle")]
     scripts = [el("script", src="app.js", data_pages=" ".join(_PAGES)),
                *(el("script", src=src, defer=True) for src in ("bundle.js", "data/index.js"))]
@@ -79,7 +79,7 @@ def _overview(name: str, library: Library, hide: Redactor, remarks: Sequence[str
 
 
 def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:
-    """The diagnosis of the run, each line with a link to its groups."""
+    """The diagnosis of the run: each finding on one line, with a link to its groups."""
     findings: list[Finding] = diagnose(Reader(library).of(RUN))
     lines = [el("li", join([hide.words(one.words), el("span", one.do, class_="v-dim") if one.do else "",
                             link({**one.where, "run": name}, "its groups") if one.where else ""], " "),
@@ -88,7 +88,7 @@ def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:
 
 
 def _versions(library: Library) -> list[Html]:
-    """Package versions only; command, machine and environment are private."""
+    """Lists the package versions of the run. Command, machine and environment are private and omitted."""
     env: Mapping[str, Any] = read_json(library.path(RUN) / "env.json") or {}
     packages = env.get("packages")
     rows = [("python", env.get("python")), *(packages.items() if isinstance(packages, dict) else ())]
@@ -97,7 +97,7 @@ def _versions(library: Library) -> list[Html]:
 
 
 def _context(facets: Facets) -> Html:
-    """The bar above both pages: split and steps."""
+    """The bar above both pages, in which a split and a range of steps can be selected."""
     shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
     steps = el("fieldset", el("legend", "Steps"),
                el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
@@ -108,7 +108,7 @@ def _context(facets: Facets) -> Html:
 
 
 def _without_notes(form: Html) -> Html:
-    """The filter form without the field for notes, which a bundle does not contain."""
+    """Removes the filter for notes from the filter form, because a bundle contains no notes."""
     return Html(re.sub(r'<label class="v-field"><span>Notes</span>.*?</label>', "", form, flags=re.S))
 
 
@@ -120,7 +120,7 @@ def _keys() -> Html:
 
 
 def readme(name: str) -> str:
-    """The README.md of the bundle, with the front matter of a static Hugging Face Space."""
+    """The README.md of the bundle, with the front matter that a static Hugging Face Space needs."""
     title = " ".join(re.sub(r"[^\w.-]", " ", name).split())[:60] or "run"
     return f"""---
 title: "{title}"

@@ -1,4 +1,4 @@
-"""One group: prompt, media with all marks, and the answers side by side. Pure functions to HTML."""
+"""HTML of one group: prompt, media with all marks, and the answers side by side. All functions are pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .marks import COLORS, color
 
 __all__ = ["COLORS", "card", "color", "group", "head", "strip"]
 MOST_CARDS = 64
-"""Answers shown side by side."""
+"""Largest number of answers shown side by side."""
 _MANY = 4
-"""Number of images from which they are laid out in a grid beside the answers."""
+"""From this number of images on, the images form a grid beside the answers."""
 _LONG_PROMPT = 1200  # characters; a longer one is folded
 _MARKUP = re.compile(r"(<\|\w{1,40}\|>)")  # a chat template's own tokens
 Links = bool | Mapping[str, Any]
@@ -24,12 +24,11 @@ Links = bool | Mapping[str, Any]
 
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
           most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None, answers: Html | None = None) -> Html:
-    """The whole group: header, prompt, media, answers. `chosen` is the index of the highlighted answer.
+    """The HTML of a whole group: header, prompt, media and answers. `chosen` is the index of the highlighted answer.
 
-    `links` lead to other pages of the app and preserve the given part of the location; False for a page without the
-    app.
-    `notes` are shown on the cards, by index; `answers` replaces the cards. For the other arguments see draw.media.
-    """
+    `links`: True for links to other pages of the app; a mapping of URL parameters that these links keep; or False for a
+    page without the app. `notes` are shown on the cards, by answer index; `answers` replaces the cards. For the other
+    arguments see draw.media."""
     pictures = len(view.media) if all(one.kind != "video" for one in view.media) else 0
     beside = " v-beside" if pictures == 1 else " v-many" if pictures >= _MANY else ""
     return el("section", head(view, links), question(view), draw.media(view, addresses, chosen, most_frames),
@@ -37,7 +36,7 @@ def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None,
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
-    """The location of a group, for links."""
+    """The URL parameters of a group's page, for links."""
     key = view.key
     return {"page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
             "group": key.group, **more}
@@ -50,7 +49,7 @@ def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Htm
 
 
 def head(view: GroupView, links: Links = True) -> Html:
-    """Identity and statistics of the group: mean, standard deviation, best, worst, and whether it has zero variance."""
+    """The header of a group: its identity and statistics (mean, standard deviation, best, worst, zero variance)."""
     key = view.key
     history = {"page": "history", "run": key.run, "sample": view.sample_id}
     sample = _link(links, history, view.sample_id, "this prompt over the steps")
@@ -84,7 +83,7 @@ def _tile(name: str, value: Any) -> Html:
 
 
 def question(view: GroupView) -> Html:
-    """Prompt, target and data row."""
+    """The prompt, target and data row of a group."""
     row = {k: v for k, v in view.sample.items() if v is not None}
     return el("div", el("div", el("h4", "Prompt"), _prompt(view.prompt), class_="v-half"),
               el("div", el("h4", "Target"), folded(as_json(view.target), 1200, "pre"),
@@ -105,7 +104,7 @@ def _prompt(text: str) -> Html:
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True,
           notes: Mapping[int, Html] | None = None) -> Html:
-    """All answers as cards in a strip that scrolls horizontally; stacked on a narrow screen."""
+    """All answers of a group as cards in a horizontally scrolling strip; they are stacked on a narrow screen."""
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
@@ -117,7 +116,7 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True,
 
 
 def _more(view: GroupView, first: int, links: Links) -> Html:
-    """Links to the answers before and after those shown; `first` is the position of the first one shown."""
+    """Links to the answers before and after the visible ones; `first` is the position of the first visible one."""
     left = len(view.rollouts) - len(view.rollouts[first:first + MOST_CARDS])
     if not left:
         return Html("")
@@ -128,7 +127,8 @@ def _more(view: GroupView, first: int, links: Links) -> Html:
 
 
 def _largest(view: GroupView) -> dict[str, float]:
-    """The largest absolute value of each part in the group, at least 1: the length of a full bar."""
+    """The largest absolute value of each reward part in the group, at least 1: the value drawn as a bar of full length.
+    """
     most: dict[str, float] = {}
     for rollout in view.rollouts:
         for name, value in rollout.parts.items():
@@ -138,10 +138,10 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True, remark: Html | str = "", tools: Html | None = None) -> Html:
-    """One answer: notes, reward and parts, advantage, format problems, reasoning, answer, parsed value, error.
+    """One answer: notes, reward and parts, advantage, format problems, reasoning, answer, parsed value, and error.
 
-    `tools` are controls above the text; with them the answer is shown in full, both raw and rendered.
-    """
+    `most` has the full-length value of each part's bar. `tools` are controls above the text; with `tools` the answer is
+    not shortened, and is shown both raw and rendered."""
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.usual([r.whole for r in view.rollouts]),
         rollout.opened)
@@ -199,7 +199,7 @@ def _chips(rollout: RolloutView) -> list[Html]:
 
 
 def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
-    """One bar per part: its raw value relative to the largest in the group (at least 1), and its weight."""
+    """One bar for each reward part with its raw value, relative to `most` of that part, and its weight."""
     rows = []
     for name, raw in rollout.parts.items():
         value, weight = finite(raw), finite(rollout.weights.get(name))
@@ -230,9 +230,9 @@ def _said(form: forms.Form, tools: Html | None) -> Html:
 
 
 def _text(form: forms.Form, body: Callable[[str], Html] | None = None) -> Html:
-    """Collapsible reasoning, then the answer; tags are shown and misplaced ones marked. `body` renders the text between
-    tags.
-    """
+    """The reasoning, which can be collapsed, then the answer. Tags are shown, and misplaced tags are highlighted.
+
+    `body` renders the text between the tags."""
     body = body or (lambda text: folded(text, tag="span"))
     if not form.pieces:
         return el("p", "The answer is empty.", class_="v-dim")
@@ -251,7 +251,7 @@ def _block(kind: str, run: Sequence[forms.Piece], render: Callable[[str], Html])
 
 
 def _parsed(view: GroupView, rollout: RolloutView) -> Html:
-    """The parsed answer beside the target."""
+    """The parsed answer next to the target."""
     same = rollout.parsed is not None and rollout.parsed == view.target
     mark = chip("same", "good") if same else ""
     read = folded(as_json(rollout.parsed, 40), 600, "pre") if rollout.parsed is not None else el(

@@ -1,8 +1,7 @@
-"""The bar above all pages that selects run, split and steps for all of them. HTML only, no Gradio.
+"""The bar above all pages that selects run, split and steps for all of them. HTML only, without Gradio.
 
-In a location, `run`, `set` (split), `from` and `to` (steps), and `by` (annotator) form this context. app.js keeps it in
-links to other pages, unless they name a run themselves.
-"""
+The selection consists of the URL parameters `run`, `set` (split), `from` and `to` (steps), and `by` (annotator). app.js
+copies them into links to other pages, except links that name a run themselves."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ from .notes import MOST_NAME
 
 NAMES = ("run", "set", "from", "to", "by")
 _OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
-"""Fields of a location that become invalid when the context changes."""
+"""URL parameters of the pages that become invalid when the selection changes."""
 _MOST_LOOKED_AT = 8  # runs whose splits are offered while none is chosen
 
 
 def of(where: Mapping[str, str]) -> dict[str, str]:
-    """The context part of a location."""
+    """The URL parameters in `where` that belong to the bar's selection."""
     run_is_of_group = "group" in where and where.get("in") == "all"
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
 
 
 def bar(library: Library, archived: Collection[str] = ()) -> Html:
-    """The form, filled from the location by app.js. Archived runs are listed last."""
+    """The bar as an HTML form, whose fields app.js fills from the URL. Archived runs are listed last."""
     runs = sorted((run.id for run in library.runs()), key=lambda run: run in archived)
     if not runs:
         return Html("")

@@ -1,9 +1,9 @@
-"""Forms that change the location: the address holds all parameters of a page. HTML only, no Gradio.
+"""HTML forms that change the URL, whose query holds all parameters of a page. Without Gradio.
 
     form({"page": "history", "sample": "7"}, pick("run", "Run", "", [("", "every run"), ("a", "a")]))
 
-When a field of a `form.go` changes, app.js adds the fields to the query in `data-keep` and navigates there.
-"""
+When a field of a `form.go` changes, app.js adds the values of the fields to the query in `data-keep` and navigates to
+the result."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from .queries import GroupKey, RolloutKey
 
 
 def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") -> Html:
-    """Fields in a row that wraps on narrow screens; `keep` is the part of the location that stays the same."""
+    """A form whose fields form a row, which wraps on narrow screens; `keep` holds the URL parameters to preserve."""
     query = "?" + urlencode({k: v for k, v in keep.items() if v not in (None, "")})
     return el("form", *fields, class_="go v-form", data_keep=query, aria_label=label)
 
 
 def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
-    """A drop-down list of (value, label); an unknown current value is listed as it is, so that it can be deselected."""
+    """A drop-down list of (value, label) options. A `value` that is not an option is added, so that it can be
+    deselected."""
     offered = [(str(v), words) for v, words in options]
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
@@ -35,7 +36,7 @@ def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], 
 
 
 def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:
-    """A text input; `kind` is an HTML input type: text, search, number."""
+    """An input for one line; `kind` is an HTML input type: text, search or number."""
     text = "" if value is None else str(value)
     shown = text if kind != "number" or finite_text(text) else ""  # a browser warns of what is no number
     return _labelled(label, el("input", type=kind, name=name, value=shown, aria_label=label,
@@ -58,14 +59,14 @@ def _labelled(label: str, *inner: Any) -> Html:
 
 
 def place(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
-    """The location of a group or a rollout."""
+    """The URL parameters that open a group or a rollout."""
     where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,
              "group": key.group}
     return where | ({"rollout": key.index} if isinstance(key, RolloutKey) else {})
 
 
 def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
-    """The rollout named by a location; None if incomplete. Raises AppError for an invalid number."""
+    """The key of the rollout in the URL parameters; None if they name none. Raises AppError for an invalid number."""
     if not all(where.get(name) for name in ("run", "step", "group", "rollout")):
         return None
     step, index, split = whole(where, "step"), whole(where, "rollout"), where.get("split") or "train"
@@ -74,12 +75,12 @@ def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
 
 
 def packed(key: RolloutKey) -> str:
-    """A rollout key encoded as a single location value."""
+    """Encodes a rollout key as a single URL parameter."""
     return json.dumps(key, separators=(",", ":"))
 
 
 def unpacked(text: str | None) -> RolloutKey | None:
-    """The inverse of `packed`; None for anything else."""
+    """Decodes the result of `packed`; None for any other text."""
     try:
         run, source, split, step, group, index = json.loads(text or "")
     except (ValueError, TypeError, RecursionError):
@@ -89,7 +90,8 @@ def unpacked(text: str | None) -> RolloutKey | None:
 
 
 def whole(where: Mapping[str, str], name: str) -> int | None:
-    """An integer of the location, or None. Raises AppError for other text."""
+    """The URL parameter `name` as an integer of at least 0; None if it is missing. Raises AppError for any other text.
+    """
     text = where.get(name)
     if not text:
         return None
@@ -99,7 +101,7 @@ def whole(where: Mapping[str, str], name: str) -> int | None:
 
 
 def decimal(where: Mapping[str, str], name: str) -> float | None:
-    """A number of the location, or None. Raises AppError for other text."""
+    """The URL parameter `name` as a finite number; None if it is missing. Raises AppError for any other text."""
     text = where.get(name)
     if not text:
         return None

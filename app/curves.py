@@ -1,4 +1,4 @@
-"""Curves over steps as small SVG images, so that a report needs no plotting library."""
+"""Curves over training steps as small SVG images, so that a report needs no plotting library."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _MOST = 400  # points of a line
 
 
 class EvalPoints(NamedTuple):
-    """Evaluations of a split: (step, mean, low, high) each; low and high may be None."""
+    """The evaluations of one split: (step, mean, low, high) for each. `low` and `high` bound the interval and may be
+    None."""
 
     name: str
     points: Sequence[tuple[float, float, float | None, float | None]]
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[EvalPoints] = ()) -> Html:
-    """One metric over the steps: faint raw values, a strong moving average, and evaluations as dots with intervals."""
+    """A plot of one metric over the steps: faint raw values, a bold moving average, and evaluations as dots with
+    intervals."""
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     every = [*points, *((x, v) for d in dots for x, *ys in d.points for v in ys if v is not None)]
     if not every:
@@ -50,7 +52,7 @@ def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[Eval
 
 
 class _Area:
-    """The plot area: maps values to pixels."""
+    """The plot area, which converts values to pixel coordinates."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]):
         self.x0, self.x1 = _wide(min(xs), max(xs), 0.0)
@@ -90,7 +92,7 @@ class _Area:
 
 
 def _wide(low: float, high: float, margin: float) -> tuple[float, float]:
-    """The bounds with a margin; distinct even if all values are equal."""
+    """Widens the interval by a margin, so that the bounds differ even if all values are equal."""
     low, high = max(low, -1e300), min(high, 1e300)
     apart = (high - low) * margin or (0.0 if high > low else max(abs(low) * 0.1, 1e-6, 0.5 if margin == 0 else 0.0))
     return low - apart, high + apart
@@ -106,7 +108,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def _thin(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most _MOST points [N, 2], each the mean of its neighbours."""
+    """Reduces points [N, 2] to at most _MOST, each the mean of neighbouring points."""
     if len(points) > _MOST:
         points = np.stack([part.mean(axis=0) for part in np.array_split(points, _MOST)])
     return points[:, 0], points[:, 1]
@@ -127,9 +129,9 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """The curves of a run: reward and parts, lengths, entropy, KL, mismatch, times; with evaluations of the same
-    metric.
-    """
+    """Plots of a run: reward and reward parts, lengths, entropy, KL, sampler mismatch and times.
+
+    Evaluations of the same metric are drawn into its plot."""
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]
     wanted = {"reward/mean": _SHOWN["reward/mean"], **{n: f"Part {n.removeprefix('reward/')}" for n in parts}, **_SHOWN}
