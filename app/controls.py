@@ -44,7 +44,7 @@ def field(name: str, label: str, value: Any = "", kind: str = "text", **attribut
 
 
 def finite_text(text: str) -> bool:
-    """Whether a text is a finite number."""
+    """Whether the text can be parsed as a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""One group in full, read from its rollout file. Imports no torch."""
+"""Reads one group in full from its rollout file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ _MARK_ITEMS = 4000  # of a list in a mark
 _FIELDS = list(SCHEMA)
 
 Mark = dict[str, Any]
-"""{"kind": "box"|"point"|"path"|"span"|"track", "at": ..., "label": str, "role": "answer"|"target", "media": int}.
-Keys may be missing, and values are not validated.
-"""
+"""A mark that a task draws on the media:
+{"kind": "box"|"point"|"path"|"span"|"track", "at": ..., "label": str, "role": "answer"|"target", "media": int}.
+Keys may be missing, and values are not validated."""
 
 
 @dataclass(frozen=True)
 class MediaView:
-    """One image or video of the prompt. Sizes are (width, height) in pixels, None if not stored."""
+    """One image or video shown in a prompt or an episode. Sizes are (width, height) in pixels, or None if not stored.
+    """
 
     name: str | None
     """File name in the run's media/ folder, for MediaStore; None if not stored."""
@@ -57,12 +58,13 @@ class MediaView:
     processed_size: tuple[int, int] | None
     visual_tokens: int | None
     timestamps: tuple[float, ...] = ()
-    """[frames] time of each sampled video frame in seconds."""
+    """[frames] Time of each sampled video frame in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class RolloutView:
-    """One answer with all of its columns. T = tokens; a per-token array is None if not stored."""
+    """One answer with all of its columns in the rollout file. T is its number of tokens; an array that is not stored is
+    None."""
 
     key: RolloutKey
     schema: int | None
@@ -73,48 +75,49 @@ class RolloutView:
     loss_mask: np.ndarray | None
     """[T] bool."""
     logprobs: np.ndarray | None
-    """[T] float32, of the sampler; the next three are float32, too."""
+    """[T] float32, log-probabilities of the sampler.
+    `trainer_logprobs`, `entropies` and `ratio` are [T] float32, too."""
     trainer_logprobs: np.ndarray | None
     entropies: np.ndarray | None
     ratio: np.ndarray | None
     clipped: np.ndarray | None
     """[T] bool."""
     top_ids: tuple[np.ndarray, ...] | None
-    """[T][k] int32: the most likely tokens at each position."""
+    """[T][k] int32: the ids of the most likely tokens at each position."""
     top_logprobs: tuple[np.ndarray, ...] | None
-    """[T][k] float32."""
+    """[T][k] float32: the log-probabilities of `top_ids`."""
     parts: dict[str, float | None]
     weights: dict[str, float | None]
     reward: float | None
     correct: bool | None
-    """The task's verdict."""
+    """Whether the task judged the answer correct; None if it stored no verdict."""
     advantage: float | None
-    """None for an answer of a variant that is not trained on."""
+    """None in evaluations, and for an answer of a prompt variant that is not trained on."""
     metrics: dict[str, float | None]
-    """Task metrics of an evaluated answer, e.g. an IoU."""
+    """Task metrics of an answer in an evaluation, e.g. an IoU."""
     parsed: Any
-    """Decoded JSON."""
+    """The parsed answer, decoded from JSON."""
     error: str | None
     finish_reason: str | None
     truncated: bool
     turns: tuple[dict[str, Any], ...]
-    """{"start", "end", "role", "media": hashes}; for episodes also "text" and the result of the action."""
+    """{"start", "end", "role", "media": hashes} for each turn; in episodes also "text" and the result of the action."""
     episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None
-    """None if the file has none."""
+    """None if the rollout file stores no marks."""
     media: tuple[MediaView, ...] = ()
-    """Media shown by an episode after its prompt."""
+    """The media that an episode showed after its prompt."""
     turn_advantages: np.ndarray | None = None
-    """[actions] float32 for an episode; None if all its actions share one advantage."""
+    """[actions] float32 for an episode; None if all of its actions have the same advantage."""
     opened: str = ""
-    """Text with which the prompt begins the answer, such as "<think>"."""
+    """Text at the end of the prompt with which the answer begins, such as "<think>"."""
     extra: Any = None
-    """Decoded JSON stored by a method; None without any."""
+    """Values that a method stored with the answer, decoded from JSON; None if it stored none."""
 
     @property
     def whole(self) -> str:
-        """The scored text."""
+        """The text that was scored: the completion after the text with which the prompt begins it."""
         return scored_text(self.completion, self.opened)
 
     @property
@@ -123,13 +126,15 @@ class RolloutView:
 
     @property
     def aside(self) -> bool:
-        """Whether the answer belongs to a variant that is not trained on; it is excluded from group statistics."""
+        """Whether the answer belongs to a prompt variant that is not trained on. Such answers do not count in group
+        statistics."""
         return self.variant is not None and self.advantage is None
 
 
 @dataclass(frozen=True, eq=False)
 class GroupView:
-    """One group. Statistics cover its scored answers, excluding those with `aside`; None if there are none."""
+    """One group. Its statistics cover the scored answers except those whose `aside` is true; they are None without such
+    answers."""
 
     key: GroupKey
     task: str
@@ -139,28 +144,27 @@ class GroupView:
     prompt: str
     weights: dict[str, float | None]
     target: Any
-    """Decoded JSON, as is `sample`."""
+    """The target of the sample, decoded from JSON; `sample` is decoded from JSON, too."""
     sample: dict[str, Any]
-    """The data row."""
+    """The row of the data set."""
     media: tuple[MediaView, ...]
     rollouts: tuple[RolloutView, ...]
-    """By index; those with `aside` last."""
+    """Sorted by index; answers whose `aside` is true come last."""
     mean: float | None
     std: float | None
-    """With Bessel's correction, as in the GRPO advantage; 0 for one answer."""
+    """Standard deviation with Bessel's correction, as in the GRPO advantage; 0 for a single answer."""
     best: float | None
     worst: float | None
     zero_variance: bool
     notes: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
-    """Marks of the target, if the answers have none."""
+    """Marks of the target, if the answers have no marks."""
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group. Raises AppError if it does not exist, naming the key.
+    """Reads one group. Raises AppError if it does not exist.
 
-    An empty `split` selects the first split that has the group.
-    """
+    An empty `split` selects the first split that contains the group."""
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: one of {', '.join(SOURCES)}")
     folder, group_id = library.folder(run), utf8(str(group_id))  # as it was written
@@ -186,12 +190,11 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """The group with marks computed by its task if the file has none; unchanged if that is not possible.
+    """If the file stores no marks, returns the group with marks computed by its task; returns it unchanged if that
+    fails.
 
-    Only built-in tasks are used, with default settings; with `trust` also a task that config.yaml names by path or
-    module,
-    which executes its code.
-    """
+    Only built-in tasks with default settings are used. With `trust`, a task that config.yaml names by path or module is
+    used as well, which executes its code."""
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
     name = _of_task(library.settings(view.key.run), view.task, "name")
@@ -211,7 +214,8 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
 
 
 def box_convention(library: Library, view: GroupView) -> str:
-    """The box coordinate convention of the group's model, from config.yaml or its family; "original" if unknown."""
+    """The coordinate convention of boxes that the group's model writes, from config.yaml or the model family;
+    "original" if unknown."""
     settings = library.settings(view.key.run)
     set_to, model = _of_task(settings, view.task, "coordinates"), settings.get("model.name")
     if set_to in CONVENTIONS:
@@ -223,7 +227,7 @@ def box_convention(library: Library, view: GroupView) -> str:
 
 
 def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
-    """A setting of the task labelled `label` in config.yaml, or of the only task."""
+    """The value of `setting` for the task labelled `label` in config.yaml, or for the run's only task."""
     several = settings.get("tasks")
     for task in several if isinstance(several, list) else ():
         if isinstance(task, Mapping) and task.get("label") == label:
@@ -235,7 +239,8 @@ def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
 
 
 def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> list[dict[str, Any]]:
-    """The rows of one group in a file, with arrays as numpy; only the row groups that contain it are read."""
+    """Reads the rows of one group from a rollout file, with arrays as numpy; parquet row groups without any of its rows
+    are skipped."""
     rows: list[dict[str, Any]] = []
     with pq.ParquetFile(file) as reader:
         wanted = [name for name in reader.schema_arrow.names if name in SCHEMA.names]
@@ -256,7 +261,9 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
 
 
 def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
-    """[rows] bool mask of one group; a missing step means the step of the file, a missing id the empty one."""
+    """[rows] bool mask of the rows that belong to the group.
+
+    Rows without a step belong to the first step of the file, and rows without a group id to the group ""."""
     size = keys.num_rows
     steps = pc.fill_null(keys["step"].cast(pa.int64()), first_step) if "step" in keys.column_names else None
     ids = pc.fill_null(keys["group_id"].cast(pa.string()), "") if "group_id" in keys.column_names else None
@@ -266,7 +273,8 @@ def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.n
 
 
 def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields a dictionary per row; lists of numbers become arrays (null is NaN), nested lists tuples of arrays."""
+    """Yields the table's rows as dictionaries: a list of numbers becomes an array (null becomes NaN), and a nested list
+    becomes a tuple of arrays."""
     plain_names = [f.name for f in _FIELDS if not _numbers(f.type)]
     rows = table.select(plain_names).to_pylist()
     for name in table.column_names:
@@ -277,7 +285,7 @@ def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(kind: pa.DataType) -> bool:
-    """Whether a column holds one number, or one list of numbers, per token."""
+    """Whether each cell of a column of this type is a list of numbers, or a list of such lists."""
     inner = kind.value_type if pa.types.is_list(kind) else None
     return inner is not None and (pa.types.is_primitive(inner) or (pa.types.is_list(inner)))
 
@@ -345,7 +353,7 @@ def _parts(parts: Any) -> dict[str, float | None]:
 
 
 def _shown(row: Mapping[str, Any]) -> tuple[tuple[MediaView, ...], tuple[MediaView, ...]]:
-    """The media of a row's prompt, and those shown later in its episode."""
+    """Splits the media of a row into those of the prompt and those shown later in its episode."""
     later = sum(len(turn["media"] or ()) for turn in row["turns"] or () if turn) if row["episode_id"] else 0
     media = _media(row["media"])
     place = max(0, len(media) - later)
@@ -364,7 +372,8 @@ def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
 
 
 def decoded(text: str | None) -> Any:
-    """The value of a JSON column, NaN as None, truncated at depth 50; invalid JSON stays text."""
+    """Decodes a JSON column: NaN becomes None, and nesting below depth 50 is cut off. Invalid JSON is returned as text.
+    """
     if text is None or len(text) > _LONGEST:
         return text and text[:1000] + "…"
     try:
@@ -378,7 +387,7 @@ def _marks(text: str | None) -> tuple[Mark, ...] | None:
 
 
 def _checked_marks(entries: Any) -> tuple[Mark, ...]:
-    """The mappings in a list, at most 1,000, truncated at the depth that a track needs."""
+    """Keeps at most 1,000 mappings of a list, each cut off below the depth that a track needs."""
     marks = [m for m in entries if isinstance(m, dict)] if isinstance(entries, list) else []
     return tuple({key: _cut(value, _MARK_DEPTH) for key, value in mark.items()} for mark in marks[:_MARKS])
 

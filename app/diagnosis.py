@@ -1,10 +1,9 @@
-"""Diagnosis of a run from its own records: findings, most severe first. Pure functions; no Gradio, no torch.
+"""Diagnoses a run from its own records: findings, most severe first. Pure functions; no Gradio, no torch.
 
     findings = diagnose(Evidence("quickstart", metrics, evals, alerts, answers))
 
 Each finding states an observation, a remedy, and links to the groups concerned. Checks that need more steps than the
-run has are skipped. Records are untrusted: values that are not numbers are ignored.
-"""
+run has are skipped. Records are untrusted: values that are not numbers are ignored."""
 
 from __future__ import annotations
 
@@ -23,31 +22,31 @@ _Record = Mapping[str, Any]
 
 
 class Answer(NamedTuple):
-    """One scored answer of the last steps."""
+    """One scored answer from the last steps of a run."""
 
     group: Any
-    """Equal for answers of the same group."""
+    """Answers of the same group have equal values."""
     reward: float
     length: int
-    """Tokens."""
+    """Number of tokens."""
     parts: Mapping[str, float | None] = {}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis."""
+    """One finding of the diagnosis, shown on one line."""
 
     kind: str
-    """bad, warn, good, or "" for neutral."""
+    """"bad", "warn", "good", or "" for a neutral finding."""
     words: str
     do: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
-    """The location of the groups concerned."""
+    """URL parameters of the page that lists the groups concerned."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The records of a run, oldest first, and the answers of its last steps."""
+    """Everything that a diagnosis uses: the records of a run, oldest first, and the answers of its last steps."""
 
     run: str
     metrics: Sequence[_Record] = ()
@@ -56,17 +55,17 @@ class Evidence:
     answers: Sequence[Answer] = ()
 
     def last(self, name: str, count: int = RECENT) -> list[tuple[int, float]]:
-        """(step, value) of a metric for its last `count` steps."""
+        """(step, value) pairs of a metric for the last `count` steps in which it is a number."""
         values = [(line["step"], value) for line in self.metrics if (value := finite(line.get(name))) is not None]
         return values[-count:]
 
     def groups(self, first: int | None = None, last: int | None = None, **filters: Any) -> dict[str, Any]:
-        """The location of this run's training groups in a range of steps."""
+        """URL parameters of the page that lists this run's training groups in a range of steps."""
         return {"page": "rollouts", "run": self.run, "kind": "train", "from": first, "to": last, **filters}
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """All findings of a run: alerts first, then bad, warning and good ones."""
+    """Returns all findings on a run: alerts first, then those of kind bad, warn and good."""
     findings = [finding for look in LOOKS for finding in look(evidence)]
     return [*alerts(evidence), *sorted(findings, key=lambda finding: _KINDS.index(finding.kind))]
 
@@ -106,11 +105,11 @@ ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "unreadable_above": ("Read some of them: does the prompt ask for what `score` reads? `vlrl tasks check` lists "
                          "answers without a score.", {"err": "yes"}),
 }
-"""Rule of vlrl.monitoring.alerts -> its remedy, and the filters for the groups concerned."""
+"""Rule name from vlrl.monitoring.alerts -> (remedy, filters that select the groups concerned)."""
 
 
 def alerts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the alerts raised during the run, latest first."""
+    """Yields a finding for each alert raised during the run, latest first."""
     lines = [line for line in evidence.alerts if isinstance(line.get("alert"), str)]
     for line in reversed(lines[-MOST_ALERTS:]):
         do, filters = ADVICE.get(line["alert"], ("docs/troubleshooting.md has what to do about it.", {}))
@@ -125,7 +124,7 @@ def alerts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def zero_variance(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the share of groups whose answers all have the same reward and so give no gradient."""
+    """Yields a finding if many groups have equal rewards for all answers, and so give no gradient."""
     recent = evidence.last("groups/zero_variance_frac")
     share = _mean(recent)
     if share is None or share <= 0.5:
@@ -145,7 +144,7 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
 
 
 def truncation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the share of truncated answers."""
+    """Yields a finding on the share of truncated answers."""
     recent = evidence.last("completion/truncated_frac")
     share = _mean(recent)
     if share is not None and share > 0.05:
@@ -157,7 +156,7 @@ def truncation(evidence: Evidence) -> Iterator[Finding]:
 
 
 def entropy(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a large change of the policy entropy since the first steps."""
+    """Yields a finding if the policy entropy has changed much since the first steps."""
     spans = _ends(evidence, "entropy")
     if spans is None or spans[0][1] <= 0:
         return
@@ -173,7 +172,7 @@ def entropy(evidence: Evidence) -> Iterator[Finding]:
 
 
 def kl(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a KL to the reference policy that is large or growing."""
+    """Yields a finding if the KL divergence to the reference policy is large or growing."""
     spans = _ends(evidence, "kl")
     if spans is None:
         return
@@ -187,7 +186,7 @@ def kl(evidence: Evidence) -> Iterator[Finding]:
 
 
 def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields reward parts that are equal for nearly all answers."""
+    """Yields a finding for each reward part that has the same value for nearly all answers."""
     for name in _parts(evidence.answers):
         values = [value for answer in evidence.answers if (value := answer.parts.get(name)) is not None]
         usual, many = Counter(values).most_common(1)[0]
@@ -204,7 +203,7 @@ def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields pairs of reward parts that are anticorrelated within groups."""
+    """Yields a finding for each pair of reward parts that are negatively correlated within groups."""
     names = _parts(evidence.answers)
     for place, one in enumerate(names):
         for other in names[place + 1:]:
@@ -219,7 +218,7 @@ def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a correlation between length and reward within groups."""
+    """Yields a finding if length and reward are correlated within groups."""
     along = within_groups([(answer.group, float(answer.length), answer.reward) for answer in evidence.answers])
     if along is None or abs(along) < 0.4:
         return
@@ -231,7 +230,7 @@ def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def held_out(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the first and last result of each held-out split, with 95 % intervals."""
+    """Yields a finding for each held-out split: its first and last result, with 95 % intervals."""
     for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
         lines = [line for line in evidence.evals if str(line.get("split")) == split
                  and finite(line.get("reward/mean")) is not None]
@@ -254,7 +253,8 @@ def held_out(evidence: Evidence) -> Iterator[Finding]:
 
 
 def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
-    """Yields held-out splits whose accuracy fell while the training reward rose: reward hacking or memorization."""
+    """Yields a finding for each held-out split whose accuracy fell while the training reward rose, a sign of reward
+    hacking or memorization."""
     spans = _ends(evidence, "reward/mean")
     if spans is None:
         return
@@ -282,21 +282,20 @@ def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
 LOOKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out,
     paid_and_not_wanted)
-"""All checks besides the alerts."""
+"""All checks of a run except `alerts`."""
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 _FEW = 20
-"""Smallest number of answers to base a finding on."""
+"""With fewer answers than this, no finding is made."""
 _MOST_PARTS = 12
 
 
 def within_groups(values: Sequence[tuple[Any, float, float]]) -> float | None:
-    """The correlation of x and y over (group, x, y) after subtracting group means, in [-1, 1].
+    """The correlation in [-1, 1] between x and y of (group, x, y) triples, after subtracting the mean of each group.
 
-    None if fewer than 20 values are in groups that vary in both.
-    """
+    None if fewer than 20 triples belong to groups in which both x and y vary."""
     by_group: dict[Any, list[tuple[float, float]]] = {}
     for group, x, y in values:
         by_group.setdefault(group, []).append((x, y))
@@ -319,7 +318,7 @@ def _by_group(answers: Sequence[Answer]) -> list[list[float]]:
 
 
 def _parts(answers: Sequence[Answer]) -> list[str]:
-    """The names of the reward parts, the first _MOST_PARTS."""
+    """The names of the first _MOST_PARTS reward parts."""
     return list(dict.fromkeys(name for answer in answers for name, value in answer.parts.items()
                               if value is not None))[:_MOST_PARTS]
 
@@ -329,7 +328,8 @@ def _mean(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]], float], ...] | None:
-    """The first and the last steps of a metric, each with its mean; None for fewer than six steps."""
+    """A metric at the first and at the last steps: ((step, value) pairs, their mean) for each. None for fewer than six
+    steps."""
     every = evidence.last(name, len(evidence.metrics))
     count = min(RECENT, len(every) // 3)
     if count < 2:

@@ -11,11 +11,11 @@ from .html import MOST, Html, el, esc, join, note
 
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_WORDS = 20_000
-"""Of both texts together; the rest is not compared."""
+"""Largest number of words compared, in both texts together; the rest is cut off."""
 
 
 def words(before: str, after: str) -> Html:
-    """`after` with insertions marked and deletions from `before` struck out."""
+    """The text `after` as HTML, with added words marked and the words removed from `before` struck out."""
     if before == after:
         return el("div", el("p", "The same text.", class_="v-dim"), el("div", after[:MOST], class_="v-text"),
                   class_="v v-diff")

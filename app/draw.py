@@ -1,8 +1,7 @@
-"""The media of a prompt with the marks of answers and target: images, clips, timelines. Pure functions to HTML.
+"""HTML of a prompt's media with the marks of answers and target: images, clips and timelines. Pure functions.
 
-Marks are SVG in pixels of the original image, so they scale with it. A click (or the space key) enlarges an image;
-check boxes hide the marks of single answers. Both work without a script.
-"""
+Marks are SVG in pixels of the original image, so they scale with it. A click (or the space key) enlarges an image, and
+check boxes hide the marks of single answers. Neither needs a script."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from .marks import Shape, at_frame, color, shapes
 _LARGE = 1280  # pixels; larger pictures are shown smaller
 _COARSE = 160  # pixels; smaller pictures are shown so large that their pixels are seen
 FRAMES = 64
-"""Largest number of sampled video frames shown."""
+"""Largest number of sampled frames shown of a video."""
 _MOST_LABELS = 60
 _ALONG = 4  # parts of a path's line between two points, for labels to keep clear of
 _MOST_TOGGLES = 64
@@ -32,24 +31,24 @@ Box = tuple[Any, ...]
 
 
 class Addresses(Protocol):
-    """URLs of a run's media: on a server, or `data:` URLs. None if unavailable."""
+    """Returns URLs of a run's media: on a server, or `data:` URLs. An unavailable file has the URL None."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """An image of at most `size` pixels a side; the original file for None."""
+        """The URL of an image reduced to at most `size` pixels on its longer side; of the original file if `size` is
+        None."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...
 
     def frames(self, run: str, name: str, seconds: Sequence[float]) -> Sequence[str | None]:
-        """The video frames shown at `seconds`, one each."""
+        """The URLs of the video frames shown at these times, one for each of `seconds`."""
         ...
 
 
 def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most_frames: int = FRAMES) -> Html:
-    """Every image and video of the prompt with the marks of all answers; those of answer `chosen` are highlighted.
+    """Every image and video of the prompt with the marks of all answers; the marks of answer `chosen` are highlighted.
 
-    At most `most_frames` of the sampled frames of a video are shown, evenly spaced.
-    """
+    At most `most_frames` sampled frames of a video are shown, evenly spaced."""
     drawable, bad = shapes(view)
     drawn = [_one(view, place, [s for s in drawable if s.media == place], addresses, chosen, most_frames)
              for place in range(len(view.media))]
@@ -64,9 +63,9 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
 
 
 def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
-    """A check box for the target and each answer with marks, and the CSS rules behind it. With too many answers, the
-    chosen one has its own box and the others share one.
-    """
+    """A check box for the target and for each answer with marks, and the CSS rules that hide their marks.
+
+    If there are too many answers, the chosen one has a check box and all others share another."""
     present = sorted({s.rollout for s in all_shapes if s.rollout is not None})
     if not all_shapes:
         return Html("")
@@ -103,14 +102,14 @@ def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Ad
 
 def picture(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, alt: str,
             chosen: int | None = None, caption: Any = "") -> Html:
-    """An image under its marks, enlarged by a click."""
+    """An image with its marks on top, which a click enlarges."""
     size, source = _size(view, one, all_shapes), _source(view.key.run, one, addresses)
     return el("figure", _framed(source, size, all_shapes, chosen, alt), el("figcaption", caption) if caption else "",
               class_="v-pic")
 
 
 def _facts(one: MediaView) -> list[str]:
-    """Original and processed size, visual tokens, frames."""
+    """Phrases on an image or video: original and processed size, visual tokens, number of frames."""
     facts = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
     if one.processed_size:
         facts.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
@@ -129,7 +128,7 @@ def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
 
 
 def _size(view: GroupView, one: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
-    """Width and height in original pixels: as stored, from the data row, or large enough for all marks."""
+    """Width and height in original pixels: as stored, else from the data row, else large enough for all marks."""
     sides = one.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
     if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
         return float(sides[0]), float(sides[1])
@@ -149,7 +148,9 @@ def _corners(shape: Shape) -> list[tuple[float, float]]:
 
 def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[Shape], chosen: int | None,
             alt: str, small: bool = False) -> Html:
-    """An image under its marks, or an empty field of the same shape; enlarged while checked."""
+    """An image with its marks on top, or an empty area of the same shape if there is no image.
+
+    It is enlarged while its check box is checked."""
     picture: Any = el("span", "not stored", class_="v-blank")
     if source:
         lazy = None if source.startswith("data:") else "lazy"
@@ -162,10 +163,10 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
-    """Boxes, points and paths as SVG in the pixels of an image of `size`; targets dashed, labels without overlap.
+    """Boxes, points and paths as SVG in the pixel coordinates of the image area `size`; targets are dashed, and labels
+    do not overlap.
 
-    `small`: without labels.
-    """
+    With `small`, labels are omitted."""
     unit = max(size) / (20 if small else 38)
     shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
     marks, taken, drawn = [f for s in shown for f in ([] if small else _fields(s, unit))], list[Box](), []
@@ -182,7 +183,7 @@ def _words(shape: Shape) -> str:
 
 
 def _group(shape: Shape, unit: float, chosen: int | None, label: Any = "", **attributes: Any) -> Html:
-    """A mark with its label; faint unless it belongs to the chosen answer."""
+    """The SVG group of a mark and its label; it is faint unless the mark belongs to the chosen answer."""
     key = "t" if shape.rollout is None else str(shape.rollout)
     faint = chosen is not None and shape.rollout is not None and shape.rollout != chosen
     lines = [_DRAWN[shape.kind](shape, unit, kind) for kind in ("v-halo", "v-line")]
@@ -213,7 +214,8 @@ _DRAWN = {"box": _box, "point": _point, "path": _path}
 
 
 def _fields(shape: Shape, unit: float) -> list[Box]:
-    """The areas of a mark that labels avoid: a box, the surroundings of a point, or areas along a path."""
+    """The boxes around a mark that labels should not cover: the box itself, the surroundings of a point, or areas along
+    a path."""
     if shape.kind == "box":
         return [shape.at]
     points = [shape.at] if shape.kind == "point" else [
@@ -223,10 +225,9 @@ def _fields(shape: Shape, unit: float) -> list[Box]:
 
 
 def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], marks: Sequence[Box]) -> Html:
-    """The label of a mark, placed to overlap no other label and as few marks as possible.
+    """The SVG label of a mark, placed so that it overlaps no other label and as few marks as possible.
 
-    Empty if every candidate overlaps a label; colour and title still identify the mark.
-    """
+    Empty if every candidate position overlaps another label; the mark's colour and title still identify it."""
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
@@ -245,7 +246,8 @@ def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], m
 
 
 def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, float]]:
-    """Candidate label positions, best first: above, below, right and left of the mark, then further away."""
+    """Candidate positions of a label of this size, best first: above, below, right and left of the mark, then further
+    away."""
     if shape.kind == "box":
         x1, y1, x2, y2 = shape.at
     else:  # a point; a path's end
@@ -261,7 +263,7 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def _covered(fields: Sequence[Box], marks: Sequence[Box]) -> np.ndarray:
-    """[fields] number of marks that each covers; partial overlaps count by their share."""
+    """[fields] How many marks each label area covers; a partly covered mark counts by its covered share."""
     field, mark = np.asarray(fields, float)[:, None], np.asarray(marks, float)[None]
     sides = np.minimum(field[..., 2:], mark[..., 2:]) - np.maximum(field[..., :2], mark[..., :2])
     area = np.maximum((mark[..., 2:] - mark[..., :2]).prod(-1), 1e-9)
@@ -288,12 +290,10 @@ def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], source:
 
 
 def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
-    """The boxes of tracks over a clip, at most 200 per track, evenly spaced.
+    """The boxes of tracks on top of a clip, at most 200 boxes per track, evenly spaced.
 
-    clips.js moves each box during playback, and hides it when it has no position within half the distance of two
-    sampled
-    frames.
-    """
+    clips.js moves a track's box during playback. It hides the box while the track has no position within half the
+    interval between two sampled frames."""
     times = [t for t in timestamps if finite(t) is not None]
     tracks = [s for s in all_shapes if s.kind == "track"]
     if not tracks or len(times) < 2:
@@ -312,9 +312,10 @@ def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestam
 
 def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES, plays: bool = False) -> Html:
-    """The sampled frames side by side with their times and the boxes of tracks; other marks are on the first frame. If
-    the clip `plays`, the times are buttons that seek to them.
-    """
+    """The sampled frames of a video next to each other, with their times and the boxes of tracks; other marks are on
+    the first frame.
+
+    If the page shows a player (`plays`), the times are buttons that make it seek."""
     times = [t for t in one.timestamps if finite(t) is not None]
     if not times:
         return Html("")
@@ -341,7 +342,8 @@ def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], address
 
 
 def _duration(view: GroupView, one: MediaView | None) -> float | None:
-    """Duration of the clip in seconds: from the data row, or one frame beyond the last sampled one."""
+    """Duration of a clip in seconds, from the data row; else the time one frame interval after the last sampled frame.
+    """
     given = finite(view.sample.get("duration"))
     if given and given > 0:
         return given
@@ -350,7 +352,9 @@ def _duration(view: GroupView, one: MediaView | None) -> float | None:
 
 
 def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
-    """The spans of target and answers over the duration of a clip, one row each, with IoU. `ticks`: sampled frames."""
+    """The time spans of target and answers over the duration of a clip, in one row for each, with IoU.
+
+    `ticks` are the times of the sampled frames."""
     ends = [max(s.at) for s in all_shapes if s.kind == "span"]
     if not ends:
         return Html("")

@@ -1,4 +1,5 @@
-"""Reads the records of a run that `vlrl.app.diagnosis` needs: its metrics, and the answers of its last steps."""
+"""Reads the records of a run that `vlrl.app.diagnosis` needs: metrics, evaluations, alerts, and the answers of its last
+steps."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .library import Library
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
 MOST_STEPS = 5
 ENOUGH = 400
-"""Number of answers at which no earlier step is read."""
+"""Once this many answers are read, no earlier step is read."""
 MOST = 4_000
 """Largest number of answers used."""
 _MOST_RUNS = 16
@@ -25,7 +26,8 @@ _COLUMNS = ["group_id", "reward", "parts", "loss_mask", "variant", "advantage"]
 
 
 class Reader:
-    """Evidence on the runs of a library, cached until a run finishes another step. Thread-safe."""
+    """Reads the evidence on the runs of a library. The answers of a run are cached until it finishes another step.
+    Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -33,7 +35,7 @@ class Reader:
         self._answers: OrderedDict[str, tuple[Any, tuple[Answer, ...]]] = OrderedDict()
 
     def of(self, run: str) -> Evidence:
-        """The evidence on a run. Raises AppError for an unknown run; damaged files are ignored."""
+        """The evidence for the diagnosis of a run. Raises AppError for an unknown run; damaged files are ignored."""
         metrics = self.library.metrics(run)
         last = (len(metrics), metrics[-1]["step"] if metrics else None)
         with self._lock:
@@ -64,7 +66,8 @@ class Reader:
 
 
 def _answer(step: int, row: dict[str, Any], length: int) -> Answer | None:
-    """A scored answer of its group, including trained variants; None for others."""
+    """The answer in a row of the rollout file; None if it is not scored or belongs to a variant that is not trained on.
+    """
     reward = finite(row["reward"])
     if reward is None or (row["variant"] is not None and row["advantage"] is None):
         return None

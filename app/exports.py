@@ -1,10 +1,9 @@
-"""Selected rollouts as one file: JSONL, parquet, or a data set for `vlrl sft`. Imports no Gradio.
+"""Exports selected rollouts to one file: JSONL, parquet, or a data set for `vlrl sft`. Imports no Gradio.
 
-    made = export("sft", library, media, notes.all(flag="good"), folder)     # bad ones only with bad=True
+    made = export("sft", library, media, notes.all(flag="good"), folder)     # with bad=True also those flagged bad
     made.path, made.rows, made.left_out
 
-Texts stay data: nothing in them is executed, and no name in a run folder becomes a file name here.
-"""
+Texts of a run are data: none is executed, and no name from a run folder becomes a file name of the export."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _JSON = ("parsed", "target", "sample", "marks")
 _MAPS = ("parts", "weights")
 _ADDED = ("run", "source", "flag", "comment")
 _NOT_CARRIED = {*MEDIA_FIELDS, "split", "solution"}
-"""Row fields that the export replaces or drops."""
+"""Fields of a data row that the export replaces or omits."""
 _README = """Answers chosen in vlrl's inspector, as data for supervised fine-tuning: rows.jsonl, its media in media/.
 
     vlrl data check rows.jsonl --config CONFIG data.format=canonical
@@ -54,21 +53,20 @@ data.own_samples=false has a task that draws its samples read these rows; it is 
 
 @dataclass(frozen=True)
 class Export:
-    """An exported file."""
+    """The exported file and its number of rows."""
 
     path: Path
     rows: int
     left_out: tuple[str, ...] = ()
-    """Sentences on omitted rollouts and other caveats."""
+    """Sentences on rollouts that were omitted, and on other limitations."""
 
 
 def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            bad: bool = False) -> Export:
-    """Writes the rollouts of `chosen` to a file in `folder`, in one of FORMS.
+    """Writes the rollouts of `chosen` to a file in `folder`; `form` is one of FORMS.
 
-    Answers flagged bad enter a supervised data set only with `bad`. Raises AppError for an unknown form, too many
-    rollouts, or if none can be written.
-    """
+    Answers flagged bad are written to a data set for `vlrl sft` only with `bad`. Raises AppError for an unknown form,
+    for too many rollouts, or if no rollout can be written."""
     if form not in FORMS:
         raise AppError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     if len(chosen) > MOST_ROWS:
@@ -94,7 +92,7 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """Yields (notes, their rollouts in the same order) for each step of each run."""
+    """Yields (notes, table with one row for each of these notes, in the same order) for each step of each run."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)
@@ -117,7 +115,7 @@ def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
-    """Yields (note, its rollout without per-token columns), with JSON columns decoded."""
+    """Yields (note, row of its rollout) with JSON columns decoded and per-token columns omitted."""
     names = [name for name in SCHEMA.names if name not in _HEAVY]
     for notes, table in _tables(library, chosen, names, left_out):
         for i, note in enumerate(notes):
@@ -146,7 +144,9 @@ def _remarks(note: Note) -> dict[str, str]:
 
 def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            left_out: list[str]) -> tuple[Path, int]:
-    """One line per rollout: all columns except per-token ones, and run, source, flag and comment."""
+    """Writes one line for each rollout: all columns except the per-token ones, and run, source, flag and comment.
+
+    Returns the file and its number of rows."""
     path, rows = folder / "rollouts.jsonl", 0
     with open(path, "w", encoding="utf-8") as file:
         for note, record in _records(library, chosen, left_out):
@@ -160,7 +160,9 @@ def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: 
 
 def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
              left_out: list[str]) -> tuple[Path, int]:
-    """The columns of vlrl.store.SCHEMA, per-token ones included, then run, source, flag and comment."""
+    """Writes the columns of vlrl.store.SCHEMA, including the per-token ones, then run, source, flag and comment.
+
+    Returns the file and its number of rows."""
     path, rows = folder / "rollouts.parquet", 0
     schema = pa.schema([*SCHEMA, *((name, pa.string()) for name in _ADDED)])
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
@@ -174,7 +176,9 @@ def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder
 
 def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
          left_out: list[str]) -> tuple[Path, int]:
-    """A zip of canonical rows with the chosen answers as `solution`, their media, and a README."""
+    """Writes a zip file: data set rows with the chosen answers as `solution`, their media, and a README.
+
+    Returns the file and its number of rows."""
     path, lines, sizes, ids, tasks = folder / "sft.zip", [], {}, set(), set()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
@@ -202,14 +206,14 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
 
 @dataclass(frozen=True)
 class _File:
-    """A media file of the export."""
+    """A media file to be exported."""
 
     name: str
     """Name inside the zip."""
     kind: str
     path: Path
     frames: bool
-    """Whether the run stored only the sampled frames, as animated WebP."""
+    """Whether the run stored only the sampled frames of a video, as an animated WebP."""
 
 
 def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
@@ -222,7 +226,9 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """The data row with the chosen answer as its solution. Rows of one sample get numbered ids."""
+    """The data set row of a rollout, with its answer as the solution.
+
+    If several answers of a sample are exported, their ids get a number; `ids` are those used so far."""
     row = record["sample"]
     if not isinstance(row, dict):
         raise AppError("its data row was not stored")
@@ -264,7 +270,7 @@ def _keep(archive: zipfile.ZipFile, sizes: dict[str, int], files: Sequence[_File
 
 
 def _animated_png(path: Path, target: Any) -> None:
-    """Converts animated WebP to animated PNG without loss, since video decoders read only the latter."""
+    """Converts an animated WebP losslessly to an animated PNG, because video decoders read only the latter."""
     limits = LimitsSettings()
     with Image.open(path, formats=("WEBP",)) as image:
         count = getattr(image, "n_frames", 1)

@@ -1,8 +1,7 @@
-"""An episode as an animated GIF or MP4: the images it showed, turn by turn. Imports no torch.
+"""Renders an episode as an animated GIF or MP4 of the images it showed, turn by turn. Imports no torch.
 
-    names = film.pictures(view, rollout)                    # fewer than two: nothing to animate
-    data = film.rendered(site.media, view, rollout, "mp4")  # rendered on request, not cached
-"""
+names = film.pictures(view, rollout)                    # fewer than two: there is nothing to animate
+data = film.rendered(site.media, view, rollout, "mp4")  # rendered at each request, not cached"""
 
 from __future__ import annotations
 
@@ -21,30 +20,31 @@ from .media import MediaStore
 
 T = TypeVar("T")
 SIZE = 320
-"""Longer side in pixels, at most."""
+"""Largest length of the longer side in pixels."""
 MOST_FRAMES = 64
 MOST_BYTES = 4 << 20
 _FRAME_MS, _LAST_MS = 800, 2400
 _MP4_RATE = 5
-"""Frame rate of the MP4; _FRAME_MS and _LAST_MS are multiples of its period. Some players fail at lower rates."""
+"""Frame rate of the MP4. Some players fail at lower rates. _FRAME_MS and _LAST_MS are multiples of its period."""
 _AROUND = (128, 128, 128)
-"""Padding colour around smaller images."""
+"""Padding colour around images that are smaller than the film."""
 _making = threading.Semaphore(1)
 
 
 def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
-    """The names of an episode's stored images in display order, the prompt's first; a video counts by its first frame.
-    """
+    """The file names of an episode's stored images in display order, beginning with those of the prompt.
+
+    A video contributes its first frame."""
     return [one.name for turn in turns.read(view, rollout) for one in turn.media if one and one.name]
 
 
 def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
              most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
-    """A film of one of KINDS, at most `size` pixels a side, `most_frames` images and `most_bytes` bytes.
+    """Renders a film of one of KINDS with at most `size` pixels on the longer side, `most_frames` images and
+    `most_bytes` bytes.
 
-    Longer episodes are sampled evenly, keeping the first and last image. Raises AppError without images, and for an
-    unknown kind.
-    """
+    Of longer episodes evenly spaced images are used, including the first and the last. Raises AppError for an episode
+    without images, and for an unknown kind."""
     if kind not in _ENCODERS:
         raise AppError(f"a film is one of {', '.join(KINDS)}, not {kind[:20]!r}")
     with _making:
@@ -57,20 +57,20 @@ def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` items, evenly spaced, with the last one and, if there is room, the first."""
+    """At most `most` evenly spaced items, always with the last one; also with the first one if `most` is at least 2."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)] if most > 1 else [items[-1]]
 
 
 def url(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
-    """The relative URL under which the server renders the film."""
+    """The relative URL from which the server serves the film."""
     return "vlrl/film?" + urlencode({**view.key._asdict(), "rollout": rollout.index, "kind": kind},
                                     errors="backslashreplace")
 
 
 def file_name(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
-    """The download name: run, step, sample and answer."""
+    """The file name offered for download: run, step, sample and answer."""
     words = f"{view.key.run}-{view.key.step}-{view.sample_id[:80]}-{rollout.index}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip(".-")[-150:] + f".{kind}"
 
@@ -102,7 +102,9 @@ def _gif(frames: Sequence[Image.Image]) -> bytes:
 
 
 def _mp4(frames: Sequence[Image.Image]) -> bytes:
-    """H.264 in 4:2:0, which every browser plays. Colour is subsampled by two, so odd sides are padded by one pixel."""
+    """Encodes the frames as H.264 in 4:2:0, which every browser plays.
+
+    4:2:0 stores one colour value for 2 x 2 pixels, so odd sides are padded by one pixel."""
     import av
     from av.video.frame import VideoFrame
 
@@ -121,4 +123,4 @@ def _mp4(frames: Sequence[Image.Image]) -> bytes:
 
 _ENCODERS: Mapping[str, Callable[[Sequence[Image.Image]], bytes]] = {"gif": _gif, "mp4": _mp4}
 KINDS: Mapping[str, str] = {"gif": "image/gif", "mp4": "video/mp4"}
-"""Kind of a film, also its file suffix -> media type."""
+"""Kind of a film, which is also its file name suffix -> media type."""

@@ -1,10 +1,9 @@
-"""The filters of the rollouts page: conversion between locations and index queries. HTML only, no Gradio.
+"""The filters of the Rollouts page: converts between URL parameters and queries of the index. HTML only, no Gradio.
 
-In a location, `run`, `source`, `split`, `step`, `group` and `rollout` name the open group. The list beside it uses
-other
-names, so that opening a group does not change it: `in=all` (every run), `kind` (train, eval), `set` (split), `from` and
-`to` (steps), and those of RANGES and `_fields`. Without `kind` it lists training groups.
-"""
+The URL parameters `run`, `source`, `split`, `step`, `group` and `rollout` name the open group. The filters of the list
+next to it have other names, so that opening a group does not change the list: `in=all` (every run), `kind` (train,
+eval), `set` (split), `from` and `to` (steps), and those of RANGES and `_fields`. Without `kind` the list has training
+groups."""
 
 from __future__ import annotations
 
@@ -24,27 +23,26 @@ if TYPE_CHECKING:
 RANGES = {"steps": ("from", "to"), "reward": ("rmin", "rmax"), "part_range": ("pmin", "pmax"),
           "advantage": ("amin", "amax"), "length": ("lmin", "lmax"), "difficulty": ("dmin", "dmax"),
           "turns": ("tmin", "tmax")}
-"""Field of Query -> its names in a location."""
+"""Field of Query -> the URL parameters for its lower and upper bound."""
 _YES = {"yes": True, "no": False}
 _NO = {"yes": False, "no": True}
 _OPENED = ("source", "split", "step", "group", "rollout", "in")
 _NAMES = ("set", "part", "cut", "end", "tool", "err", "cat", "alike", "form", "odd", "sample", "text", "flag")
-"""Filters with a single value; the others are ranges."""
+"""URL parameters of the filters that have a single value; the filters of RANGES have two bounds."""
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "zero variance": {"alike": "yes"}, "cut off": {"cut": "yes"}, "malformed": {"form": "no"},
     "full reward, but unusual": {"odd": "yes", "view": "rollouts"}, "tool errors": {"tool": "yes", "view": "rollouts"},
     "ended by a limit": {"end": "limit", "view": "rollouts"}, "to review": {"flag": "no", "order": "mixed"},
     "to review by reward": {"flag": "no", "view": "rollouts", "sort": "reward"}}
-"""Common queries -> their part of a location."""
+"""Title of a common query -> its URL parameters."""
 _ORDER_WORDS = {"step": "newest first", "best": "best first", "worst": "worst first", "mixed": "most mixed first"}
 _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "reward part", "length": "length"}
 
 
 def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = None) -> Query:
-    """The query of a location. Raises AppError for an invalid number.
+    """Converts URL parameters to a Query. Raises AppError for an invalid number.
 
-    `flagged` are the rollouts with notes, selected by `flag=yes` and excluded by `flag=no`.
-    """
+    `flagged` are the rollouts with notes, which `flag=yes` selects and `flag=no` excludes."""
     ranges = {name: (decimal(where, low), decimal(where, high)) for name, (low, high) in RANGES.items()}
     open_group = "group" in where
     runs = () if where.get("in") == "all" or not where.get("run") else (where["run"],)
@@ -65,7 +63,7 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
 
 
 def keeps(where: Mapping[str, str]) -> dict[str, str]:
-    """The part of a location that determines the list, for links that open something beside it."""
+    """The URL parameters that determine the list, for links that open a group or answer next to the same list."""
     filters = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
     if "group" in where and where.get("in") == "all":
         filters.pop("run", None)
@@ -73,7 +71,7 @@ def keeps(where: Mapping[str, str]) -> dict[str, str]:
 
 
 def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
-    """The location of a group beside the unchanged list."""
+    """The URL parameters that open a group, or one of its answers, next to the unchanged list."""
     filters = keeps(where)
     target = {**filters, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
               "group": key.group}
@@ -81,9 +79,10 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
 
 
 def site_query(site: Site, where: Mapping[str, str]) -> Query:
-    """The query of a location, with notes if needed, and without archived runs if no run is named. Raises AppError as
-    `query_of`.
-    """
+    """Converts URL parameters to a Query as `query_of`, and adds what it needs from the site.
+
+    These are the rollouts with notes, if a filter needs them, and the runs that are not archived, if no run is named.
+    Raises AppError for an invalid number."""
     query = query_of(where, site.notes.flagged(where.get("by", "")) if needs_notes(where) else None)
     archived = site.archived() if not query.runs else set()
     left = tuple(run.id for run in site.library.runs() if run.id not in archived) if archived else ()
@@ -91,7 +90,7 @@ def site_query(site: Site, where: Mapping[str, str]) -> Query:
 
 
 def needs_notes(where: Mapping[str, str]) -> bool:
-    """Whether `query_of` needs the rollouts with notes."""
+    """Whether the URL parameters filter by notes, so that `query_of` needs the rollouts with notes."""
     return where.get("flag") in ("yes", "no")
 
 
@@ -101,7 +100,7 @@ def set_filters(where: Mapping[str, str]) -> int:
 
 
 def chips(where: Mapping[str, str]) -> list[Html]:
-    """A link per active filter that removes it."""
+    """A link for each active filter, which removes that filter."""
     given: list[tuple[str, tuple[str, ...]]] = [(words, (name,)) for name, words in _words(where).items()]
     for name, (low, high) in RANGES.items():
         if where.get(low) or where.get(high):
@@ -113,7 +112,7 @@ def chips(where: Mapping[str, str]) -> list[Html]:
 
 
 def presets(where: Mapping[str, str]) -> Html:
-    """Links to common queries; the active one links back to the full list."""
+    """Links to common queries. The link of the active one removes its filters."""
     base = context.of(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
     links = []
     for words, wanted in PRESETS.items():
@@ -145,7 +144,7 @@ def _span(low: str | None, high: str | None) -> str:
 
 
 def form(facets: Facets) -> Html:
-    """The form, filled from the location by app.js."""
+    """The filter form, whose fields app.js fills from the URL."""
     sources = [("train", "training"), ("eval", "evaluation"), ("all", "training and evaluation")]
     first = [_choice("kind", "From", sources),
              _choice("view", "Show", [("groups", "groups"), ("rollouts", "rollouts")]),
@@ -159,7 +158,7 @@ def form(facets: Facets) -> Html:
 
 
 def _choice(name: str, label: str, options: Sequence[tuple[str, str]]) -> Html:
-    """A drop-down list whose first entry is the default."""
+    """A drop-down list; its first option is the default."""
     return pick(name, label, options[0][0], options, data_default=options[0][0])
 
 

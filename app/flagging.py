@@ -1,4 +1,4 @@
-"""Flags and comments shown on cards and in the list, and the requests of app.js that write them."""
+"""Flags and comments as shown on answer cards and in the list, and the requests of app.js that save them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .queries import GroupKey, RolloutKey
 from .site import Site, query
 
 KINDS = {"good": "good", "bad": "bad", "unsure": "warn"}
-"""Flag -> kind of its chip."""
+"""Flag -> kind (colour) of the label that shows it; see html.chip."""
 _LETTERS = {"good": "g", "bad": "b", "unsure": "s"}
 
 
 def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, Note]:
-    """The notes of one run or of all, with `by` those of one annotator; empty if the notes file is unreadable, which
-    the Notes page reports.
-    """
+    """The notes on one run or on all runs; with `by` only those of one annotator.
+
+    Empty if the notes file is unreadable, which the Notes page reports."""
     try:
         return {one.key: one for one in site.notes.all(run=run, by=by)}
     except AppError:
@@ -30,14 +30,14 @@ def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, 
 
 
 def chips(notes: Sequence[Note]) -> list[Html]:
-    """The notes on a list row's answers."""
+    """Small labels for the notes on the answers in one row of the list."""
     counts = Counter(one.flag or "comment" for one in notes)
     return [chip(words if count == 1 and len(notes) == 1 else f"{count} {words}", KINDS.get(words, ""), "notes")
             for words, count in counts.items()]
 
 
 def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
-    """The notes by group."""
+    """Arranges notes by the group of their rollout."""
     groups: dict[GroupKey, list[Note]] = {}
     for key, one in notes.items():
         groups.setdefault(GroupKey(*key[:5]), []).append(one)
@@ -46,10 +46,10 @@ def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
 
 def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str, Any] | None,
              by: str = "") -> dict[int, Html]:
-    """The header of each card: buttons and a comment on the chosen one (else the first), notes on the others.
+    """The note header of each answer's card. The chosen answer (else the first) has buttons and a comment field; other
+    cards show their notes.
 
-    `after` is the location to open after flagging, `by` the annotator.
-    """
+    `after` holds the URL parameters to open after flagging; `by` is the annotator."""
     notes, own = noted(site, view.key.run, by), own_flags(site, view.key.run, by)
     current = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
     return {r.index: _form(r, own.get(r.key, ""), _comment(site, r.key), after) if r is current else
@@ -57,7 +57,7 @@ def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str
 
 
 def own_flags(site: Site, run: str, by: str) -> dict[RolloutKey, str]:
-    """The flags of one annotator."""
+    """The flags that the annotator `by` has set in a run; empty if the notes file is unreadable."""
     try:
         return {key: flags[by] for key, flags in site.notes.verdicts(run).items() if by in flags}
     except AppError:
@@ -84,9 +84,9 @@ def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any
 
 
 def written(site: Site, text: str) -> tuple[Html, str]:
-    """Saves a flag or comment sent by app.js as JSON: "key" (controls.packed), "n", and "flag" or "comment". Returns
-    the error if any, and n, followed by "failed" on error.
-    """
+    """Saves a flag or comment that app.js sends as JSON with "key" (see controls.packed), "n", and "flag" or "comment".
+
+    Returns the error message, if any, and a reply to app.js: n, followed by "failed" on error."""
     try:
         request = json.loads(text or "")
         number, key = int(request["n"]), controls.unpacked(request["key"])
@@ -105,9 +105,10 @@ def written(site: Site, text: str) -> tuple[Html, str]:
 
 
 def labelled(site: Site, text: str) -> tuple[Html, str]:
-    """Saves the labels of a run sent by app.js as JSON: "key" (run id), "n", and "tags" (comma-separated) or
-    "archived". Returns as `written`.
-    """
+    """Saves the tags or the archived state of a run that app.js sends as JSON.
+
+    The JSON has "key" (the run id), "n", and "tags" (comma-separated) or "archived". Returns the error message, if any,
+    and a reply to app.js: n, followed by "failed" on error."""
     number = 0
     try:
         request = json.loads(text or "")
@@ -123,7 +124,7 @@ def labelled(site: Site, text: str) -> tuple[Html, str]:
 
 
 def label_form(run: str, label: Label) -> Html:
-    """The form for a run's tags and archived state."""
+    """The form that edits a run's tags and archived state."""
     tags = ", ".join(label.tags)
     field = el("input", name="tags", value=tags, placeholder="with commas", autocomplete="off", data_note=tags,
                maxlength="2000")
@@ -135,7 +136,7 @@ def label_form(run: str, label: Label) -> Html:
 
 
 def answer(site: Site, key: RolloutKey) -> tuple[GroupView, RolloutView]:
-    """One answer and its group. Raises AppError if it does not exist."""
+    """Reads one answer; returns its group and the answer. Raises AppError if it does not exist."""
     view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
     for rollout in view.rollouts:
         if rollout.index == key.index:

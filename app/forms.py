@@ -1,4 +1,5 @@
-"""The format of an answer: its reasoning and answer sections, and violations of the expected tags."""
+"""The format of an answer: its reasoning and answer sections, and its misuse of the expected tags (<think>, <answer>,
+<glue>)."""
 
 from __future__ import annotations
 
@@ -15,19 +16,20 @@ _KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A span of an answer. kind: reasoning, answer, or outside (of all tags, where tags are expected)."""
+    """A span of an answer. `kind` is "reasoning", "answer", or "outside" (outside of all tags, although tags are
+    expected)."""
 
     kind: str
     text: str
     tag: bool = False
-    """Whether it is a tag; its kind is that of the section it opens or closes."""
+    """Whether the span is a tag; its `kind` is then that of the section which the tag opens or closes."""
     bad: bool = False
-    """Whether it is misplaced."""
+    """Whether the span is a misplaced tag or misplaced text."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The pieces of an answer in order, and its format violations."""
+    """The spans of an answer in order, and descriptions of its format violations."""
 
     pieces: tuple[Piece, ...]
     problems: tuple[str, ...]
@@ -38,17 +40,16 @@ class Form:
 
 
 def usual(texts: Sequence[str]) -> set[str]:
-    """The tags that at least half of the texts contain."""
+    """The names of the tags that occur in at least half of the texts."""
     return {name for name in TAGS if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
 
 def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = (), opened: str = "") -> Form:
-    """The sections of an answer whose prompt `opened` it, and its format violations.
+    """Divides an answer into sections and lists its format violations. `opened` is text at the end of the prompt that
+    begins the answer.
 
-    Tags are expected if the answer, the prompt or the `others` (see `usual`) contain them. An answer whose first
-    thinking
-    tag is </think> begins with reasoning, as in rewards.text.parse_answer.
-    """
+    Tags are expected if they occur in the answer or the prompt, or are in `others` (see `usual`). If the first thinking
+    tag of the answer is </think>, the answer begins with reasoning, as in rewards.text.parse_answer."""
     text, prompt = scored_text(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
     requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}
@@ -62,7 +63,7 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
 
 
 def _pieces(text: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
-    """The pieces, and the misplaced tags."""
+    """Splits the text at its tags; returns the spans and descriptions of misplaced tags."""
     first = re.search("</?think>", text)
     inside = "think" if first and first[0] == "</think>" else ""
     before = -1 if not inside else expected.index(inside) if inside in expected else -1
@@ -93,7 +94,7 @@ def _add(pieces: list[Piece], text: str, inside: str) -> None:
 
 
 def _counts(text: str, expected: list[str]) -> list[str]:
-    """Missing and repeated tags."""
+    """Describes each expected tag that is missing or repeated."""
     problems = []
     for name in expected:
         for tag in (f"<{name}>", f"</{name}>"):
@@ -106,7 +107,7 @@ def _counts(text: str, expected: list[str]) -> list[str]:
 
 
 def _outside(pieces: list[Piece]) -> list[str]:
-    """Where text occurs outside of all tags."""
+    """Describes where text occurs outside of all tags."""
     tags = [i for i, piece in enumerate(pieces) if piece.tag]
     if not tags:
         return []

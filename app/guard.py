@@ -1,11 +1,11 @@
-"""Access control of the inspector: address, origin, password, routes, and the headers of every response.
+"""Access control of the inspector: host name, origin, password, routes, and the headers of every response.
 
-Behind a proxy the host is the one named by the browser (X-Forwarded-Host if set by the proxy); no page can set that
-header without passing the origin check first. The proxy's path (`Address.root_path`) may be kept or stripped.
+Behind a reverse proxy the relevant host name is the one that the browser used (X-Forwarded-Host, if the proxy sets it).
+A web page cannot set that header without passing the origin check first. The proxy may keep its path
+(`Address.root_path`) in requests or strip it.
 
-The Content-Security-Policy lists the page's own inline scripts by hash, so a script injected through a rollout's text
-would not run. Gradio compiles its templates, which needs 'unsafe-eval'; they contain no text of a run.
-"""
+The Content-Security-Policy lists the page's own inline scripts by hash, so a script injected through the text of a
+rollout would not run. Gradio compiles its templates, which needs 'unsafe-eval'; they contain no text of a run."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ p {{color: #c33; margin: 0}}</style>
 
 
 class Guard:
-    """ASGI middleware that checks every request. `address` is where the app is reached; `head` is HTML for the page's
-    head.
-    """
+    """ASGI middleware that checks every request. `address` says how the app is reached; `head` is HTML to insert into
+    the page's head."""
 
     def __init__(self, app: ASGIApp, address: Address, password: str | None, head: str):
         self.app, self.address = app, address
@@ -67,7 +66,7 @@ class Guard:
         self.token = secrets.token_urlsafe(32)
         self._head = f"{head}</head>".encode()
         self._trying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By address, while somebody there tries passwords."""
+        """Client IP address -> lock, held while a password from this address is checked."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -83,7 +82,8 @@ class Guard:
         await self.app(scope, receive, self._with_headers(send))
 
     def _below_root(self, scope: Scope) -> Scope:
-        """The scope without the proxy's path, if the proxy kept it. (The path itself may be /vlrl.)"""
+        """Removes the proxy's path from the request's path if the proxy kept it. (The proxy's path may itself be
+        /vlrl.)"""
         root, path = self.address.root_path, scope["path"]
         if not root or not path.startswith(f"{root}/") or _OWN.fullmatch(path):
             return scope
@@ -92,7 +92,7 @@ class Guard:
                 "raw_path": raw[len(root):] if raw.startswith(f"{root}/".encode()) else raw}
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
-        """The response that rejects a request; None to let it pass."""
+        """The response that rejects or redirects a request; None if the request is allowed."""
         headers, path = Headers(scope=scope), scope["path"]
         host, forwarded = headers.get("host", ""), headers.get("x-forwarded-host")
         named = host if forwarded is None else forwarded.partition(",")[0].strip()
@@ -115,7 +115,7 @@ class Guard:
         return self._redirect(LOGIN, scope) if path == "/" else PlainTextResponse("Log in first.", 401)
 
     def _redirect(self, path: str, scope: Scope) -> RedirectResponse:
-        """A redirect to a path of the inspector, preserving the query."""
+        """A redirect to another path of the inspector, with the same query string."""
         query = scope["query_string"].decode("latin-1")
         return RedirectResponse(f"{self.address.root_path}{path}{f'?{query}' if query else ''}", 303)
 
@@ -146,9 +146,10 @@ class Guard:
         return HTMLResponse(_FORM.format(action=html.escape(action), wrong=wrong))
 
     def _cookie_text(self, request: Request) -> str:
-        """The Set-Cookie value. Browsers send no Lax cookie from a frame on another site; SameSite=None requires TLS,
-        and Partitioned keeps the cookie to that site's frames. The origin is checked in any case.
-        """
+        """The Set-Cookie header of the login cookie.
+
+        Browsers do not send a SameSite=Lax cookie from a frame on another site, so framing needs SameSite=None, which
+        requires TLS. Partitioned limits the cookie to frames of that site. The origin is checked in any case."""
         said = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip() or request.url.scheme
         secure = "; Secure" if said == "https" else ""
         site = "None; Partitioned" if secure and self.address.frames else "Lax"
@@ -156,7 +157,8 @@ class Guard:
                 f"SameSite={site}{secure}")
 
     def _page(self, send: Send) -> Send:
-        """Inserts into the page's head, and adds the hashes of its inline scripts to the policy."""
+        """Wraps `send` to insert `head` into the page and to add the hashes of its inline scripts to the
+        Content-Security-Policy."""
         start: list[Message] = []
         parts: list[bytes] = []
 
@@ -213,7 +215,7 @@ def _cookie(scope: Scope) -> str:
 
 
 async def _body(request: Request, most: int = 10_000) -> bytes | None:
-    """The request body, b"" if too long; None on timeout or disconnect."""
+    """Reads the request body; b"" if it is too long, and None on timeout or disconnect."""
     body = b""
     with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(BODY_S):

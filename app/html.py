@@ -1,10 +1,9 @@
-"""HTML from untrusted values: everything that is not `Html` is escaped.
+"""Builds HTML from untrusted values: everything that is not `Html` is escaped.
 
     el("p", "Answer: ", el("b", answer), class_="v-note")      # `answer` cannot become a tag
 
 Characters that could hide or reorder text are made visible: control characters, bidirectional overrides, invisible
-spaces.
-"""
+spaces."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from vlrl.store import plain
 STYLE = Path(__file__).with_name("style.css")
 """The style sheet for all HTML of this package; its root elements have the class `v`."""
 LONG = 4_000
-"""Number of characters from which a text is collapsed."""
+"""Texts longer than this number of characters are collapsed."""
 MOST = 200_000
 """Largest number of characters shown of one text."""
 _VOID = {"br", "hr", "img", "input", "link", "source", "meta", "circle", "rect", "line", "polyline", "path"}
@@ -39,7 +38,8 @@ class Html(str):
 
 
 def visible(text: str) -> str:
-    """The text with invisible characters spelled out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
+    """Replaces invisible characters by visible symbols or codes, such as ␀, ␍ and ⟨U+202E⟩. Line feeds and tabs are
+    kept."""
     return _ODD.sub(lambda match: _shown(ord(match[0])), text)
 
 
@@ -48,7 +48,7 @@ def _shown(code: int) -> str:
 
 
 def esc(value: Any) -> Html:
-    """Any value as HTML text, also safe in attributes."""
+    """Escapes any value as HTML text; the result is also safe in attributes."""
     if isinstance(value, Html):
         return value
     try:
@@ -59,16 +59,15 @@ def esc(value: Any) -> Html:
 
 
 def join(pieces: Iterable[Any], between: str = "") -> Html:
-    """Concatenated pieces, escaped unless Html; None and "" are skipped."""
+    """Concatenates pieces as HTML. Pieces that are not Html are escaped; None and "" are skipped."""
     return Html(between.join(esc(piece) for piece in pieces if piece is not None and piece != ""))
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:
-    """One element. Attribute names lose a trailing underscore (`class_`), other underscores become dashes: data_at ->
-    data-at.
+    """Builds one HTML element.
 
-    An attribute that is None or False is omitted; True is written without a value.
-    """
+    A trailing underscore of an attribute name is dropped (`class_`), and other underscores become dashes (data_at ->
+    data-at). An attribute that is None or False is omitted; True is written without a value."""
     words = [tag]
     for key, value in attributes.items():
         name = _BAD_NAME.sub("", key.rstrip("_").replace("_", "-"))
@@ -83,7 +82,7 @@ def _plain(value: Any) -> str:
 
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
-    """A link inside the app: `?page=rollouts&run=...`; app.js handles its click."""
+    """A link to another view of the app, `?page=rollouts&run=...`; app.js handles clicks on it."""
     href = "?" + urlencode({k: _utf8(str(v)) for k, v in query.items() if v not in (None, "")}, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
     return el("a", *children, class_=classes, href=href, **attributes)
@@ -94,10 +93,10 @@ def _utf8(text: str) -> str:
 
 
 def number(value: Any, form: str = "", sign: bool = False) -> str:
-    """A short text for a number, with a true minus sign; "–" for None, NaN and non-numbers.
+    """Formats a number as a short text with a true minus sign; "–" for None, NaN and values that are not numbers.
 
-    `form` is a Python format; by default three significant digits, and integers from 1,000 on.
-    """
+    `form` is a Python format specification. By default numbers have three significant digits, and are rounded to
+    integers from 1,000 on."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "–"
     try:
@@ -119,7 +118,8 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """A readable value of a row or an answer: text as it is, else JSON, with one line per entry if long."""
+    """Formats a value of a row or an answer: a string as it is, anything else as JSON, with one line per entry if it is
+    long."""
     if isinstance(value, str):
         return value
     try:
@@ -136,8 +136,8 @@ def as_json(value: Any, width: int = 100) -> str:
 
 
 def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text", most: int = MOST) -> Html:
-    """A text with its line breaks; beyond `limit` characters it is collapsed, and at most `most` characters are shown.
-    """
+    """A text with its line breaks. A text of more than `limit` characters is collapsed, and at most `most` characters
+    are shown."""
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
         return el(tag, words, class_=class_)
@@ -148,7 +148,7 @@ def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[int] = (), class_: str = "") -> Html:
-    """A table that scrolls horizontally; the columns `numeric` are right-aligned."""
+    """A horizontally scrollable table; the columns with the indices `numeric` are right-aligned."""
     right = set(numeric)
 
     def line(cells: Sequence[Any], tag: str) -> Html:
@@ -160,15 +160,15 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[
 
 
 def note(*words: Any, kind: str = "") -> Html:
-    """A boxed remark; kind "bad" or "warn" colours it."""
+    """A remark in a box; `kind` "bad" or "warn" gives it a colour."""
     return el("p", *words, class_=f"v-note {kind}".strip(), role="alert" if kind == "bad" else None)
 
 
 def empty(what: Any, do: Any = "") -> Html:
-    """A placeholder for missing content, with the remedy."""
+    """A placeholder for missing content; `do` says what the user can do about it."""
     return el("div", el("p", what), el("p", do, class_="v-dim") if do else "", class_="v v-empty")
 
 
 def chip(words: Any, kind: str = "", title: Any = None) -> Html:
-    """A small label; kinds: bad, warn, good."""
+    """A small label; `kind` "bad", "warn" or "good" gives it a colour."""
     return el("span", words, class_=f"v-chip {kind}".strip(), title=title)

@@ -1,4 +1,4 @@
-"""Groups in memory, as views for the pages: no run folder, images inlined. No torch."""
+"""Converts groups in memory to views for the pages, without a run folder and with inlined images. No torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .details import GroupView, MediaView, RolloutView
 from .queries import GroupKey, RolloutKey
 
 _SHARP = 640
-"""Images up to this side in pixels are encoded without loss."""
+"""Images with sides of at most this many pixels are encoded losslessly."""
 _STILL = 320
 
 
 class InlineImages:
-    """draw.Addresses of media in memory: `data:` URLs by hash. Videos have their sampled frames and no player."""
+    """Implements draw.Addresses for media in memory: `data:` URLs, looked up by hash. Videos show their sampled frames
+    and have no player."""
 
     def __init__(self, media: Sequence[LoadedMedia]):
         self._media = {one.sha256: one for one in media}
@@ -53,7 +54,8 @@ def _data(image: Any, size: int | None) -> str:
 
 
 def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupView:
-    """A scored group as `details.group` would read it from a run folder; `label` replaces the run id."""
+    """Converts a scored group to a GroupView as `details.group` would read it from a run folder; `label` replaces the
+    run id."""
     prompt, sample, step = group.prompt, group.sample, group.rollouts[0].policy_step
     rewards = np.array([r.reward for r in group.rollouts if r.reward is not None], float)
     media = [_media(one, prompt.processed_sizes[i] if i < len(prompt.processed_sizes) else None,
@@ -72,7 +74,7 @@ def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupVi
 
 
 def sample_view(shown: SamplePreview, task: str, split: str) -> GroupView:
-    """A sample before generation: a group without answers."""
+    """Converts a sample to a GroupView without answers, to show the sample before generation."""
     sample = shown.sample
     return GroupView(
         key=GroupKey("", "eval", split, 0, sample.id), task=task, sample_id=sample.id, category=None, difficulty=None,

@@ -1,8 +1,7 @@
-"""Rollouts of many runs as one table, with filters, sorting and pages. Imports no torch.
+"""Lists the rollouts of many runs, with filters, sorting and pages. Imports no torch.
 
-    index = Index(Library("runs"))
-    page = index.groups(Query(runs=("quickstart",), order="mixed"), page=0, size=50)
-"""
+index = Index(Library("runs"))
+page = index.groups(Query(runs=("quickstart",), order="mixed"), page=0, size=50)"""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ __all__ = ["ANY", "ORDERS", "SORTS", "Facets", "GroupKey", "GroupRow", "Index", 
 
 Row = TypeVar("Row")
 SHOWN = 240
-"""Characters of a prompt or an answer in a list."""
+"""Number of characters of a prompt or an answer shown in a list."""
 _MOST_ROWS = 500  # on a page
 _MOST_VALUES = 500  # of a facet
 _KEY = "run, source, split, step, group_id"
@@ -41,18 +40,18 @@ _KEY = "run, source, split, step, group_id"
 
 @dataclass(frozen=True)
 class Page(Generic[Row]):
-    """One page of rows."""
+    """One page of a list of rows."""
 
     rows: tuple[Row, ...]
     total: int
     """Number of rows on all pages."""
     page: int
-    """From 0."""
+    """Page number, beginning with 0."""
     size: int
     pending: int = 0
-    """Number of files not read yet: query again."""
+    """Number of rollout files not read yet; another query reads more of them."""
     notes: tuple[str, ...] = ()
-    """Skipped files and why."""
+    """Rollout files that were skipped, with reasons."""
 
     @property
     def pages(self) -> int:
@@ -61,7 +60,8 @@ class Page(Generic[Row]):
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A group in the list. Statistics cover all its scored answers, including those excluded by the filters."""
+    """A group as a row of the list. Its statistics cover all of its scored answers, including those that the filters
+    exclude."""
 
     key: GroupKey
     task: str
@@ -69,7 +69,7 @@ class GroupRow:
     category: str | None
     difficulty: float | None
     prompt: str
-    """Its first characters."""
+    """The first characters of the prompt."""
     n: int
     """Number of answers."""
     hits: int
@@ -84,12 +84,12 @@ class GroupRow:
     media: str | None = None
     """Name of the first image or video in the run's media/ folder."""
     rewards: tuple[float | None, ...] = ()
-    """[n] by index."""
+    """[n] Rewards of the answers, sorted by index."""
 
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """A rollout in the list."""
+    """A rollout as a row of the list."""
 
     key: RolloutKey
     task: str
@@ -100,7 +100,7 @@ class RolloutRow:
     advantage: float | None
     parts: dict[str, float | None]
     length: int
-    """Tokens."""
+    """Number of tokens."""
     truncated: bool
     error: str | None
     policy_step: int | None
@@ -108,9 +108,9 @@ class RolloutRow:
     """First characters of the answer."""
     media: str | None = None
     turns: int | None = None
-    """Number of actions of an episode; None for other answers."""
+    """Number of actions of an episode; None if the answer is not an episode."""
     tool_errors: int | None = None
-    """Number of failed tool calls of an episode."""
+    """Number of failed tool calls of an episode; None if the answer is not an episode."""
 
     @property
     def group(self) -> GroupKey:
@@ -119,7 +119,7 @@ class RolloutRow:
 
 @dataclass(frozen=True)
 class Facets:
-    """The available values of the filters."""
+    """The values that the filters offer."""
 
     sources: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
@@ -127,15 +127,15 @@ class Facets:
     parts: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     steps: tuple[int, int] | None = None
-    """First and last."""
+    """First and last step; None without rollouts."""
     rollouts: int = 0
     pending: int = 0
-    """Number of files not read yet."""
+    """Number of rollout files not read yet."""
     notes: tuple[str, ...] = ()
 
 
 class Scope(NamedTuple):
-    """The runs and notes that a query result is based on."""
+    """The runs that a query covers, the number of their files not read yet, and notes on skipped files."""
 
     runs: list[str]
     pending: int
@@ -143,10 +143,9 @@ class Scope(NamedTuple):
 
 
 class Index:
-    """The rollouts of all runs in a library, each file read when first needed. Thread-safe.
+    """The rollouts of all runs in a library; each rollout file is read when it is first needed. Thread-safe.
 
-    A call spends at most `budget_s` seconds on reading new files; `Page.pending` counts the rest.
-    """
+    A call reads new files for at most `budget_s` seconds; `Page.pending` counts the files that remain."""
 
     def __init__(self, library: Library, budget_s: float = 0.8):
         self.library = library
@@ -157,17 +156,17 @@ class Index:
         self.table.close()
 
     def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Scope:
-        """Reads new files of some runs; () = every run. Raises AppError for an unknown run."""
+        """Reads new files of the given runs (() = all runs). Raises AppError for an unknown run."""
         names = list(runs) or [info.id for info in self.library.runs()]
         return Scope(names, *self.table.refresh(names, budget_s))
 
     # --- lists ----------------------------------------------------------------------------------------------------
 
     def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
-        """One page of the groups in which an answer passes the filters; beyond the last page, the last one.
+        """One page of the groups that contain an answer which passes the filters. After the last page, returns the last
+        page.
 
-        Raises AppError for an invalid query.
-        """
+        Raises AppError for an invalid query."""
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
         order = group_order(query)
@@ -180,10 +179,9 @@ class Index:
         return self._page(query, scope, sql, values, page, size, _group_row)
 
     def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
-        """One page of the answers that pass the filters; beyond the last page, the last one.
+        """One page of the answers that pass the filters. After the last page, returns the last page.
 
-        Raises AppError for an invalid query.
-        """
+        Raises AppError for an invalid query."""
         scope = self.refresh(query.runs)
         groups, rollouts = of_groups(query, scope.runs), of_rollouts(query)
         order, order_values = rollout_order(query, scope.runs)
@@ -197,9 +195,9 @@ class Index:
                           _rollout_row)
 
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
-        """The groups before and after `key` in the order of `groups(query)`; None at either end or if `key` is not
-        listed.
-        """
+        """The groups before and after `key` in the order of `groups(query)`.
+
+        Either is None at the end of the list, and both are None if the list does not contain `key`."""
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
         sql = f"""
@@ -212,7 +210,8 @@ class Index:
         return sides.get(-1), sides.get(1)
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
-        """The available values of the filters for some runs; () = every run. At most the 500 most frequent of each."""
+        """The values that the filters can offer for the given runs (() = all runs), at most the 500 most frequent for
+        each filter."""
         scope = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:
@@ -256,7 +255,7 @@ _GROUP_COLUMNS = f"""
 
 
 def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """The SELECT of groups with a matching answer (key, hits, sort columns), and its parameters."""
+    """The SELECT statement for the groups with a matching answer (key, hits, sort columns), and its parameters."""
     groups, rollouts = of_groups(query, runs), of_rollouts(query)
     # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
     sql = f"""

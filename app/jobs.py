@@ -1,4 +1,5 @@
-"""Background work in a thread that a page watches: progress, cancellation, result. No Gradio, no torch."""
+"""Runs work in a background thread and reports its progress and result to a page, which can cancel it. No Gradio, no
+torch."""
 
 from __future__ import annotations
 
@@ -13,23 +14,23 @@ from vlrl.config.registry import failure
 from vlrl.errors import VlrlError
 
 PATIENCE_S = 30.0
-"""A job that nobody has polled for this many seconds stops: its page was closed."""
+"""A job stops if nobody has polled it for this many seconds, because its page was closed."""
 _BETWEEN_S = 0.04
 _log = logging.getLogger("vlrl.app")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a job."""
+    """A snapshot of a job's state."""
 
     phase: str = "waiting"
-    """The current phase; finally "done", "stopped" or "failed"."""
+    """What the job is doing; at the end "done", "stopped" or "failed"."""
     done: float = 0.0
     """Completed share of the phase, in [0, 1]."""
     texts: tuple[str, ...] = ()
-    """The answers so far."""
+    """The text of each answer generated so far."""
     remark: str = ""
-    """A remark; for a failed job, the error."""
+    """A remark on the phase; the error message if the job failed."""
     result: Any = None
 
     @property
@@ -38,18 +39,19 @@ class Progress:
 
 
 class JobStopped(Exception):
-    """Raised inside a job that was asked to stop."""
+    """Raised inside a job that was asked to stop, to end its work."""
 
 
 class Job:
-    """Runs `work(job)` in its own thread. `work` reports progress and checks regularly for cancellation."""
+    """Runs `work(job)` in a thread of its own. `work` reports progress with `tell` and calls `check` regularly so that
+    it can be cancelled."""
 
     def __init__(self, work: Callable[[Job], Any]):
         self._work, self._now, self._looked = work, Progress(), time.monotonic()
         self._changed, self._stop = threading.Condition(), threading.Event()
 
     def tell(self, phase: str | None = None, **changes: Any) -> None:
-        """Updates the progress; a new phase starts at 0 without a remark."""
+        """Updates the reported progress. A new phase starts with a `done` of 0 and without a remark."""
         with self._changed:
             fresh = {"phase": phase, "done": 0.0, "remark": ""} if phase and phase != self._now.phase else {}
             then = replace(self._now, **{**fresh, **changes})
@@ -58,18 +60,18 @@ class Job:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises JobStopped if the job was asked to stop."""
+        """Raises JobStopped if the job was asked to stop, or if nobody has polled it for PATIENCE_S seconds."""
         if self._stop.is_set() or time.monotonic() - self._looked > PATIENCE_S:
             raise JobStopped
 
     def stop(self) -> None:
-        """Requests the job to stop at its next check."""
+        """Asks the job to stop at its next `check`."""
         self._stop.set()
 
     def follow(self) -> Iterator[Progress]:
-        """Starts the work and yields its progress on every change, the final state last. Abandoning the iterator stops
-        it.
-        """
+        """Starts the work and yields the Progress whenever it changes; the last one is the final state.
+
+        Closing the iterator early stops the job."""
         threading.Thread(target=self._run, name="vlrl-playground", daemon=True).start()
         shown: Progress | None = None
         try:

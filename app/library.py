@@ -1,9 +1,7 @@
 """The runs below one folder: state, metrics, evaluations and settings. Imports no torch.
 
-A run's id is its path below the root, with "/": "quickstart", "sweep/a1"; a root that is itself a run folder has the
-one
-run ".". Nothing outside the root is read, not even through a link. Thread-safe.
-"""
+A run's id is its path relative to the root folder, with "/": "quickstart", "sweep/a1". If the root is itself a run
+folder, its only run has the id ".". No file outside the root is read, not even through a link. Thread-safe."""
 
 from __future__ import annotations
 
@@ -39,44 +37,44 @@ _WATCHED = ("heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl", "config
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run as listed. Numbers are None if its files do not contain them."""
+    """Summary of a run for the list of runs. Numbers are None if the run's files do not contain them."""
 
     id: str
     path: Path
     state: str
-    """running, finished, failed, interrupted, unknown, or stale: marked as running, but without a recent heartbeat or a
-    live process.
-    """
+    """running, finished, failed, interrupted, unknown, or stale.
+
+    stale: the run's files say that it is running, but it has no recent heartbeat or no live process."""
     task: str = ""
     model: str = ""
     step: int | None = None
-    """Completed steps."""
+    """Number of completed steps."""
     steps: int | None = None
     reward: float | None = None
     """Mean reward of the last step."""
     started: float | None = None
     """Unix time of the last start, which may be a resume."""
     duration_s: float | None = None
-    """Seconds since then: until now for a running run, else until its last heartbeat."""
+    """Seconds from `started` until now for a running run, else until its last heartbeat."""
     eta_s: float | None = None
-    """Estimated seconds to completion from the last steps; None unless running."""
+    """Estimated seconds to completion, from the speed of the last steps; None unless the run is running."""
     notes: tuple[str, ...] = ()
-    """Problems with its files."""
+    """Descriptions of problems with the run's files."""
     part_of: str = ""
-    """Id of the multi-stage run that this is a stage of; "" for a run of its own."""
+    """Id of the multi-stage run of which this run is a stage; "" if it is not a stage."""
     head: str = ""
-    """Id of the topmost such run."""
+    """Id of the outermost multi-stage run that contains this run; its own id if it is not a stage."""
 
 
 class Library:
-    """The run folders at or below `root`. Raises AppError if it is not a folder."""
+    """The run folders at or below the folder `root`. Raises AppError if `root` is not a folder."""
 
     def __init__(self, root: str | Path):
         if not os.path.isdir(root):
             raise AppError(f"{root} is not a folder. Name a folder of runs, e.g. `vlrl app runs`.")
         self.root = Path(root).resolve()
         self.skipped: tuple[str, ...] = ()
-        """Folders that were not looked into, and why."""
+        """Folders that were not searched for runs, with reasons."""
         self._lock = threading.RLock()
         self._paths: dict[str, Path] = {}
         self._scanned = -math.inf
@@ -87,9 +85,9 @@ class Library:
     # --- which runs there are -------------------------------------------------------------------------------------
 
     def runs(self) -> list[RunInfo]:
-        """Every run, latest start first, each multi-stage run followed by its stages in order. Cheap enough to call
-        every two seconds.
-        """
+        """Lists every run, latest start first; each multi-stage run is followed by its stages in order.
+
+        Fast enough to be called every two seconds."""
         with self._lock:
             paths = self._scan()
             for cache in (self._infos, self._settings):
@@ -106,12 +104,12 @@ class Library:
         return sorted(infos, key=order)
 
     def run(self, id: str) -> RunInfo:
-        """One run. Raises AppError for an id that is unknown or leads out of the root."""
+        """The summary of one run. Raises AppError for an unknown id."""
         with self._lock:
             return self._info(id, self.path(id))
 
     def path(self, id: str) -> Path:
-        """The run's folder. Raises AppError for an id that `runs` does not list."""
+        """The path of a run's folder. Raises AppError for an id that `runs` does not list."""
         with self._lock:
             folder = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
         if folder is None:
@@ -120,7 +118,7 @@ class Library:
         return folder
 
     def folder(self, id: str) -> RunFolder:
-        """The run's folder for reading; nothing outside the root is read through it. Raises AppError as `run`."""
+        """A RunFolder for reading the run, which reads nothing outside the root. Raises AppError for an unknown id."""
         return _ContainedRunFolder(self.path(id), self.root)
 
     def _scan(self, fresh: bool = False) -> dict[str, Path]:
@@ -134,32 +132,33 @@ class Library:
     # --- what one run says ----------------------------------------------------------------------------------------
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, oldest first: `step` (int), and finite numbers or None by name."""
+        """The records of metrics.jsonl, oldest first: `step` (int), and each metric's value, a finite number or None,
+        by name."""
         return self._read_lines(id, "metrics.jsonl")
 
     def evals(self, id: str) -> list[dict[str, Any]]:
-        """The lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
+        """The records of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
         return [record for record in self._read_lines(id, "eval.jsonl") if isinstance(record.get("split"), str)]
 
     def alerts(self, id: str) -> list[dict[str, Any]]:
-        """The lines of alerts.jsonl, oldest first."""
+        """The records of alerts.jsonl, oldest first."""
         return self._read_lines(id, "alerts.jsonl")
 
     def settings(self, id: str) -> dict[str, Any]:
-        """The settings in config.yaml by flat name, e.g. "train.lr"; {} if unreadable."""
+        """The settings in config.yaml by dotted name, e.g. "train.lr"; {} if the file is unreadable."""
         return dict(self._config(id, self.path(id))[0])
 
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
-        """(name, value in run a, value in run b) of every setting that differs; None if unset. The run folder is left
-        out.
-        """
+        """(name, value in run a, value in run b) for each setting that differs; a value is None if it is not set.
+
+        The run folder's name is not compared."""
         first, second = self.settings(a), self.settings(b)
         names = [*first, *(name for name in second if name not in first)]
         return [(name, first.get(name), second.get(name)) for name in names
                 if name != "run.dir" and first.get(name) != second.get(name)]
 
     def notes(self, id: str) -> tuple[str, ...]:
-        """Problems with the run's files."""
+        """Descriptions of problems with the run's files."""
         info = self.run(id)
         for name in ("metrics.jsonl", "eval.jsonl", "alerts.jsonl"):
             self._read_lines(id, name)
@@ -168,9 +167,10 @@ class Library:
         return tuple(dict.fromkeys((*info.notes, *remarks)))
 
     def file(self, id: str, name: str) -> Path | None:
-        """The regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, if it lies
-        inside the root; else None. Raises AppError as `run`.
-        """
+        """The path of a regular file of a run, such as "checkpoints/step-000050/tokenizer.json"; None unless it lies
+        inside the root.
+
+        Raises AppError for an unknown id."""
         return inside(self.path(id) / name, self.root)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Library:
             return list(lines.read(inside(path / name, self.root)))
 
     def _config(self, id: str, path: Path) -> tuple[dict[str, Any], str]:
-        """(flat settings, problem with them or "")."""
+        """The settings in config.yaml by dotted name, and the problem with the file ("" if there is none)."""
         file = inside(path / "config.yaml", self.root)
         signature = _signature(file)
         with self._lock:
@@ -233,7 +233,8 @@ class Library:
                        _whole(steps), finite(report.reward), started, lasted, eta_s, tuple(notes), part_of, head)
 
     def _whose(self, id: str, path: Path) -> tuple[str, str]:
-        """The id of the run that this one is a stage of, and of the topmost run; ("", id) for a run of its own."""
+        """The id of the multi-stage run that contains this run, and the id of the outermost one; ("", id) if it is not
+        a stage."""
         around = path.parent
         if id == "." or not around.is_relative_to(self.root) or not (around / FILE).is_file():
             return "", id
@@ -242,7 +243,7 @@ class Library:
 
 
 def _task(settings: Mapping[str, Any]) -> str:
-    """The name of the task, or the labels of several."""
+    """The name of the run's task, or the labels of its tasks joined by " + "."""
     several = settings.get("tasks")
     labels = [_word(t.get("label") or t.get("name")) for t in several if isinstance(t, Mapping)] \
         if isinstance(several, list) else []
@@ -250,20 +251,20 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 class _Walk:
-    """A scan of the folders below a root; links are not followed, nor run folders searched."""
+    """Searches the folders below a root for runs. It follows no links, and does not search inside run folders."""
 
     def __init__(self, root: Path):
         self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS
 
     def runs(self) -> Iterator[tuple[str, Path]]:
-        """Yields (id, folder) of every run."""
+        """Yields (id, folder) for each run."""
         if _is_run(self.root):
             yield from self._with_stages(self.root)
         else:
             yield from self._below(self.root, _DEPTH)
 
     def _with_stages(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """Yields a run, then its stages in order."""
+        """Yields (id, folder) of a run, then of its stages in order."""
         yield path.relative_to(self.root).as_posix(), path
         known = read_stages(path) if _readable(inside(path / FILE, self.root), FILE) else None
         for folder in known.folders if known else ():
@@ -293,7 +294,7 @@ class _Walk:
 
 
 class _ContainedRunFolder(RunFolder):
-    """A run folder from which only files inside `root` are read."""
+    """A RunFolder that reads only files inside `root`."""
 
     def __init__(self, path: Path, root: Path):
         super().__init__(path)
@@ -322,7 +323,7 @@ class _ContainedRunFolder(RunFolder):
 
 
 def inside(path: Path, root: Path) -> Path | None:
-    """`path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
+    """`path` with links resolved, if that is a regular file inside `root`; else None. Does not open the file."""
     try:
         real = path.resolve(strict=True)
         return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None
@@ -331,7 +332,7 @@ def inside(path: Path, root: Path) -> Path | None:
 
 
 def inside_folder(folder: Path, root: Path) -> bool:
-    """Whether a folder, with links resolved, lies inside `root`."""
+    """Whether `folder`, with links resolved, lies inside `root`."""
     try:
         return folder.resolve().is_relative_to(root)
     except (OSError, RuntimeError):
@@ -363,7 +364,7 @@ def _signature(path: Path | None) -> Any:
 
 
 def _started(path: Path) -> float | None:
-    """The start time of a run from env.json, else the modification time of its config."""
+    """The start time of a run from env.json, else the modification time of its config.yaml, as Unix time."""
     started = (read_json(path / "env.json") or {}).get("started")
     try:
         return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()
