@@ -21,4 +21,4 @@ from vlrl.errors import VlrlError
 
 
 class AppError(VlrlError):
-    """An error whose message is shown on the page."""
+    """An error whose message is shown to the user on the page."""

@@ -215,7 +215,7 @@ def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
 
 
 def part_chips(rollout: RolloutView) -> list[Html]:
-    """The reward parts as small labels."""
+    """The reward parts of an answer as small labels."""
     return [chip(f"{name} {number(value)}") for name, value in rollout.parts.items()]
 
 

@@ -92,7 +92,9 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """Yields (notes, table with one row for each of these notes, in the same order) for each step of each run."""
+    """Yields (notes, table with one row for each of these notes, in the same order) for each step of each run.
+
+    Rollouts that cannot be read are described in `left_out`."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)
@@ -115,7 +117,9 @@ def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
-    """Yields (note, row of its rollout) with JSON columns decoded and per-token columns omitted."""
+    """Yields (note, row of its rollout) with JSON columns decoded and per-token columns omitted.
+
+    Rollouts that cannot be read are described in `left_out`."""
     names = [name for name in SCHEMA.names if name not in _HEAVY]
     for notes, table in _tables(library, chosen, names, left_out):
         for i, note in enumerate(notes):

@@ -79,10 +79,10 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
 
 
 def site_query(site: Site, where: Mapping[str, str]) -> Query:
-    """Converts URL parameters to a Query as `query_of`, and adds what it needs from the site.
+    """Converts URL parameters to a Query as `query_of` does, for the current state of the site.
 
-    These are the rollouts with notes, if a filter needs them, and the runs that are not archived, if no run is named.
-    Raises AppError for an invalid number."""
+    If a filter concerns notes, the rollouts with notes are read. If no run is named, archived runs are excluded. Raises
+    AppError for an invalid number."""
     query = query_of(where, site.notes.flagged(where.get("by", "")) if needs_notes(where) else None)
     archived = site.archived() if not query.runs else set()
     left = tuple(run.id for run in site.library.runs() if run.id not in archived) if archived else ()
@@ -95,7 +95,7 @@ def needs_notes(where: Mapping[str, str]) -> bool:
 
 
 def set_filters(where: Mapping[str, str]) -> int:
-    """The number of active filters."""
+    """The number of filters that the URL parameters set."""
     return sum(bool(where.get(name)) for name in (*_NAMES, *sum(RANGES.values(), ())))
 
 

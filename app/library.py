@@ -151,7 +151,7 @@ class Library:
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
         """(name, value in run a, value in run b) for each setting that differs; a value is None if it is not set.
 
-        The run folder's name is not compared."""
+        The setting run.dir is ignored."""
         first, second = self.settings(a), self.settings(b)
         names = [*first, *(name for name in second if name not in first)]
         return [(name, first.get(name), second.get(name)) for name in names

@@ -1,4 +1,4 @@
-"""Assembles the pages of the inspector."""
+"""Assembles the pages of the inspector into one Gradio app."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
 
 
 class Pages(gr.Blocks):
-    """Gradio blocks that accept only uploads as file arguments.
+    """Gradio blocks that reject file arguments which are not uploads.
 
-    An app not launched by Gradio itself would otherwise copy any file of this machine, or of a web address, into its
-    cache
-    and serve it.
-    """
+    Gradio only checks file arguments in an app that it launches itself. Otherwise a request could make it copy any file
+    of this machine, or of a web address, into its cache and serve that copy."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **options: Any) -> Any:
         traverse(inputs, _uploaded, is_file_obj_with_meta)
@@ -41,7 +39,7 @@ class Pages(gr.Blocks):
 
 
 def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
-    """The file unchanged. Raises AppError if it is not in the upload folder."""
+    """Returns the file argument unchanged. Raises AppError if the file is not in the upload folder."""
     try:
         inside = Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve())
     except (OSError, ValueError, RuntimeError):
@@ -52,7 +50,7 @@ def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
 
 
 def blocks(site: Site) -> gr.Blocks:
-    """The whole app; the browser decides which page is visible (static/app.js)."""
+    """Builds the whole Gradio app. static/app.js selects the page that is visible."""
     with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as app:
         links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
         title = el("div", el("h1", "vlrl"), el("h2", "", id="v-title"), class_="v-unseen")  # app.js names the page

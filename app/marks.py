@@ -1,7 +1,6 @@
-"""Marks of Task.overlay, validated for drawing and scored against the target. Pure functions.
+"""Validates the marks of Task.overlay for drawing, and scores them against the target. Pure functions.
 
-Marks come from files and may be anything; invalid ones are dropped and counted.
-"""
+Marks come from files and may have any content; invalid marks are dropped and counted."""
 
 from __future__ import annotations
 
@@ -17,9 +16,10 @@ from .details import GroupView
 from .html import finite, number
 
 COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
-"""Colours of answers by index, distinguishable on light, dark and images; repeated from the ninth on."""
+"""Colours of answers by answer index, distinguishable on light and dark backgrounds and on images. They repeat from the
+ninth answer on."""
 TARGET = "#22c55e"
-"""Colour of the target, which is also dashed."""
+"""Colour of the target's marks, which are also dashed."""
 _FARTHEST = 1e6  # pixels or seconds
 _MOST = 2_000  # shapes of a group, points of a path, boxes of a track
 _NUMBERS = {"box": 4, "point": 2, "span": 2}
@@ -27,19 +27,22 @@ _NUMBERS = {"box": 4, "point": 2, "span": 2}
 
 @dataclass(frozen=True)
 class Shape:
-    """A valid mark, in pixels of the original image or seconds of the clip."""
+    """A valid mark, in pixels of the original image or in seconds of the clip."""
 
     kind: str
     at: tuple[Any, ...]
-    """box (x1, y1, x2, y2) with ordered corners; point (x, y); path ((x, y), ...); span (start, end), as written; track
-    ((seconds or None, box), ...).
-    """
+    """The coordinates, whose form depends on `kind`:
+        box    (x1, y1, x2, y2) with x1 <= x2 and y1 <= y2
+        point  (x, y)
+        path   ((x, y), ...)
+        span   (start, end) as written, in seconds
+        track  ((seconds or None, box), ...)"""
     label: str
     rollout: int | None
-    """Index of the answer; None = the target."""
+    """Index of the answer; None for a mark of the target."""
     media: int = 0
     score: str = ""
-    """Its score against the target as text: "IoU 0.82"."""
+    """The mark's score against the target as text, such as "IoU 0.82"; "" if it has none."""
 
     @property
     def color(self) -> str:
@@ -47,12 +50,13 @@ class Shape:
 
 
 def color(index: Any) -> str:
-    """The colour of answer `index` on its card, boxes and curves."""
+    """The colour in which the card, the marks and the curves of answer `index` are drawn."""
     return COLORS[index % len(COLORS)] if isinstance(index, int) else COLORS[0]
 
 
 def shapes(view: GroupView) -> tuple[list[Shape], int]:
-    """The distinct targets, then the scored marks of each answer; and the number of invalid marks."""
+    """Validates a group's marks; returns the distinct marks of the target, then those of each answer with scores, and
+    the number of invalid marks."""
     targets: dict[str, Shape] = {}
     answers: list[Shape] = []
     bad = 0
@@ -81,7 +85,7 @@ def _shape(mark: Any, index: int | None) -> Shape | None:
 
 
 def place_of(kind: Any, at: Any) -> tuple[Any, ...] | None:
-    """`at` in the form of Shape.at; None if invalid."""
+    """Converts `at` of a mark of this kind to the form of Shape.at; None if it is invalid."""
     if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
         return None
     if kind in _NUMBERS:
@@ -114,7 +118,7 @@ def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
 
 
 def ordered(box: Sequence[float]) -> tuple[float, ...]:
-    """The box with ordered corners."""
+    """The box with its corners ordered: x1 <= x2 and y1 <= y2."""
     x1, y1, x2, y2 = box
     return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
 
@@ -123,12 +127,11 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
 
 
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
-    """The answers with scores against targets on the same image.
+    """Returns the marks of answers with their scores against the targets on the same image.
 
-    IoU for boxes (the best), spans (all of an answer) and tracks (mean over the target's boxes); for points the
-    distance to
-    the nearest target point, or whether they lie in a target box.
-    """
+    Boxes get the best IoU with a target box. Spans get the IoU of all spans of their answer with the target's. Tracks
+    get the mean IoU over the target's boxes. Points get the distance to the nearest target point, or whether they lie
+    in a target box."""
     answers = list(answers)
     return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
                   _score(a, answers, [t for t in targets if t.media == a.media])) for a in answers]
@@ -158,10 +161,10 @@ def _iou(value: float) -> str:
 
 
 def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
-    """Mean IoU over the boxes of `truth` [(seconds or None, box), ...]; a box missing in `track` counts as 0.
+    """Mean IoU of a track over the boxes of `truth` [(seconds or None, box), ...]; a box missing in `track` counts as
+    0.
 
-    Boxes are matched by time, or by position if they have none.
-    """
+    Boxes are matched by time, or by position in the list if they have no time."""
     if not truth:
         return 0.0
     own = {round(t, 3) if t is not None else i: box for i, (t, box) in enumerate(track)}
@@ -170,10 +173,11 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
 
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The box of a track at frame number `frame` of those at `times` (seconds); None if it has none there.
+    """The box of a track at the frame with index `frame`, where `times` are the times of all frames; None if the track
+    has no box at it.
 
-    Timed boxes match within half the distance of two frames, others by position in the list.
-    """
+    Boxes with a time match within half the interval between two frames; boxes without are matched by position in the
+    list."""
     if all(t is None for t, _ in track):
         place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))
         return track[place][1]

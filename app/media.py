@@ -1,9 +1,8 @@
-"""Images and videos of run folders, as files and thumbnails. Imports no torch.
+"""Images and videos of run folders: access to the files, and thumbnails. Imports no torch.
 
-A file is served only if it lies in the media/ folder of a run and has both name and signature of an image or video. A
-link in there (store.media=link) is followed only if its target has the sha256 that the link is named by, so a link
-cannot expose a file whose content its creator did not have.
-"""
+A file is served only if it lies in the media/ folder of a run, and both its name and its signature are those of an
+image or video. A symbolic link in media/ (store.media=link) is followed only if its target has the sha256 in the name
+of the link. So a link cannot expose a file whose content its creator did not have."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from .library import Library, inside, inside_folder
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".mp4", ".mkv", ".webm", ".mov", ".avi",
             ".m4v"}
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
-"""Suffixes opened with a video decoder; .webp and .gif may be animated, too."""
+"""Suffixes of files that are opened with a video decoder; .webp and .gif files may also be animated."""
 _MAGIC = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|BM|II\*\x00|MM\x00\*|RIFF....(?:WEBP|AVI )|"
                     rb"\x1aE\xdf\xa3|....(?:ftyp|moov|mdat|wide|free|skip)", re.DOTALL)
 _CACHED_BYTES = 64 << 20
@@ -44,7 +43,7 @@ _QUALITY = 85
 
 
 class MediaStore:
-    """Serves the media/ folders of a library's runs, and nothing else. Thread-safe."""
+    """Reads files in the media/ folders of a library's runs, and no other files. Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -53,7 +52,8 @@ class MediaStore:
         self._decoding = threading.Semaphore(2)  # so many large pictures in memory
 
     def resolve(self, run: str, name: str) -> Path:
-        """The path of the file `name` ("<hash>.png" or "media/<hash>.png") of a run. Raises AppError if refused."""
+        """The path of a run's media file `name` ("<hash>.png" or "media/<hash>.png"). Raises AppError if the file may
+        not be served."""
         folder = self.library.path(run) / "media"
         plain = name.removeprefix("media/") if isinstance(name, str) else ""
         if not re.fullmatch(r"[^/\\\x00]{1,255}", plain) or plain.startswith("."):
@@ -69,14 +69,17 @@ class MediaStore:
         return real
 
     def thumbnail(self, run: str, name: str, size: int = 256) -> bytes:
-        """A JPEG of at most `size` x `size` pixels; the first frame of a video. Raises AppError."""
+        """An image, or the first frame of a video, as a JPEG of at most `size` x `size` pixels.
+
+        Raises AppError if the file may not be served or is unreadable."""
         path, size = self.resolve(run, name), _side(size)
         return self._cached(path, size, None, lambda: [_first(path)])[0]
 
     def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
-        """The video frames shown at `timestamps` (seconds from the start of the file), at most 64, each a JPEG of at
-        most `size` x `size` pixels. Raises AppError.
-        """
+        """The video frames shown at `timestamps` (seconds from the start of the file), each as a JPEG of at most `size`
+        x `size` pixels.
+
+        At most the first 64 are returned. Raises AppError if the file may not be served or is unreadable."""
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
         return self._cached(path, size, times, lambda: _frames(path, times)) if times else []
@@ -94,7 +97,7 @@ class MediaStore:
             raise AppError(f"media file {path.name!r} cannot be shown: {error}") from None
 
     def _linked(self, path: Path) -> Path | None:
-        """The target of a link, if its content has the sha256 in the link's name."""
+        """The target of a symbolic link, if its content has the sha256 in the link's name; else None."""
         try:
             real = path.resolve(strict=True)
             if not real.is_file() or real.stat().st_size > _LIMITS.media_bytes:
@@ -108,7 +111,7 @@ class MediaStore:
 
 
 class _Cache:
-    """An LRU cache of images."""
+    """A cache of encoded images that evicts the least recently used."""
 
     def __init__(self):
         self._lock, self._bytes = threading.Lock(), 0
@@ -129,9 +132,9 @@ class _Cache:
 
 
 def url(run: str, name: str, size: int | None = None) -> str:
-    """The URL of the file, or of a thumbnail of `size` pixels; relative to the page, which may lie below a proxy's
-    path.
-    """
+    """The URL of a media file, or of its thumbnail of `size` pixels.
+
+    The URL is relative to the page, because a proxy may serve the page below a path of its own."""
     words = {"run": run, "name": name} | ({"size": size} if size else {})
     return "vlrl/media?" + urlencode(words, errors="backslashreplace")
 
@@ -165,7 +168,7 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 
 def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
-    """Frames of an animated image: those shown at `times`, or all if there are as many as times."""
+    """Frames of an animated image: the frames shown at `times`, or every frame if their number is that of `times`."""
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             _check_size(*image.size)

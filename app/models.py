@@ -1,7 +1,6 @@
-"""Models on this machine for the playground: listing, memory check, loading. No Gradio.
+"""Models on this machine for the playground: lists them, checks that they fit in memory, and loads them. No Gradio.
 
-torch is imported inside the functions that need it. Nothing is fetched from the network.
-"""
+torch is imported inside the functions that need it. Nothing is fetched from the network."""
 
 from __future__ import annotations
 
@@ -33,17 +32,17 @@ class ModelChoice:
     """A model on this machine."""
 
     name: str
-    """Its folder, or the name of an embedded model."""
+    """The model's folder."""
     label: str
     run: str | None = None
     step: int = 0
-    """Training steps completed."""
+    """Number of completed training steps."""
     stamp: int = 0
-    """Changes when its files do."""
+    """Time of the latest change to the model's files, so that a changed model is loaded again."""
 
 
 def listed(library: Library) -> list[tuple[str, str]]:
-    """(label, value) of the embedded models and of every run's checkpoints, newest first."""
+    """(label, value) of the models embedded in vlrl, then of the checkpoints of every run, latest checkpoint first."""
     shipped = sorted(p.parent.name for p in model_config.ASSETS.glob("*/config.json"))
     choices = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
     for run in library.runs():
@@ -54,16 +53,15 @@ def listed(library: Library) -> list[tuple[str, str]]:
 
 
 def run_of(library: Library, model: str) -> str | None:
-    """The id of the run whose checkpoint `model` names; None for other models."""
+    """The id of the run if `model` names a checkpoint of a run; None for any other model."""
     run, between, name = model.rpartition(_BETWEEN)
     return run if between and _step(name) >= 0 and any(r.id == run for r in library.runs()) else None
 
 
 def choose(library: Library, model: str) -> ModelChoice:
-    """The model for a value of `listed`, a folder, or a hub name in the local cache.
+    """Finds the model for a value returned by `listed`, a folder, or a hub name in the local cache.
 
-    Raises AppError if it is not on this machine.
-    """
+    Raises AppError if the model is not on this machine."""
     run = run_of(library, model)
     if run is not None:
         path = _checkpoints(library, run) / model.rpartition(_BETWEEN)[2]
@@ -85,13 +83,13 @@ def choose(library: Library, model: str) -> ModelChoice:
 
 
 def gone(model: str) -> str:
-    """The message for a checkpoint that its run has deleted."""
+    """The error message for a checkpoint that was deleted by its run."""
     return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Look again for models "
             "and choose another one.")
 
 
 def _checkpoints(library: Library, run: str) -> Path:
-    """The checkpoint folder of a run; AppError if a link leads out of RUNS_DIR."""
+    """The checkpoint folder of a run. Raises AppError if a link makes it lead out of RUNS_DIR."""
     path = library.folder(run).checkpoints
     if not path.resolve().is_relative_to(library.root):
         raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs.")
@@ -99,13 +97,14 @@ def _checkpoints(library: Library, run: str) -> Path:
 
 
 def _step(name: str) -> int:
-    """The step of a checkpoint folder; -1 for other names."""
+    """The step in the name of a checkpoint folder; -1 for any other name."""
     digits = name.removeprefix("step-")
     return int(digits) if digits != name and digits.isdecimal() and digits.isascii() and len(digits) < 16 else -1
 
 
 def _weights(path: Path) -> Path:
-    """The folder with the weights: `path` itself, or a run's newest checkpoint. Raises AppError without any."""
+    """The folder with the weights: `path` itself, or the newest checkpoint if `path` is a run. Raises AppError if there
+    are no weights."""
     if (path / "checkpoints").is_dir():
         path = checkpoint.latest(path / "checkpoints").path or path
     wrong = checkpoint.problems(path, full=False) if (path / checkpoint.MANIFEST).exists() else []
@@ -129,7 +128,7 @@ def _stamp(folder: Path) -> int:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a hub name in the local cache; None if missing."""
+    """The folder of a hub model in the local cache; None if it is not in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "adapter_config.json"):
@@ -146,8 +145,9 @@ def _cached(name: str) -> Path | None:
 
 
 def check_memory(config: Config, loaded: bool) -> int:
-    """Size of the model's weights in bytes. Raises AppError if loading and generation (only generation once loaded)
-    need more than the free memory.
+    """Checks that the model fits in the free memory; returns the size of its weights in bytes.
+
+    A model that is already `loaded` needs memory only for generation. Raises AppError if the memory does not suffice.
     """
     import psutil
     import torch
@@ -174,7 +174,8 @@ def check_memory(config: Config, loaded: bool) -> int:
 
 
 def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
-    """Loads a config's model; meanwhile reports the growth of this process as a share of the weights' size."""
+    """Loads the policy of a config. Meanwhile it calls `tell` with the loaded share in [0, 1], estimated from the
+    growth of this process relative to `weights` (bytes)."""
     import psutil
     import transformers
 
@@ -189,7 +190,7 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
 
 
 def stay_local(name: str) -> None:
-    """Turns hub access off. Raises AppError for an adapter whose base model is not on this machine."""
+    """Turns hub access off. Raises AppError if the model is an adapter whose base model is not on this machine."""
     from huggingface_hub import constants
 
     constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets
@@ -210,7 +211,8 @@ def stay_local(name: str) -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the error is out of memory: Python's, a GPU's, or the RuntimeError that torch raises on a CPU."""
+    """Whether the error means that memory ran out: Python's MemoryError, a GPU's error, or the RuntimeError that torch
+    raises on a CPU."""
     words = str(error).lower()
     named = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and named)

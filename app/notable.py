@@ -1,4 +1,4 @@
-"""Selection of a run's most informative groups, with the reason. Reads light columns only."""
+"""Selects a run's most informative groups, each with the reason. Reads light columns only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MOST = 20
 
 @dataclass(frozen=True)
 class NotableGroup:
-    """A group to show. `before` is the group of the same sample in the first evaluation."""
+    """A group to show. `before` is the group of the same sample in the first evaluation, for a group of the last
+    evaluation."""
 
     why: str
     source: str
@@ -28,7 +29,7 @@ class NotableGroup:
     step: int
     group: str
     before: tuple[int, str] | None = None
-    """(step, group)."""
+    """(step, group id)."""
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -47,11 +48,13 @@ class _Row:
 
 
 def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[NotableGroup]:
-    """At most `most` groups: the largest gains and losses between first and last evaluation, the most mixed, best and
-    worst groups of the last quarter of training, and those with scoring errors.
+    """Selects at most `most` groups of a run, of these kinds in turn:
 
-    Unreadable files are added to `run.notes`.
-    """
+    - the largest gains and the largest losses between the first and the last evaluation
+    - the groups with the largest spread of rewards, the best and the worst of the last quarter of training
+    - groups with scoring errors
+
+    Unreadable files are added to `run.notes`."""
     rows = _training(run)
     changes = [change for split in splits for change in _changes(run, split)]
     changes.sort(key=lambda change: change[0])
@@ -70,7 +73,7 @@ def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Nota
 
 
 def _in_turn(kinds: Sequence[list[NotableGroup]], most: int) -> list[NotableGroup]:
-    """Round robin over the kinds until there are `most` groups, without repeats; returned kind by kind."""
+    """Takes groups from each kind in turn until there are `most` different ones; returns them sorted by kind."""
     picked: dict[Any, tuple[int, NotableGroup]] = {}
     for row in itertools.zip_longest(*kinds):
         for kind, telling in enumerate(row):
@@ -84,7 +87,7 @@ def _tellings(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[
 
 
 def _training(run: RunFolder) -> list[_Row]:
-    """Every training group of the run."""
+    """Statistics of every training group of the run."""
     table = run.rollouts(columns=["step", "group_id", "reward", "error", "advantage", "variant"])
     aside = np.asarray(table["variant"].is_valid()) & np.asarray(table["advantage"].is_null())
     means = table.filter(pa.array(~aside)).group_by(["step", "group_id"]).aggregate(
@@ -98,7 +101,8 @@ def _known(step: Any, group: Any, reward: Any) -> bool:
 
 
 def _changes(run: RunFolder, split: str) -> list[tuple[float, NotableGroup]]:
-    """(gain in mean reward, group) of each sample in both the first and the last stored evaluation."""
+    """(gain in mean reward, group) for each sample that is in both the first and the last stored evaluation of a split.
+    """
     table = run.rollouts(split=split, columns=["step", "sample_id", "group_id", "reward"])
     means = table.group_by(["step", "sample_id", "group_id"]).aggregate([("reward", "mean")]).to_pylist()
     means = [r for r in means if _known(r["step"], r["group_id"], r["reward_mean"])]

@@ -1,15 +1,15 @@
-"""Flags and comments on rollouts, and tags of runs, in `notes.sqlite` beside the runs. Imports no Gradio.
+"""Stores flags and comments on rollouts, and tags of runs, in `notes.sqlite` next to the runs. Imports no Gradio.
 
     notes = Notes("runs")
     notes.put(RolloutKey("quickstart", "train", "train", 12, "00000384", 0), flag="good", comment="counts aloud")
     notes.all(flag="good")
     notes.label("quickstart", tags=("baseline",), archived=True)
 
-A rollout has one comment, and one flag per annotator, who may be anonymous. A Note has the flag set last.
+A rollout has one comment, and one flag from each annotator, who may be anonymous. The flag of its Note is the one set
+last.
 
-The file is created with the first note. Every call opens and closes it, so threads, tabs and other programs may share
-it: it is in WAL mode, and a locked file is waited for up to five seconds.
-"""
+The file is created with the first note. Every call opens and closes it, so threads, browser tabs and other programs may
+share it. It is in WAL mode, and a call waits up to five seconds if the file is locked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .queries import RolloutKey
 
 FILE = "notes.sqlite"
 FLAGS = ("good", "bad", "unsure")
-"""Possible flags of a rollout; the empty text is no flag."""
+"""Possible flags of a rollout; "" means no flag."""
 MOST_TEXT = 10_000
 """Largest number of characters in a comment."""
 MOST_NAME = 60
@@ -55,23 +55,23 @@ _NEW_TABLES = (f"""CREATE TABLE verdicts (
     WITHOUT ROWID""",
     f"INSERT INTO verdicts SELECT {', '.join(_KEYS)}, '', replace(flag, '{_OLD_NAME}', 'unsure'), changed FROM notes "
     "WHERE flag != ''")
-"""Tables added in version 2."""
+"""SQL of the tables added in version 2 of the file format."""
 _TABLES = {"notes": _COLUMNS, "verdicts": (*_KEYS, "author", "flag", "changed"), "runs": ("run", "tags", "archived")}
 
 
 @dataclass(frozen=True)
 class Note:
-    """The flag and comment on one rollout."""
+    """The flag and the comment on one rollout."""
 
     key: RolloutKey
     flag: str = ""
-    """One of FLAGS, or empty."""
+    """One of FLAGS, or "" for no flag."""
     comment: str = ""
     sample: str = ""
-    """Id of the sample, shown in the list."""
+    """Id of the sample, to show in the list."""
     reward: float | None = None
     changed: float = 0.0
-    """Unix time."""
+    """Unix time of the last change."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,20 @@ class Label:
 
 
 class Notes:
-    """The notes on a folder of runs. Every method but `problem` raises AppError if the file is unusable."""
+    """The notes on a folder of runs. Every method except `problem` raises AppError if the notes file cannot be used."""
 
     def __init__(self, root: str | Path):
         self.path = Path(root).resolve() / FILE
 
     def get(self, key: RolloutKey) -> Note | None:
-        """The note on one rollout."""
+        """The note on one rollout; None if it has none."""
         notes = self._select(f"WHERE {_THIS}", _values(key))
         return notes[0] if notes else None
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "", by: str = "") -> list[Note]:
-        """Notes, latest first: of one run, with one flag, or with a text in comment or sample id. With `by`, those
-        flagged by this annotator, with their flags.
-        """
+        """Notes, latest first; optionally those of one run, with one flag, or with `text` in the comment or sample id.
+
+        With `by`, only notes on rollouts flagged by this annotator, each with this annotator's flag."""
         if by:
             own = self.verdicts(run)
             notes = [replace(note, flag=own[note.key][by]) for note in self.all(run, text=text)
@@ -109,12 +109,12 @@ class Notes:
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
 
     def flagged(self, by: str = "") -> tuple[RolloutKey, ...]:
-        """The keys of rollouts with a flag or comment, for `Query.flagged`; with `by`, those flagged by this annotator.
-        """
+        """The keys of rollouts with a flag or comment, for `Query.flagged`; with `by`, of rollouts flagged by this
+        annotator."""
         return tuple(note.key for note in (self.all(by=by) if by else self._select("", ())))
 
     def verdicts(self, run: str | None = None) -> dict[RolloutKey, dict[str, str]]:
-        """The flags of one run or all, by rollout and annotator; "" is the anonymous annotator."""
+        """Flags as {rollout key: {annotator: flag}}, of one run or of all runs; "" is the anonymous annotator."""
         where, values = ("", ()) if run is None else ("WHERE run = ?", (utf8(run),))
         flags: dict[RolloutKey, dict[str, str]] = {}
         for *key, author, flag in self._rows(f"{', '.join(_KEYS)}, author, flag FROM verdicts {where}", values):
@@ -125,16 +125,17 @@ class Notes:
         return flags
 
     def labels(self) -> dict[str, Label]:
-        """The labels of runs, by id."""
+        """Run id -> its Label, for every run with tags or in the archive."""
         rows = self._rows("run, tags, archived FROM runs", ())
         return {str(run): Label(tuple(str(tags).split("\n")) if tags else (), bool(archived))
                 for run, tags, archived in rows}
 
     def label(self, run: str, *, tags: Sequence[str] | None = None, archived: bool | None = None) -> Label:
-        """Sets the tags of a run, its archived state, or both; None leaves a value unchanged. Returns the label.
+        """Sets the tags of a run, its archived state, or both; None leaves a value unchanged. Returns the resulting
+        label.
 
-        Raises AppError for a tag above MOST_NAME, more than MOST_TAGS, and a read-only folder.
-        """
+        Raises AppError for a tag of more than MOST_NAME characters, for more than MOST_TAGS tags, and for a read-only
+        folder."""
         words = None if tags is None else list(dict.fromkeys(
             utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
         if words and (len(words) > MOST_TAGS or max(map(len, words)) > MOST_NAME):
@@ -150,11 +151,11 @@ class Notes:
 
     def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
             reward: float | None = None, by: str = "") -> Note | None:
-        """Sets the flag of the annotator `by`, the comment, or both; None leaves a value unchanged. Returns the note,
-        which is deleted if it has neither.
+        """Sets the flag by annotator `by`, the comment, or both; None leaves a value unchanged.
 
-        Raises AppError for an unknown flag, a comment above MOST_TEXT, a name above MOST_NAME, and a read-only folder.
-        """
+        Returns the resulting note. A note without flag and comment is deleted, and None is returned. Raises AppError
+        for an unknown flag, a comment of more than MOST_TEXT characters, a name of more than MOST_NAME characters, and
+        a read-only folder."""
         if len(by) > MOST_NAME:
             raise AppError(f"the annotator's name has {len(by)} characters; the limit is {MOST_NAME}")
         if flag is not None and flag not in ("", *FLAGS):
@@ -172,7 +173,7 @@ class Notes:
         return self.get(key)
 
     def problem(self) -> str:
-        """Why notes cannot be written, as a text for the page; empty if they can."""
+        """The reason why notes cannot be written, as a text for the page; "" if they can."""
         try:
             self._select("LIMIT 1", ())
         except AppError as error:
@@ -185,7 +186,7 @@ class Notes:
         return [_note(row) for row in rows if isinstance(row[3], int) and isinstance(row[5], int)]
 
     def _rows(self, query: str, values: tuple, least: int = VERSION) -> list[tuple]:
-        """The result of a SELECT; empty for a file older than version `least`, which lacks the table."""
+        """The rows of a SELECT; none if the file is older than version `least` and so lacks the table."""
         if not os.path.lexists(self.path):
             return []
         with self._open(write=False) as base:
@@ -193,7 +194,7 @@ class Notes:
 
     @contextlib.contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """Yields the opened and checked file; with `write`, inside a transaction."""
+        """Opens and checks the file, and yields the connection; with `write`, inside a transaction."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             raise AppError(f"{self.path} is a link or a folder, but notes need a regular file: move it away")
         try:
@@ -214,7 +215,7 @@ class Notes:
             raise AppError(_reason(error, self.path)) from None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        """Opens the file. In a read-only folder, which has no room for WAL files, it is opened as immutable."""
+        """Opens the file. In a read-only folder, where WAL files cannot be created, it is opened as immutable."""
         end = time.monotonic() + _CHANGING_S
         while True:
             try:
@@ -242,7 +243,7 @@ class Notes:
 
 
 def _version(base: sqlite3.Connection, path: Path) -> int:
-    """0 for an empty file, else its version. Raises AppError for a file with other tables."""
+    """The format version of the notes file; 0 if it is empty. Raises AppError if it is not a notes file."""
     version = base.execute("PRAGMA user_version").fetchone()[0]
     tables = base.execute("SELECT type, name FROM sqlite_master").fetchall()
     if not tables and version == 0:
@@ -257,7 +258,7 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
 
 
 def _verdict(base: sqlite3.Connection, key: tuple, by: str, flag: str) -> str:
-    """Sets or removes an annotator's flag; returns the latest of the remaining flags."""
+    """Sets or removes an annotator's flag of a rollout; returns the rollout's flag that was then set last."""
     if flag:
         base.execute(f"INSERT OR REPLACE INTO verdicts VALUES ({', '.join('?' * 9)})", (*key, by, flag, time.time()))
     else:
@@ -284,7 +285,7 @@ def _read_only(path: Path) -> str:
 
 
 def _note(row: tuple) -> Note:
-    """A Note from a row whose values may have any type."""
+    """Builds a Note from a database row, whose values may have any type."""
     texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
     reward, changed = (value if isinstance(value, float) else None for value in row[9:])
     key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])

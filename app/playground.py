@@ -1,11 +1,11 @@
-"""Generation for the playground: a sample or an upload, streamed answers, rewards. No Gradio.
+"""Generates answers for the playground: a sample or an upload, streamed answers, and rewards. No Gradio.
 
     play = Playground(library)
     for progress in play.answer(Ask(model="embedded/tiny-qwen3-vl", task="run:quickstart", sample="#3")).follow():
         progress.phase, progress.texts, progress.result
 
-torch is imported when a model is loaded. One model is in memory at a time, and one group is generated at a time.
-"""
+torch is imported when a model is loaded. Only one model is in memory at a time, and only one group is generated at a
+time."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
     from vlrl.models.policy import Policy
 
 _LOOK_S = 0.3
-"""Shortest interval between two updates of the texts in seconds; decoding them takes at most a fifth of the time."""
+"""Shortest interval in seconds between two updates of the streamed texts. Decoding the texts takes at most a fifth of
+the time."""
 _STREAM = 5
-"""First component of the random stream keys; training and evaluation use smaller ones."""
+"""First component of the keys of the sampling random streams; those of training and evaluation have smaller values."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnsweredGroup:
-    """A group generated in the playground."""
+    """A group generated in the playground, with its model and tokenizer."""
 
     group: Group
     chosen: ModelChoice
     tokenizer: Any
     notes: tuple[str, ...] = ()
-    """Remarks, such as why there are no rewards."""
+    """Remarks for the user, such as the reason why there are no rewards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,27 +60,27 @@ class _Loaded:
 
 
 class Playground:
-    """The models and tasks of a library's runs, and the one model in memory."""
+    """Answers requests with the models and tasks of a library's runs; it keeps one model in memory."""
 
     def __init__(self, library: Library, trust_tasks: bool = False):
         self.library, self.tasks = library, Tasks(library, trust_tasks)
         self._turn = threading.Lock()
-        """Held by the job that loads or generates."""
+        """Lock of the job that loads a model or generates."""
         self._asking = threading.Lock()
-        """Held while task code runs, which need not be thread-safe."""
+        """Lock held while code of a task runs, because it may not be thread-safe."""
         self._loaded: _Loaded | None = None
 
     def sample(self, ask: Ask) -> SamplePreview:
-        """A preview of a sample; the model need not exist. Raises VlrlError."""
+        """Previews a sample without the model. Raises VlrlError if the sample or its task is missing or invalid."""
         with self._asking, prints_aside():
             return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
 
     def answer(self, ask: Ask) -> Job:
-        """The job that generates a group; its result is an AnsweredGroup."""
+        """Returns a job that generates a group when it is followed; the job's result is an AnsweredGroup."""
         return Job(lambda job: self._answer(ask, job))
 
     def unload(self) -> None:
-        """Frees the model."""
+        """Removes the model from memory."""
         if self._loaded:
             import torch
 
@@ -101,7 +102,8 @@ class Playground:
 
     @contextmanager
     def _my_turn(self, job: Job) -> Iterator[None]:
-        """Lets one job run at a time; the others report that they are waiting."""
+        """Waits until no other job loads or generates, and reports this on the job; the lock is held inside the `with`
+        block."""
         while not self._turn.acquire(timeout=0.1):
             job.tell("waiting", remark="The model is at work for another tab; this one is next.")
             job.check()
@@ -125,7 +127,7 @@ class Playground:
         return AnsweredGroup(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
 
     def _load(self, config: Config, chosen: ModelChoice, job: Job) -> Policy:
-        """The requested model, loaded if necessary; the previous one is freed first."""
+        """Returns the requested model, and loads it if necessary; the previous model is removed from memory first."""
         models.stay_local(chosen.name)
         key = (chosen.name, chosen.stamp, config.model.model_dump_json())
         if self._loaded and self._loaded.key == key:
@@ -153,12 +155,12 @@ class Playground:
 
 
 def ask_name(chosen: ModelChoice) -> str:
-    """The value of `Ask.model` for a run's checkpoint."""
+    """The value of `Ask.model` that names this checkpoint of a run."""
     return f"{chosen.run}/checkpoints/{Path(chosen.name).name}"
 
 
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
-    """The completions. The job streams them while they are generated, and can cancel."""
+    """Generates the completions. Meanwhile their texts are reported on the job, which can be cancelled."""
     from vlrl.engine.hf import HFEngine
     from vlrl.rollout.generate import sampling_of
 
@@ -184,7 +186,7 @@ def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -
 
 
 class _Unscored(Task):
-    """A task without targets: answers are parsed and their marks drawn, not scored."""
+    """Wraps a task for samples without a target: answers are parsed and their marks drawn, but not scored."""
 
     def __init__(self, task: Task):
         super().__init__()
@@ -203,10 +205,9 @@ class _Unscored(Task):
 
 def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], ask: Ask,
             step: int) -> Group:
-    """The group scored as in training; for an upload only parsed, with the marks of its answers.
+    """Builds the scored group, as in training. For an upload, answers are only parsed and their marks drawn.
 
-    `task` is a copy that may be modified.
-    """
+    `task` may be modified, so it must be a copy."""
     from vlrl.rollout.generate import make_group
 
     if not ask.upload:

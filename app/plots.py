@@ -1,7 +1,6 @@
-"""Metrics of several runs over their steps, as figures for vlrl.app.site.chart_value. Imports no Gradio.
+"""Plots of the metrics of several runs over their steps. Imports no Gradio.
 
-    figures = over_steps(library, ["quickstart", "other"], smooth=0.6)      # for vlrl.app.site.chart_value
-"""
+figures = over_steps(library, ["quickstart", "other"], smooth=0.6)      # for vlrl.app.site.chart_value"""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from .library import Library
 from .marks import color
 
 MOST_POINTS = 600
-"""Largest number of points in a curve; longer ones are averaged."""
+"""Largest number of points in a curve; neighbouring points of longer curves are averaged."""
 _REWARD = "reward/mean"
 _TITLES = {
     _REWARD: "Reward", "completion/length_mean": "Answer length (tokens)", "entropy": "Entropy (nats a token)",
@@ -29,12 +28,13 @@ _TITLES = {
     "time/rollout_s": "Seconds generating", "time/train_s": "Seconds learning", "time/score_s": "Seconds scoring",
     "tokens_per_s": "Tokens a second", "memory/peak_gib": "Peak memory (GiB)",
 }
-"""Metric -> title, in display order; parts follow the reward, other metrics come last."""
+"""Metric -> title of its plot, in display order. The reward and its parts come before these metrics, all others after
+them."""
 _SYMBOLS = ("circle", "diamond", "square")
 
 
 class Curve(NamedTuple):
-    """Values of one metric in one run."""
+    """Values of one metric over the steps of one run."""
 
     steps: list[int]
     values: list[float]
@@ -42,11 +42,11 @@ class Curve(NamedTuple):
 
 def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, others: bool = False
                ) -> list[dict[str, Any]]:
-    """One figure per training metric with all runs, and one per evaluation metric with 95 % intervals.
+    """Builds one figure for each training metric, with all runs, and one for each evaluation metric, with 95 %
+    intervals.
 
-    `smooth` in [0, 1) is the decay of the exponential moving average; 0 shows raw values. `others` adds the less common
-    metrics. Raises AppError for an unknown run.
-    """
+    `smooth` in [0, 1) is the decay of the exponential moving average; 0 shows raw values. `others` adds the metrics
+    without an entry in _TITLES. Raises AppError for an unknown run."""
     metrics, evals = {run: library.metrics(run) for run in runs}, {run: library.evals(run) for run in runs}
     paints = {run: color(place) for place, run in enumerate(runs)}
     figures = []
@@ -87,7 +87,7 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """The numeric values of a metric, averaged down to at most MOST_POINTS points."""
+    """The numeric values of a metric; neighbouring values are averaged so that at most MOST_POINTS points remain."""
     points = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(points) // MOST_POINTS))
     buckets = [points[i:i + width] for i in range(0, len(points), width)]
@@ -95,12 +95,13 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean; exactly the value if all are equal, so that a constant is plotted flat."""
+    """The mean of the values. If all are equal it is exactly that value, so that a constant is plotted as a flat line.
+    """
     return values[0] + sum(v - values[0] for v in values) / len(values)
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """The bias-corrected exponential moving average (Kingma and Ba 2015, arXiv 1412.6980)."""
+    """The bias-corrected exponential moving average of the values (Kingma and Ba 2015, arXiv 1412.6980)."""
     means, mean, share = [], 0.0, 0.0
     for value in values:
         share = weight * share + (1 - weight)
@@ -110,7 +111,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
-    """The values, and with smoothing their moving average over faint values."""
+    """The traces of one run: its values; with smoothing, the faint values and their moving average."""
     if not curve.steps:
         return []
     shared = {"x": curve.steps, "name": visible(run), "meta": {"go": opens(run)},
@@ -123,7 +124,7 @@ def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str,
 
 
 def opens(run: str, source: str = "train", split: str = "") -> str:
-    """The location of one step's rollouts, with {x} for the step."""
+    """The URL query that opens the rollouts of one step; it contains {x} as a placeholder for the step."""
     filters = {"page": "rollouts", "run": run, "kind": source, "set": split}
     return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
 
@@ -137,7 +138,7 @@ def _evaluations(evals: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """One trace per split: the values with their 95 % intervals."""
+    """One trace for each split: the values of an evaluation metric with their 95 % intervals."""
     traces = []
     for place, split in enumerate(dict.fromkeys(line["split"] for line in lines)):
         points = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))

@@ -1,10 +1,8 @@
-"""Markdown and LaTeX written by a model, as HTML. The input is untrusted and becomes known elements only.
+"""Renders Markdown and LaTeX written by a model as HTML. The input is untrusted, so the output has only known elements.
 
-Markdown (CommonMark and tables) is parsed into tokens; only those of _TAGS become elements, without attributes. Raw
-HTML,
-links and images stay text, so nothing can be loaded or followed. Formulas become MathML, which browsers draw without a
-script; only known elements and attributes of its tree are kept, and an unreadable formula stays text.
-"""
+Markdown (CommonMark and tables) is parsed into tokens; only the elements in _TAGS are written, without attributes. Raw
+HTML, links and images remain text, so nothing can be loaded or followed. Formulas become MathML, which browsers draw
+without a script; only known MathML elements and attributes are kept. A formula that cannot be parsed remains text."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ from markdown_it.token import Token
 from .html import Html, el, join
 
 MOST = 40_000
-"""Largest number of characters parsed as Markdown; longer texts stay raw."""
+"""Largest number of characters rendered as Markdown; longer texts are shown raw."""
 _MOST_FORMULA = 2_000
 _MOST_FORMULAS = 300
 _TAGS = {"p", "ul", "ol", "li", "blockquote", "em", "strong", "s", "table", "thead", "tbody", "tr", "th", "td"}
 _SPANS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
-"""Delimiters of inline formulas; the first two are display style."""
+"""Opening and closing delimiters of inline formulas; the first two pairs are for display style."""
 _DEFINES = re.compile(r"\\(?:(?:re)?newcommand|g?def|let|DeclareMathOperator|newenvironment)(?![a-zA-Z])")
-"""Macro definitions, refused because expansion may be unbounded."""
+"""LaTeX commands that define macros. Formulas with them are not rendered, because expansion may be unbounded."""
 _MATH_TAGS = set("math mrow mi mo mn ms mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover "
                  "mtable mtr mtd mstyle mpadded mphantom menclose mmultiscripts mprescripts none".split())
 _WORDS = set("display mathvariant stretchy fence form largeop movablelimits accent accentunder columnalign "
@@ -41,7 +39,7 @@ _SIZE = re.compile(r"-?\d?\.?\d{1,3}(?:em|ex|pt|px|cm|mm)?")
 
 
 def rendered(text: str) -> Html:
-    """The text rendered as HTML."""
+    """Renders a text as HTML."""
     if len(text) > MOST:
         return el("div", text, class_="v-text")
     try:
@@ -52,13 +50,13 @@ def rendered(text: str) -> Html:
 
 
 class _Drawing:
-    """The rendering of one text; formulas beyond a limit stay text."""
+    """Renders one text. Formulas beyond the first _MOST_FORMULAS remain text."""
 
     def __init__(self) -> None:
         self.left = _MOST_FORMULAS
 
     def nodes(self, tokens: Sequence[Token]) -> Html:
-        """Elements from a flat list of opening and closing tokens."""
+        """Converts a flat list of opening and closing Markdown tokens to nested HTML elements."""
         stack: list[list[Any]] = [[]]
         for token in tokens:
             if token.nesting == 1:
@@ -99,7 +97,9 @@ def _element(token: Token, children: Sequence[Any]) -> Html:
 
 
 def formula(latex: str, mark: str = "$", alone: bool = False) -> Html:
-    """LaTeX as MathML; the source between its delimiters if it cannot be parsed."""
+    """Converts LaTeX to MathML; if it cannot be parsed, returns the source between its delimiters.
+
+    `mark` is the opening delimiter, and `alone` selects display style."""
     close = dict(_SPANS).get(mark, mark)
     raw = el("code", f"{mark}{latex}{close}", class_="v-tag")
     if len(latex) > _MOST_FORMULA or _DEFINES.search(latex) or not latex.strip():
@@ -129,7 +129,8 @@ def _math(node: Element) -> Html:
 
 
 def _inline(state: StateInline, silent: bool) -> bool:
-    r"""Parses an inline formula: $x$ without spaces inside the delimiters, $$x$$, \(x\), \[x\]."""
+    r"""markdown-it rule that parses an inline formula: $x$ without spaces inside the delimiters, $$x$$, \(x\), \[x\].
+    """
     opens, closes = next(((a, b) for a, b in _SPANS if state.src.startswith(a, state.pos)), ("", ""))
     if not opens:
         return False
@@ -147,7 +148,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _block(state: StateBlock, first: int, last: int, silent: bool) -> bool:
-    """Parses a formula of several lines, with the delimiters at the start and end of lines."""
+    """markdown-it rule that parses a formula of several lines, which begins and ends with a delimiter."""
     lines = [state.src[state.bMarks[i] + state.tShift[i]:state.eMarks[i]] for i in range(first, min(last, first + 60))]
     opens = next((mark for mark in ("$$", "\\[") if lines and lines[0].startswith(mark)), "")
     closes = dict(_SPANS).get(opens, "")

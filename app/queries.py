@@ -1,4 +1,4 @@
-"""Queries of the lists and their SQL. Every value is a parameter, never part of the SQL text."""
+"""Queries of the lists, and their translation to SQL. Every value is an SQL parameter, never part of the SQL text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vlrl.store import utf8
 from . import AppError
 
 Range = tuple[float | None, float | None]
-"""Lowest and highest value, inclusive; None = unbounded."""
+"""Lowest and highest value, inclusive; None means no bound."""
 ANY: Range = (None, None)
 SOURCES = {"train": "rollouts", "eval": "eval-rollouts"}
-"""Source of a query -> subfolder of a run."""
+"""Source of rollouts ("train" or "eval") -> subfolder of the run."""
 ORDERS = ("step", "best", "worst", "mixed")
 SORTS = ("step", "reward", "advantage", "length", "index", "difficulty", "sample_id", "category", "part")
 LIMITS = ("turns", "tokens", "media")
-"""Finish reasons of episodes that hit a limit."""
+"""Finish reasons of episodes that were ended by a limit."""
 _LONGEST = 1000  # characters of a regular expression
 
 _KEY = "run, source, split, step, group_id"
@@ -43,7 +43,7 @@ _SORT = {"index": "idx", "part": _PART} | {name: name for name in SORTS if name 
 
 
 class GroupKey(NamedTuple):
-    """Identifies one group."""
+    """Identifies one group of rollouts."""
 
     run: str
     source: str
@@ -66,61 +66,62 @@ class RolloutKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Filters and order of a list. The defaults keep everything."""
+    """Filters and order of a list. The default values keep everything."""
 
     runs: tuple[str, ...] = ()
-    """Ids; () = every run."""
+    """Ids of runs; () = all runs."""
     source: str | None = None
     """"train", "eval", or None for both."""
     split: str | None = None
     steps: Range = ANY
     reward: Range = ANY
     part: str | None = None
-    """A reward part: the one filtered by `part_range`, and with sort="part" the sort key."""
+    """The reward part that `part_range` filters by, and that sort="part" sorts by."""
     part_range: Range = ANY
     advantage: Range = ANY
     length: Range = ANY
-    """In tokens."""
+    """Number of tokens of the answer."""
     turns: Range = ANY
-    """Number of actions of an episode; other answers have none."""
+    """Number of actions of an episode. A bound excludes answers that are not episodes."""
     ended: str | None = None
-    """A finish reason, or "limit" for any limit of an episode."""
+    """A finish reason, or "limit" for every limit that can end an episode."""
     tool_errors: bool | None = None
-    """True: only episodes with a tool call that failed; False: only those without."""
+    """True: only episodes with a failed tool call. False: only episodes without one."""
     truncated: bool | None = None
     error: bool | None = None
-    """True: only answers with a scoring error; False: only those without."""
+    """True: only answers whose scoring failed. False: only the others."""
     category: str | None = None
     difficulty: Range = ANY
     alike: bool | None = None
-    """True: only groups with equal rewards; False: only others."""
+    """True: only groups in which all rewards are equal. False: only the others."""
     malformed: bool | None = None
-    """True: only answers with malformed tags (table.is_malformed); False: only others."""
+    """True: only answers with malformed tags (see table.is_malformed). False: only the others."""
     unusual: bool | None = None
-    """True: only answers with the full reward of their run and task (the highest, where rewards differ) that are
-    malformed or among the 5 % shortest or longest of these; False: only others.
-    """
+    """True: only unusual answers among those with the full reward. False: only the others.
+
+    The full reward is the highest of a run and task in which rewards differ. An answer with it is unusual if it is
+    malformed, or among the 5 % shortest or longest of the answers with the full reward."""
     sample_id: str | None = None
-    """Exactly this sample."""
+    """Only this sample; the id must be equal."""
     text: str | None = None
-    """A case-insensitive regular expression (RE2) searched in answer, prompt and error; of long ones only the
-    beginning, see table.SEARCHED.
-    """
+    """A case-insensitive regular expression (RE2) to search for in answer, prompt and error.
+
+    Only the beginning of long texts is searched, see table.SEARCHED."""
     flagged: tuple[RolloutKey, ...] | None = None
-    """Only these rollouts (those with notes); None = all."""
+    """Only these rollouts (those with notes); None = all rollouts."""
     noted: bool = True
-    """False: all except those in `flagged`."""
+    """False: all rollouts except those in `flagged`."""
     order: str = "step"
-    """Of groups: step (of the run started last, newest first), best, worst (by mean reward), mixed (largest spread
-    first)."""
+    """Order of groups: step (newest step of the latest run first), best or worst (by mean reward), or mixed (largest
+    spread of rewards first)."""
     sort: str = "step"
-    """Of rollouts: one of SORTS."""
+    """Sort key of rollouts, one of SORTS."""
     descending: bool = True
 
 
 @dataclass
 class Where:
-    """Conditions joined by AND, and their parameters in order."""
+    """SQL conditions joined by AND, and their parameters in order."""
 
     terms: list[str] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
@@ -134,7 +135,8 @@ class Where:
             self.add(f"{column} = ?", utf8(str(value)))
 
     def within(self, expression: str, name: str, bounds: Range, *values: Any) -> None:
-        """Adds the condition that `expression` (with parameters `values`) lies in `bounds`; false for null."""
+        """Adds the condition that `expression`, whose SQL parameters are `values`, lies in `bounds`. The condition is
+        false for null."""
         for sign, bound in zip((">=", "<="), _bounds(name, bounds), strict=True):
             if bound is not None:
                 self.add(f"{expression} {sign} ?", *values, bound)
@@ -144,7 +146,7 @@ class Where:
 
 
 def of_groups(query: Query, runs: list[str]) -> Where:
-    """The conditions on groups. Raises AppError for an invalid value."""
+    """The conditions that a query sets on groups. Raises AppError for an invalid value."""
     where = Where()
     where.add("run IN (SELECT unnest(?::VARCHAR[]))", runs)
     for column in ("source", "split", "category", "sample_id"):
@@ -158,10 +160,9 @@ def of_groups(query: Query, runs: list[str]) -> Where:
 
 
 def of_rollouts(query: Query) -> Where:
-    """The conditions on single answers. Raises AppError for an invalid value.
+    """The conditions that a query sets on single answers. Raises AppError for an invalid value.
 
-    Flagged rollouts are looked up in a table "flagged", see flagged_table.
-    """
+    Flagged rollouts are looked up in a table named "flagged", see flagged_table."""
     where = Where()
     for column in ("reward", "advantage", "length", "turns"):
         where.within(column, column, getattr(query, column))
@@ -191,14 +192,14 @@ def of_rollouts(query: Query) -> Where:
 
 
 def flagged_table(query: Query) -> pa.Table:
-    """The keys of the flagged rollouts, as a table."""
+    """The keys of the query's flagged rollouts as an Arrow table."""
     columns = list(zip(*(clean_key(key) for key in query.flagged or ()), strict=True)) or [()] * len(_KEY_TYPES)
     return pa.table({name: pa.array(column, kind) for (name, kind), column
                      in zip(_KEY_TYPES.items(), columns, strict=True)})
 
 
 def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
-    """The fields of a key as SQL parameters. Raises AppError unless step and index are integers."""
+    """The fields of a key as SQL parameters. Raises AppError if step or index is not an integer."""
     try:
         return tuple(int(v) if name in ("step", "index") else utf8(str(v))
                      for name, v in zip(key._fields, key, strict=True))
@@ -207,13 +208,14 @@ def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
 
 
 def group_order(query: Query) -> str:
-    """ORDER BY of groups over the columns of index._groups; a total order."""
+    """The ORDER BY terms for groups, from the columns of index._groups; they define a total order."""
     order = _GROUP_ORDER[_chosen("order", query.order, ORDERS)]
     return f"{order.format(way=_way(query))}, run, source, split, group_id"
 
 
 def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """ORDER BY of rollouts, and its parameters; a total order. `runs` are in order of time."""
+    """The ORDER BY terms for rollouts, and their parameters; they define a total order. `runs` must be sorted by start
+    time."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
         raise AppError("to sort by a reward part, select the part")
@@ -224,7 +226,7 @@ def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
 
 
 def checked_pattern(pattern: str) -> str:
-    """A valid regular expression. Raises AppError that says what is wrong with it."""
+    """The search pattern as valid UTF-8. Raises AppError if it is too long."""
     pattern = utf8(str(pattern))
     if len(pattern) > _LONGEST:
         raise AppError(f"the search text has {len(pattern)} characters; the limit is {_LONGEST}")
@@ -232,7 +234,7 @@ def checked_pattern(pattern: str) -> str:
 
 
 def pattern_error(pattern: str, message: str) -> AppError:
-    """The error for a pattern refused by RE2 with `message`, which names the faulty part."""
+    """An AppError for a pattern that RE2 rejected with `message`; it names the faulty part of the pattern."""
     words = message.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:

@@ -1,4 +1,4 @@
-"""Reading view of one answer: the raw text beside its rendered Markdown and LaTeX."""
+"""The reading view of one answer: the raw text next to its rendered Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .html import Html, el, link, number
 from .marks import color
 
 ORDERS = {"": "as drawn", "best": "best first", "worst": "worst first"}
-"""Orders of a group's answers -> labels."""
+"""Order of a group's answers -> its label."""
 
 
 def ordered(view: GroupView, first: str) -> GroupView:
-    """The group with its answers in one of ORDERS; those without a reward come last."""
+    """The group with its answers sorted by `first`, one of ORDERS; answers without a reward come last."""
     if first not in ("best", "worst"):
         return view
     sign = -1.0 if first == "best" else 1.0
@@ -25,7 +25,7 @@ def ordered(view: GroupView, first: str) -> GroupView:
 
 
 def ways(where: Mapping[str, Any]) -> list[Html]:
-    """Links that change the view: one answer or all, and their order."""
+    """Links that change the view: one answer or all answers, and the order of the answers."""
     first = where.get("first", "") if where.get("first", "") in ORDERS else ""
     after = list(ORDERS)[(list(ORDERS).index(first) + 1) % len(ORDERS)]
     reads = where.get("read") == "yes"
@@ -37,7 +37,7 @@ def ways(where: Mapping[str, Any]) -> list[Html]:
 
 
 def answer(view: GroupView, chosen: int | None, links: Mapping[str, Any], notes: Mapping[int, Html]) -> Html:
-    """The chosen answer (else the first) at full width, below links to the others with their rewards."""
+    """The chosen answer (else the first one) at full width, below links to the other answers with their rewards."""
     one = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
     if one is None:
         return cards.strip(view)

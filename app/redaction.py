@@ -1,11 +1,10 @@
-"""Redaction of published pages: paths, names and secrets of the machine that made a run.
+"""Removes paths, names and secrets of the machine that made a run from pages to be published.
 
     redact = Redactor(run_folder, ["gpu-box-7"])
     redact.words("cannot read /data/me/a.png")      # "cannot read …/a.png"
 
-Prompts and answers are content and lose only names specific to this machine; messages, settings and data rows lose
-every absolute path.
-"""
+Prompts and answers are content: only names specific to this machine are removed from them. Messages, settings and data
+rows also lose every absolute path."""
 
 from __future__ import annotations
 
@@ -33,9 +32,10 @@ _MOST_DEPTH = 50
 
 
 class Redactor:
-    """Removes what identifies the machine: the run folder, `folders` and their parents, the home folder, host names,
-    and the values of environment variables named like a key, token, password or secret.
-    """
+    """Replaces texts that identify the machine or are secret.
+
+    These are the run folder, `folders` and their parents, the home folder, host names, and the values of environment
+    variables whose name contains key, token, password or secret."""
 
     def __init__(self, run: Path, hosts: Iterable[str] = (), folders: Iterable[Path] = (),
                  environment: Mapping[str, str] = os.environ):
@@ -48,15 +48,15 @@ class Redactor:
         self._in_messages = _any_of([], bounded=names)
 
     def text(self, text: str) -> str:
-        """A text (plain, HTML or JSON) without names specific to this machine."""
+        """Removes names specific to this machine from a text (plain, HTML or JSON)."""
         return self._everywhere.sub(INSTEAD, text)
 
     def words(self, text: str) -> str:
-        """A message or setting without absolute paths, addresses, host names and keys."""
+        """Removes absolute paths, network addresses, host names and keys from a message or setting."""
         return self._in_messages.sub(INSTEAD, self._without_keys(_HOST.sub(rf"\1://{INSTEAD}", _named(text))))
 
     def value(self, value: Any, depth: int = _MOST_DEPTH) -> Any:
-        """A data row or other JSON value without absolute paths and keys. Web addresses stay."""
+        """Removes absolute paths and keys from a data row or other JSON value. Web addresses are kept."""
         if isinstance(value, str):
             return self._without_keys(_USER.sub("", _named(value)))
         if not depth:
@@ -67,7 +67,7 @@ class Redactor:
         return [self.value(v, depth - 1) for v in value] if isinstance(value, (list, tuple)) else value
 
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings by flat name; for those that hold a secret, only that they are set."""
+        """Redacts settings by dotted name. The value of a setting that holds a secret is replaced by "…"."""
         return {name: INSTEAD if isinstance(value, str) and value and _SECRET_NAME.search(name)
                 else self._setting(value) for name, value in settings.items()}
 
@@ -83,15 +83,15 @@ class Redactor:
 
 
 def _named(text: str) -> str:
-    """The text with every absolute path shortened to its last component."""
+    """Shortens every absolute path in the text to its last component."""
     text = _FILE_URL.sub(rf"{INSTEAD}/\1", text)
     return _PATH.sub(lambda match: f"{INSTEAD}/{match[1] or match[2] or ''}", text)
 
 
 def _any_of(texts: Iterable[str], bounded: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, also as escaped in HTML and JSON, longest first; `bounded` to whole
-    words.
-    """
+    """A pattern that matches any of `texts`, longest first, also in the forms in which HTML and JSON escape them.
+
+    The texts in `bounded` match only as whole words."""
     written = {form for text in texts for form in (text, html.escape(text), json.dumps(text)[1:-1],
                                                    json.dumps(html.escape(text))[1:-1])}
     pieces = [re.escape(form) for form in sorted(written, key=len, reverse=True)]

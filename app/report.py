@@ -1,7 +1,6 @@
-"""`vlrl report RUN`: a self-contained HTML file on a run, without requests or scripts.
+"""Writes the page of `vlrl report RUN`: a self-contained HTML file about a run, without requests or scripts.
 
-Curves are SVG drawn by curves.py, about 100 kB together.
-"""
+Curves are SVG images drawn by curves.py, with a total size of about 100 kB."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ RUN = "."  # the id of the run in the library of its own folder
 
 
 class InlineMedia:
-    """Images as `data:` URLs for a self-contained page; videos are represented by their frames."""
+    """Implements draw.Addresses with `data:` URLs for a self-contained page; a video is represented by its frames."""
 
     def __init__(self, media: MediaStore):
         self.media, self.films = media, _FILMS
@@ -58,7 +57,8 @@ class InlineMedia:
             return []
 
     def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
-        """An episode as a film of each kind, for the first few with something to show; else {}."""
+        """`data:` URLs of an episode as a film of each kind; {} for episodes with too few images, and after the first
+        few films of the page."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:
@@ -71,17 +71,17 @@ class InlineMedia:
 
 
 def as_data(picture: bytes, media_type: str = "") -> str:
-    """A `data:` URL for a JPEG, PNG, WebP, GIF or the given media type."""
+    """A `data:` URL for these bytes. Without `media_type`, they must be a JPEG, PNG, WebP or GIF."""
     kind = ("png" if picture.startswith(b"\x89PNG") else "gif" if picture.startswith(b"GIF8") else
             "webp" if picture[8:12] == b"WEBP" else "jpeg")
     return f"data:{media_type or f'image/{kind}'};base64,{base64.b64encode(picture).decode()}"
 
 
 def write(run: str | Path, to: str | Path | None = None) -> Path:
-    """Writes the report of a run folder, which may still be growing, to `to` or RUN/report.html; returns the path.
+    """Writes the report of a run folder to the file `to`, by default RUN/report.html; returns its path. The run may
+    still be in progress.
 
-    Raises RunError if the folder is not a run, or the file cannot be written.
-    """
+    Raises RunError if the folder is not a run, or the file cannot be written."""
     path = run_folder(Path(run))
     target = Path(to) if to else path / "report.html"
     if target.is_dir():
@@ -91,7 +91,7 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of one run. Raises RunError for one that holds several runs, or none."""
+    """Returns the folder of a single run. Raises RunError if `path` contains several runs, or none."""
     from vlrl.tools.experiments.status import find_runs, is_run
 
     if is_run(path):
@@ -121,7 +121,7 @@ def page(path: Path) -> str:
 
 
 def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Html:
-    """A section with a heading; `without` is the text if there are no pieces."""
+    """A section with a heading; `without` is the text shown if there are no pieces."""
     return el("section", el("h2", title), el("div", *pieces, class_=class_) if pieces else note(without))
 
 
@@ -129,7 +129,7 @@ def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Ht
 
 
 def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
-    """Model, task, state, and the settings (by flat name) that differ from the defaults."""
+    """The head of the report: model, task, state, and the settings (by dotted name) that differ from their defaults."""
     steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
     facts = {"state": info.state, "task": info.task or "?", "model": info.model or "?", "steps": steps,
              "last reward": number(info.reward), "duration": duration(info.duration_s) if info.duration_s else "–"}
@@ -144,7 +144,7 @@ def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
 
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """(name, value, default) of the differing settings, except for the run folder."""
+    """(name, value, default) for each setting that differs from its default, except run.dir."""
     from vlrl import config
 
     known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))
@@ -157,7 +157,9 @@ def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def before_after(run: RunFolder, notes: list[str]) -> Html:
-    """First and last evaluation of each split, and the gain over the same samples. Problems are added to `notes`."""
+    """A table of the first and the last evaluation of each split, and the gain on the same samples.
+
+    Problems with the files are added to `notes`."""
     changes = attempted(lambda: gains(run), [], "the evaluations", notes)
     rows = [_gain_row(gain) for gain in changes if "completion/" not in gain.metric]
     steps = f", steps {changes[0].steps[0]} to {changes[0].steps[1]}" if changes else ""
@@ -177,7 +179,7 @@ def _gain_row(row: Gain) -> tuple[Any, ...]:
 
 
 def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
-    """The notable groups, each with the reason."""
+    """The section with the notable groups, each with the reason why it is notable. Problems are added to `notes`."""
     splits = list(dict.fromkeys(record["split"] for record in library.evals(RUN)))
     chosen = attempted(lambda: notable.choose(run, splits), [], "the rollouts", notes)
     addresses = InlineMedia(MediaStore(library))
@@ -193,7 +195,7 @@ def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
 
 
 def _turns(library: Library, view: GroupView, addresses: InlineMedia) -> Html:
-    """The first turns of the group's best episode; empty without one."""
+    """The first turns of the group's best episode; empty if the group has no episode."""
     episodes = [r for r in view.rollouts if turns.is_episode(r)]
     if not episodes:
         return Html("")
@@ -208,7 +210,8 @@ def _turns(library: Library, view: GroupView, addresses: InlineMedia) -> Html:
 
 
 def _view(library: Library, one: notable.NotableGroup) -> GroupView:
-    """The group; one of an evaluation also has the answers of the first evaluation, and no statistics."""
+    """Reads a notable group. If it has an earlier group (`before`), the answers of that group come first, and the
+    statistics are omitted."""
     split = one.split if one.source == "eval" else ""
     view = with_marks(library, group(library, RUN, one.source, one.step, one.group, split))
     if one.before is None:
@@ -221,7 +224,7 @@ def _view(library: Library, one: notable.NotableGroup) -> GroupView:
 
 
 def _origin(path: Path) -> Html:
-    """Versions, hardware, command and the resolved config."""
+    """The section with versions, hardware, command and the resolved config."""
     env = read_json(path / "env.json") or {}
     packages = env.get("packages")
     rows = [(name, as_json(env[name])[:2000]) for name in ("command", "started", "seed", "python", "platform", "git",
@@ -237,7 +240,7 @@ def _origin(path: Path) -> Html:
 
 
 def could_not(remarks: Sequence[str]) -> Html:
-    """The section on unreadable files; empty without any."""
+    """The section that lists unreadable files; empty if there are none."""
     if not remarks:
         return Html("")
     left = len(remarks) - _MOST_NOTES
@@ -246,7 +249,7 @@ def could_not(remarks: Sequence[str]) -> Html:
 
 
 def attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
-    """The result of `read`; on damaged files `otherwise`, and a note."""
+    """Returns the result of `read`. If that fails because of damaged files, adds a note and returns `otherwise`."""
     try:
         return read()
     except VlrlError as error:

@@ -1,4 +1,4 @@
-"""All rollouts of a query, comparisons of training step ranges, and of reward parts."""
+"""Reads all rollouts of a query, and compares ranges of training steps, and the reward parts of two sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE = 500  # rows at a time, the most that an index gives
 
 
 class Span(NamedTuple):
-    """Answers of a run, from training or evaluations, in a range of steps; None = unbounded."""
+    """Answers of a run in a range of steps, from training or from evaluations; None means no bound."""
 
     run: str
     source: str
@@ -25,7 +25,8 @@ class Span(NamedTuple):
 
     @property
     def filter(self) -> tuple[str, list[Any]]:
-        """The SQL condition and its parameters; answers outside the group statistics are excluded."""
+        """The SQL condition that selects these answers, and its parameters. Answers that do not count in group
+        statistics are excluded."""
         wanted = {"run = ?": self.run, "source = ?": self.source, "step >= ?": self.first, "step <= ?": self.last,
                   "split = ?": self.split}
         tests = {test: value for test, value in wanted.items() if value is not None}
@@ -33,7 +34,7 @@ class Span(NamedTuple):
 
 
 def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
-    """The first `most` rollouts of a query, page by page."""
+    """The first `most` rollouts that a query matches, read page by page."""
     rows: list[RolloutRow] = []
     while len(rows) < most:
         page = index.rollouts(query, len(rows) // _PAGE, _PAGE)
@@ -44,11 +45,10 @@ def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
 
 
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
-    """Compares two ranges of training steps over their common samples, by mean reward per sample.
+    """Compares two ranges of training steps on their common samples, by the mean reward of each sample.
 
-    Samples are paired by content (analysis.matched). A pair names the last group of its sample. Raises AppError if no
-    sample is in both.
-    """
+    Samples are paired by content (see analysis.matched). A Pair names the last group of its sample. Raises AppError if
+    the ranges have no sample in common."""
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     first, second = (_samples(index, span) for span in (a, b))
     both, others = matched(first, second)
@@ -61,7 +61,7 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
-    """Mean reward, category, last group and content of each sample in a range."""
+    """One row for each sample in a range of steps: its mean reward, category, last group and content."""
     where, values = span.filter
     return index.table.fetch(f"""
         SELECT avg(reward) AS mean, first(category) AS category, {CONTENT},
@@ -76,20 +76,19 @@ def _pair(before: dict[str, Any], after: dict[str, Any]) -> Pair:
 
 
 class PartGain(NamedTuple):
-    """One reward part over the samples that have it on both sides."""
+    """One reward part, compared over the samples that have it on both sides (a and b)."""
 
     part: str
     n: int
     mean_a: float
     mean_b: float
     gain: Interval
-    """b - a, paired, with its 95 % interval."""
+    """Mean of b - a, paired over the samples, with its 95 % interval."""
 
 
 def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
-    """The reward parts present on both sides over their common samples (analysis.matched), by name, averaged per
-    sample.
-    """
+    """Compares each reward part that is present on both sides over their common samples, averaged per sample; sorted by
+    name."""
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
     ids = [(_place(one), _place(other)) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))
@@ -107,12 +106,12 @@ _Sample = tuple[str, str | None, int | None]
 
 
 def _place(row: dict[str, Any]) -> _Sample:
-    """The fields that identify a sample, as in SAMPLE."""
+    """The values of a row that identify its sample, as in analysis.SAMPLE."""
     return row["sample_id"], row["shown"], row["target"]
 
 
 def _parts(index: Index, span: Span) -> dict[str, dict[_Sample, float]]:
-    """Part -> sample -> mean over its answers with a finite value."""
+    """Reward part -> sample -> mean value over the sample's answers in which the value is finite."""
     where, values = span.filter
     rows = index.table.fetch(f"""
         SELECT part, sample_id, shown, target, avg(value) AS mean FROM (

@@ -1,10 +1,11 @@
 """The web server of the inspector.
 
-Every request passes `Guard` first: it checks the Host header (DNS rebinding) and Origin (cross-site requests), asks for
-the password if one is set, allows only the routes that the pages use, and sets headers that keep a page from running
-scripts in its content or contacting other servers. Media come only from /vlrl/media, resolved by `vlrl.app.media`, with
-a type from a fixed table; /vlrl/film renders them as GIF or MP4.
-"""
+Every request first passes `Guard`. It checks the Host header (against DNS rebinding) and Origin (against cross-site
+requests), asks for the password if one is set, and allows only the routes that the pages use. It also sets headers that
+keep a page from running scripts in its content or contacting other servers.
+
+Media come only from /vlrl/media, resolved by `vlrl.app.media`, with a type from a fixed table. /vlrl/film renders an
+episode as GIF or MP4."""
 
 from __future__ import annotations
 
@@ -43,10 +44,10 @@ _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
          ".bmp": "image/bmp", ".tif": "image/tiff", ".tiff": "image/tiff", ".mp4": "video/mp4", ".m4v": "video/mp4",
          ".mkv": "video/x-matroska", ".webm": "video/webm", ".mov": "video/quicktime", ".avi": "video/x-msvideo"}
-"""Suffix -> media type; other suffixes are not served."""
+"""File name suffix -> media type; files with another suffix are not served."""
 _STATIC = {"app.js": (("app.js", "plots.js", "pictures.js", "clips.js"), "text/javascript"),
            "app.css": ((STYLE, "app.css"), "text/css")}
-"""Name -> the files that are concatenated under it, in static/ unless they have a folder."""
+"""Name in the URL -> the files to concatenate (in static/ unless they name a folder), and their media type."""
 _HEAD = ('<link rel="icon" href="favicon.ico">'  # from the page, which may lie below the path of a proxy
          '<link rel="stylesheet" href="vlrl/static/app.css">'
          f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>')
@@ -58,9 +59,9 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 
 def create(root: str | Path, *, address: Address | None = None, password: str | None = None,
            trust_tasks: bool = False) -> tuple[FastAPI, gr.Blocks]:
-    """The ASGI app for a folder of runs, and its Gradio part.
+    """Builds the ASGI app for a folder of runs; returns it and its Gradio part.
 
-    `address` is where it is reached; this machine only by default. Raises RunError if the folder is missing.
+    `address` says how the app is reached, by default only from this machine. Raises RunError if the folder is missing.
     """
     from .index import Index
     from .library import Library
@@ -85,13 +86,11 @@ def create(root: str | Path, *, address: Address | None = None, password: str | 
 def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
           trust_tasks: bool = False, root_path: str = "", allow_hosts: Sequence[str] = (),
           allow_frames: Sequence[str] = (), started: Callable[[str, int], None] | None = None) -> None:
-    """Serves until Ctrl-C. Calls `started(url, port)` once it listens on `port`, by default the first free one from
-    7860 on.
+    """Serves the inspector until Ctrl-C, on `port` or by default on the first free port from 7860 on.
 
-    `root_path`, `allow_hosts` and `allow_frames` are as in `address.parsed`. Raises ConfigError for an invalid or
-    foreign
-    address and for remote access without a password, RunError if no port is free, and KeyboardInterrupt at the end.
-    """
+    Calls `started(url, port)` once the port is open. For `root_path`, `allow_hosts` and `allow_frames` see
+    `address.parsed`. Raises ConfigError for an invalid address, for one that is not of this machine, and for remote
+    access without a password; RunError if no port is free; and KeyboardInterrupt on Ctrl-C."""
     address = parsed(host, root_path, tuple(allow_hosts), tuple(allow_frames))
     if (option := lets_others_in(address)) and not password:
         raise ConfigError(f"{option} allows remote access: set a password in the environment variable "
@@ -108,9 +107,10 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
 
 
 class _Compression:
-    """Compresses pages, data and scripts, but neither event streams, which must not be buffered, nor clips, which are
-    requested by range.
-    """
+    """ASGI middleware that compresses pages, data and scripts.
+
+    Event streams are not compressed, because they must not be buffered; nor are clips, which are requested by byte
+    range."""
 
     def __init__(self, app: ASGIApp):
         self.app, self.zipped = app, GZipMiddleware(app, minimum_size=2000, compresslevel=6)
@@ -122,7 +122,8 @@ class _Compression:
 
 
 async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
-    """The Gradio part; without a running event loop Gradio would leave one of its own open."""
+    """Builds the Gradio part and mounts it in `app`. It runs in an event loop because Gradio would otherwise open one
+    and leave it open."""
     interface = blocks(site)
     interface.queue(max_size=32, default_concurrency_limit=4, api_open=False)
     gr.mount_gradio_app(app, interface, path="/", root_path=root_path or None, footer_links=[], run_history=False,
@@ -135,7 +136,7 @@ async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
-    """Adds the routes for media, films of episodes, scripts and styles."""
+    """Adds the routes for media, films of episodes, scripts and style sheets."""
 
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
@@ -175,7 +176,8 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
 
 def _absent(destination: str) -> Response:
-    """An empty response. Browsers log every 404 to the console, so missing images get an empty one instead."""
+    """The response for missing media: an empty image or video, because browsers log every 404 to the console; else a
+    404."""
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":
@@ -187,14 +189,14 @@ def _absent(destination: str) -> Response:
 
 
 def _in_view() -> str:
-    """The style that shows only the page selected by app.js."""
+    """A style element that shows only the page which app.js has selected."""
     shown = ", ".join(f'html[data-page="{page}"] #v-page-{page}' for page in PAGES)
     return f"<style>.v-screen, .v-hidden {{display: none !important}} {shown} {{display: flex !important}}</style>"
 
 
 @contextmanager
 def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
-    """Yields a socket on `port`, by default on the first free port from PORT on."""
+    """Yields a listening socket on `port`, by default on the first free port from PORT on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener, error = None, None
     for number in range(PORT, PORT + _PORTS) if port is None else (port,):
@@ -221,7 +223,7 @@ def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """A temporary folder for uploads to the playground, removed at the end."""
+    """Provides a temporary folder for uploads to the playground, which is deleted at the end of the `with` block."""
     folder, before = tempfile.mkdtemp(prefix="vlrl-app-"), os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = folder
     try:

@@ -1,19 +1,19 @@
-"""Shared state of the inspector's pages: the runs, the location, and error messages.
+"""Shared state of the inspector's pages: the runs, the URL parameters (location), and error messages.
 
-A page is a module with `build(site)`, called once inside its own part of the page:
+A page is a module with `build(site)`, which is called once inside the page's own part of the layout:
 
     def build(site: Site) -> None:
         shown = gr.HTML()
         site.on_location(lambda where: render(where.get("run")), [shown])
 
-The location is the query of the address as a flat dict of strings, including `page`. A link `<a class="go"
-href="?page=history&sample=7">` (`vlrl.app.html.link`) changes it without a page load; the listeners of the page it
-names
-run once. With `data-replace` the history entry is replaced. `data-key="j"` binds a link to a key. When a field of a
-`<form class="go">` changes, its fields are added to the query in its `data-keep`, or to the current one without the
-names in its `data-drop`. A gr.HTML keeps its scroll position when its value changes, since Gradio updates the
-differences only.
-"""
+The location is the query of the URL as a flat dictionary of strings, including `page`.
+
+- A link `<a class="go" href="?page=history&sample=7">` (`vlrl.app.html.link`) changes the location without a page load.
+The listeners of the page that it names are called once.
+- With `data-replace` a link replaces the browser's history entry. `data-key="j"` binds a link to a key.
+- When a field of a `<form class="go">` changes, its fields are added to the query in its `data-keep`; without
+`data-keep`, to the current query without the parameters listed in `data-drop`.
+- A gr.HTML keeps its scroll position when its value changes, since Gradio updates only the differences."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _log = logging.getLogger("vlrl.app")
 
 @dataclass
 class Site:
-    """One inspector over one folder of runs.
+    """One inspector for one folder of runs, shared by all pages.
 
-    `trust_tasks` permits loading tasks that a run's config names by path or module. `page` is the page being built.
-    """
+    `trust_tasks` permits loading tasks that a run's config names by path or module. `page` is the name of the page
+    being built."""
 
     library: Library
     index: Index
@@ -64,7 +64,7 @@ class Site:
     _messages: dict[str, gr.Column] = field(default_factory=dict)
     _answers: dict[str, gr.HTML] = field(default_factory=dict)
     _context: tuple[gr.HTML, gr.HTML] | None = None
-    """The bar above all pages, and its digest."""
+    """The bar above all pages, and the component that holds its digest."""
 
     def labels(self) -> dict[str, Label]:
         """The labels of runs; empty if the notes file is unreadable, which the Notes page reports."""
@@ -78,12 +78,12 @@ class Site:
         return {run for run, label in self.labels().items() if label.archived}
 
     def begin_all(self) -> None:
-        """Builds the common header; called before the first page."""
+        """Builds the header shared by all pages; must be called before the first page is built."""
         bar = gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)")
         self._context = bar, self.digests(1)[0]
 
     def begin(self, page: str) -> None:
-        """Starts a page inside its column: its location and error message."""
+        """Begins a page inside its column: adds the components for its URL parameters and error messages."""
         self.page = page
         name = json.dumps(page)
         self._locations[page] = gr.HTML("", elem_id=f"v-location-{page}", elem_classes="v-hidden",
@@ -92,10 +92,10 @@ class Site:
         self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
 
     def end(self, page: str, column: gr.Column) -> None:
-        """Ends a page: its column's Gradio files are fetched at the first visit.
+        """Ends a page. The browser fetches the Gradio files that its column needs only when the page is first visited.
 
-        Only the column's own components are deferred; an invisible component would never be fetched.
-        """
+        Only components directly visible in the column are deferred, because the files of an invisible component would
+        never be fetched."""
         later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
         for block in later:
             block.visible = False
@@ -104,7 +104,8 @@ class Site:
                                          **_PRIVATE)
 
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
+        """Registers `fn(URL parameters, *inputs)`, called when the URL changes and names this page; its results go to
+        `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
             results = fn(location(query), *values)
             bar = same([before], [context.bar(self.library, self.archived())])
@@ -121,62 +122,72 @@ class Site:
                      [*self._context, *outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Calls `fn(location, *inputs)` every few seconds (see app.js) while this page is visible."""
+        """Registers `fn(URL parameters, *inputs)`, called every few seconds (see app.js) while this page is visible."""
         place = self._locations[self.page]
         self.on(place.tick, lambda query, *values: fn(location(query), *values), [place, *inputs], outputs,
                 **_IN_PLACE)
 
     def digests(self, number: int) -> list[gr.HTML]:
-        """Hidden components with digests of the displayed values, for `same`; called inside the page's column."""
+        """Adds hidden components that hold digests of the displayed values, for `same`. Must be called inside the
+        page's column."""
         return [gr.HTML("", elem_classes="v-hidden", apply_default_css=False) for _ in range(number)]
 
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
-        """Registers `event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown on the page.
+        """Registers `fn(inputs) -> outputs` for an event of a component, such as `button.click`; errors are shown on
+        the page.
 
-        `fn` may be a generator. `options` are Gradio's. Returns the result of Gradio, for `.then`.
-        """
+        `fn` may be a generator. `options` are passed to Gradio. Returns what Gradio returns, to which `.then` can be
+        applied."""
         message = self._message()
         return event(_shown(fn, len(outputs)), [*inputs], [*outputs, message],
                      **{**_PRIVATE, **options})
 
     def _message(self) -> gr.HTML:
-        """The error message of one listener, so that others do not clear it."""
+        """Adds a component for the error message of one listener, so that no other listener clears the message."""
         with self._messages[self.page]:
             return gr.HTML("", elem_classes="v-message")
 
 
 def _within(block: Any) -> Iterator[Any]:
-    """Yields the components of a block, at any depth."""
+    """Yields all components inside a block, at any depth."""
     for child in getattr(block, "children", ()):
         yield child
         yield from _within(child)
 
 
 def charts(elem_id: str) -> gr.HTML:
-    """Plots drawn by static/plots.js from a value of `chart_value`."""
+    """A component that draws plots with static/plots.js; its value comes from `chart_value`."""
     return gr.HTML("", elem_id=elem_id, html_template='<div class="v-charts"></div>', apply_default_css=False,
                    js_on_load="vlrl.charts(element, props, watch)")
 
 
 def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the value of `charts`: figures of {"id", "title", "data": traces, "layout"}.
+    """Encodes figures as JSON for a component of `charts`.
 
-    A trace has a "name" and as many "x" as "y" (null: none), drawn by its "mode" ("lines", "markers", or both joined by
-    +), "line" {"color", "width", "dash": dot, "shape": hv} and "marker" {"color", "size", "opacity", "symbol": circle,
-    diamond, square}; "error_y" {"array", "arrayminus"} are lengths of bars, "stackgroup" fills it above those before.
-    One with "z" [y][x] in [0, 1] is cells, whose "text" are counts. "tip" is a word before its values. The layout has
-    "xaxis", "yaxis" and, for traces whose "yaxis" is y2, "yaxis2": {"title": {"text"}, "range", "rangemode": tozero,
-    "type": category}; "height" in pixels, "showlegend". A click on a point opens the query in its trace's
-    "customdata", or "meta" {"go"} with {x} for its place. Figures keep their zoom while their id stays the same.
-    """
+    A figure is {"id", "title", "data": traces, "layout"}, in a format like Plotly's; it keeps its zoom while its id
+    stays the same. A trace has these keys:
+
+    - "name"; "x" and "y" of equal length, in which null is a gap; "tip", a word to show before its values
+    - "mode": "lines", "markers" or "lines+markers"
+    - "line": {"color", "width", "dash": "dot", "shape": "hv"}
+    - "marker": {"color", "size", "opacity", "symbol": "circle", "diamond" or "square"}
+    - "error_y": {"array", "arrayminus"}, the lengths of error bars
+    - "stackgroup": stacks the trace as a filled area on the traces before it
+    - "z" [y][x] in [0, 1]: draws a heat map, whose "text" holds counts
+    - "yaxis": "y2" selects the right axis
+    - "customdata": the URL query that a click on each point opens; or "meta": {"go": query with {x} for the point's x}
+
+    The layout has "height" in pixels, "showlegend", and the axes "xaxis", "yaxis" and "yaxis2": {"title": {"text"},
+    "range", "rangemode": "tozero", "type": "category"}."""
     from vlrl.store import plain
 
     return json.dumps(plain(list(figures)), allow_nan=False).replace("<", "\\u003c")  # Gradio warns of a tag in it
 
 
 def location(query: str | None) -> dict[str, str]:
-    """A query string as a dict; the last of repeated values counts. Never raises."""
+    """Parses a query string to the dictionary of URL parameters; the last of repeated parameters counts. Never raises.
+    """
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:
@@ -185,18 +196,19 @@ def location(query: str | None) -> dict[str, str]:
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:
-    """"?page=..&run=.." for a location with changes; a value of None or "" removes the name."""
+    """Formats URL parameters with changes as a query string "?page=..&run=.."; a value of None or "" removes the
+    parameter."""
     merged = {**where, **changes}
     return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
 
 
 def packed(names: Sequence[str]) -> str:
-    """Several names as one location value."""
+    """Encodes several names as one URL parameter."""
     return ",".join(quote(name, safe="/") for name in names)
 
 
 def unpacked(value: str | None) -> tuple[str, ...]:
-    """The inverse of `packed`."""
+    """Decodes the result of `packed`."""
     return tuple(unquote(name) for name in (value or "").split(",") if name)
 
 
@@ -204,7 +216,7 @@ def unpacked(value: str | None) -> tuple[str, ...]:
 
 
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
-    """Wraps `fn` to also return the page's message: empty, or the error."""
+    """Wraps `fn` so that it also returns the message for the page: empty, or the error that it raised."""
     if inspect.isgeneratorfunction(fn):
         @wraps(fn)
         def generator(*args: Any) -> Any:
@@ -246,11 +258,11 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
-    """The values and their digests; gr.skip() for both if the browser already has that digest.
+    """Returns the values followed by their digests, with gr.skip() for those that the browser already has.
 
-    `digests` come from the components of `Site.digests`; "" always sends the value. They live in the browser and change
-    only together with the value they describe, since a tick and a location may be answered concurrently.
-    """
+    `digests` are the values of the components of `Site.digests`; a digest of "" always sends the value. The browser
+    keeps a digest together with the value that it describes, since a tick and a change of the URL may be answered
+    concurrently."""
     new = [hashlib.sha256(value.encode("utf-8", "replace")).hexdigest() for value in values]
     changed = [old != digest for old, digest in zip(digests, new, strict=True)]
     return tuple(value if change else gr.skip()

@@ -1,7 +1,6 @@
-"""The rollout files of many runs as one duckdb table of light columns, updated file by file.
+"""The light columns of many runs' rollout files as one duckdb table, which is updated file by file.
 
-Token lists stay in the files. Texts are kept for the search, up to SEARCHED characters each.
-"""
+Token lists are not read into the table. Texts are kept for the search, up to SEARCHED characters each."""
 
 from __future__ import annotations
 
@@ -40,14 +39,16 @@ from .turns import calls_of
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
 SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
-"""Characters of each text that are searchable and listed; fewer for files of more than _LONG_FILE bytes."""
+"""Column -> number of characters of each text that can be searched and listed.
+
+In files of more than _LONG_FILE bytes, fewer characters are kept of the later rows."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
             "media", "correct", "target", "finish_reason", "episode_id", "opened")
 _FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
 _OF_TURNS = [pa.field("turns", pa.int32()), pa.field("tool_errors", pa.int32())]
 _TURN_PATHS = [f"turns.list.{item}.{name}" for item in ("element", "item") for name in ("role", "info")]
-"""Columns read from turns; older files name the list element "item"."""
+"""Paths of the columns read from turns; in older files the list element is named "item"."""
 _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BIGINT", "group_id": "VARCHAR",
           "idx": "INTEGER", "file": "BIGINT", "task": "VARCHAR", "sample_id": "VARCHAR", "policy_step": "INTEGER",
           "reward": "DOUBLE", "advantage": "DOUBLE", "length": "INTEGER", "truncated": "BOOLEAN", "error": "VARCHAR",
@@ -71,7 +72,7 @@ _SLOW_S = 0.05  # a folder that takes longer to list is not listed at every call
 
 
 class _Place(NamedTuple):
-    """The location of a rollout file, which supplies fields missing in its rows."""
+    """The run and the path of a rollout file, from which fields that are missing in its rows are filled in."""
 
     run: str
     source: str
@@ -80,7 +81,7 @@ class _Place(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The first step in the file."""
+        """The first step in the file, from its name."""
         match = self._match
         return int(match[1] or match[3])
 
@@ -97,7 +98,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _File:
-    """One rollout file at the time it was read."""
+    """A rollout file that was read, with its signature at that time."""
 
     number: int
     signature: tuple[int, int, int]
@@ -107,11 +108,11 @@ class _File:
 
 @dataclass
 class _Run:
-    """The known files of one run, by (source, name)."""
+    """The known rollout files of one run, by (source, file name)."""
 
     files: dict[tuple[str, str], _File] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
-    """Files to be read, and their signatures."""
+    """Files still to be read, with their signatures."""
     requested: float = 0.0
     listed: float = -math.inf
     listing_s: float = 0.0
@@ -121,7 +122,7 @@ _Batch = list[tuple[_Place, _File, pa.Table]]
 
 
 class Table:
-    """The table `rollouts` with the columns of _TABLE, filled from the requested runs. Thread-safe."""
+    """The duckdb table `rollouts` with the columns of _TABLE, filled from the runs that were requested. Thread-safe."""
 
     def __init__(self, library: Library, budget_s: float = 0.8):
         self.library, self.budget_s = library, budget_s
@@ -147,7 +148,9 @@ class Table:
 
     def fetch(self, sql: str, values: Sequence[Any] = (), tables: Mapping[str, pa.Table] | None = None,
               pattern: str | None = None) -> list[dict[str, Any]]:
-        """The rows of a query. Raises AppError on timeout, or if the `pattern` in it is invalid."""
+        """Runs a query and returns its rows as dictionaries. `tables` are Arrow tables that the query may use, by name.
+
+        Raises AppError if it takes too long, needs too much memory, or if its search `pattern` is invalid."""
         with self._lock:
             cursor = self._duckdb.cursor()
         timer = threading.Timer(_PATIENCE_S, cursor.interrupt)
@@ -173,10 +176,10 @@ class Table:
     # --- keeping up to date ---------------------------------------------------------------------------------------
 
     def refresh(self, runs: Iterable[str], budget_s: float | None = None) -> tuple[int, tuple[str, ...]]:
-        """Reads new files of some runs; returns (number of files left to read, notes on skipped files).
+        """Reads new files of the given runs; returns the number of files left to read, and notes on skipped files.
 
-        Reading stops after `budget_s` seconds, newest steps first, and continues with the next call.
-        """
+        Files with the newest steps are read first. Reading stops after `budget_s` seconds, and the next call continues
+        it."""
         runs = list(dict.fromkeys(runs))
         paths = {run: self.library.path(run) for run in runs}
         end = time.monotonic() + (self.budget_s if budget_s is None else budget_s)
@@ -192,7 +195,8 @@ class Table:
         return left, (*notes[:_NOTES], *more)
 
     def _list(self, run: str, path: Path) -> None:
-        """Records new, changed and removed files."""
+        """Lists the rollout files of a run: removes rows of changed and deleted files, and queues new ones for reading.
+        """
         known = self._runs.setdefault(run, _Run())
         known.requested = began = time.monotonic()
         if known.listing_s > _SLOW_S and began - known.listed < 5 * known.listing_s:
@@ -214,7 +218,7 @@ class Table:
             self._duckdb.execute("DELETE FROM rollouts WHERE file IN (SELECT unnest(?::BIGINT[]))", [numbers])
 
     def _read(self, todo: Sequence[tuple[_Place, tuple[int, int, int]]], end: float) -> None:
-        """Reads files in order until the time `end`, at least one."""
+        """Reads files in order until the time `end`, but at least the first _TOGETHER files."""
         batch, touched = _Batch(), set[str]()
         for first in range(0, len(todo), _TOGETHER):
             some = todo[first:first + _TOGETHER]
@@ -241,7 +245,8 @@ class Table:
                 self._drop_doubles(run)
 
     def _insert(self, batch: _Batch) -> None:
-        """Inserts files; on failure one by one, so that a bad file does not block the others."""
+        """Inserts the rows of some files. If that fails, inserts the files one by one, so that a bad file does not
+        block the others."""
         if not batch:
             return
         try:
@@ -259,7 +264,7 @@ class Table:
                 self._duckdb.unregister("batch")
 
     def _drop_doubles(self, run: str) -> None:
-        """Removes the second copy of rollouts that are in two files, as during compaction."""
+        """Removes the second copy of rollouts that are in two files, as happens while files are being compacted."""
         self._duckdb.execute("""
             DELETE FROM rollouts USING (SELECT source, split, step, group_id, idx, min(file) AS first FROM rollouts
                                         WHERE run = ? GROUP BY ALL HAVING min(file) < max(file)) AS twice
@@ -268,7 +273,8 @@ class Table:
               AND rollouts.file > twice.first""", [run, run])
 
     def _forget(self, runs: Sequence[str]) -> None:
-        """Evicts runs not requested lately while the table is too large."""
+        """While the table has too many rows, removes the runs that were not requested for the longest time, except
+        `runs`."""
         rows = {run: sum(f.rows for f in known.files.values()) for run, known in self._runs.items()}
         for run in sorted(self._runs.keys() - set(runs), key=lambda run: self._runs[run].requested):
             if sum(rows.values()) > _MOST_ROWS:
@@ -280,7 +286,7 @@ class Table:
 
 
 def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
-    """(name, file, signature) of the rollout files in a folder that lie inside the root."""
+    """(name, path, signature) of each rollout file in a folder that lies inside the root."""
     files = []
     try:
         if not inside_folder(folder, root):
@@ -300,7 +306,7 @@ def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, 
 
 
 def _raw(path: Path) -> pa.Table | Exception:
-    """The columns of _FIELDS from one file, or why it cannot be read."""
+    """Reads the columns of _FIELDS from one file; if that fails, returns the exception."""
     try:
         return _read_light(path)
     except Exception as error:  # of a broken or hostile file pyarrow may raise anything
@@ -323,9 +329,9 @@ def _read_light(path: Path) -> pa.Table:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yields batches merged up to a limit of rows or bytes: texts are complete here, and small files may hold long
-    ones.
-    """
+    """Merges successive batches into lists of up to a limit of rows or bytes.
+
+    The size is limited because texts are not truncated yet, and even a small file may hold long ones."""
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some, rows, size = [*some, batch], rows + batch.num_rows, size + batch.nbytes
@@ -337,7 +343,7 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
 
 
 def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
-    """The columns of _FIELDS, texts truncated to at most `most` characters."""
+    """The columns of _FIELDS and _OF_TURNS, with texts truncated to SEARCHED or at most `most` characters."""
     turns = _of_turns(table)
     table = as_schema(table, _FIELDS)
     table.validate(full=True)  # e.g. that texts are UTF-8
@@ -350,7 +356,7 @@ def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
 
 
 def _of_turns(table: pa.Table) -> tuple[Any, Any]:
-    """[N] number of actions of each episode, and of failed tool calls; null for other answers."""
+    """[N] numbers of actions, and of failed tool calls, of each episode; null for answers that are not episodes."""
     if not {"turns", "episode_id"} <= set(table.column_names):
         return pa.nulls(len(table), pa.int32()), pa.nulls(len(table), pa.int32())
     counts, errors = [], []
@@ -372,7 +378,7 @@ def _is_full(batch: _Batch) -> bool:
 
 
 def _light(batch: _Batch) -> pa.Table:
-    """The columns of _TABLE from the rows of some files."""
+    """Builds the rows of the table `rollouts` from the rows of some files."""
     table = pa.concat_tables([table for _, _, table in batch]).combine_chunks()
     sizes = [table.num_rows for _, _, table in batch]
 
@@ -406,11 +412,10 @@ def _light(batch: _Batch) -> pa.Table:
 
 
 def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
-    """[N] whether an answer's tags are malformed: missing, unpaired, repeated, or with text outside of them.
+    """[N] whether the tags of an answer are malformed: missing, unpaired, repeated, or with text outside of them.
 
-    A fast version of forms.read on the stored beginning of the text, with the tags found in the answer or its prompt.
-    Episodes are not judged.
-    """
+    A fast version of forms.read that sees only the stored beginning of the text, and expects the tags found in the
+    answer or its prompt. It is false for episodes."""
     if opened.null_count < len(opened):
         rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
                                                             strict=True)]
@@ -433,14 +438,14 @@ def _finite(values: Any) -> Any:
 
 
 def _parts(parts: Any) -> tuple[Any, Any]:
-    """Names and values of the reward parts as two lists per row, since a map with a repeated name is invalid in duckdb.
+    """Names and values of the reward parts as two list columns, since a map with a repeated name is invalid in duckdb.
     """
     return (pa.ListArray.from_arrays(parts.offsets, parts.keys),
             pa.ListArray.from_arrays(parts.offsets, _finite(parts.items)))
 
 
 def _lengths(batch: _Batch, masks: Any) -> Any:
-    """Number of tokens of each answer, from the loss mask, which is cheap to read, else from the token ids."""
+    """Number of tokens of each answer: the length of the loss mask, which is cheap to read, else of the token ids."""
     if masks.null_count:
         ids = [read_rollouts(place.path, [SCHEMA.field("token_ids")])["token_ids"].combine_chunks()
                for place, _, _ in batch]
@@ -449,20 +454,20 @@ def _lengths(batch: _Batch, masks: Any) -> Any:
 
 
 def _digests(texts: Any) -> Any:
-    """A hash of each text; null for none."""
+    """A hash of each text; null for null."""
     return pa.array([None if text is None else zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()],
                     pa.int64())
 
 
 def _first_path(media: Any) -> Any:
-    """[N] path of each row's first image or video in the run folder; null without one."""
+    """[N] path of the first image or video of each row, relative to the run folder; null if the row has none."""
     offsets = np.asarray(media.offsets)
     first = pa.array(offsets[:-1], mask=offsets[1:] == offsets[:-1])
     return pc.struct_field(media.values, "path").take(first)
 
 
 def _hashes(media: Any) -> Any:
-    """[N] joined hashes of each row's media; null without any, or if one is null."""
+    """[N] the hashes of each row's media, joined by commas; null if it has no media, or if one hash is null."""
     offsets = np.asarray(media.offsets)
     hashes = pc.struct_field(media.values, "hash").cast(pa.string())
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), hashes), ",")

@@ -1,4 +1,4 @@
-"""Reading of untrusted .jsonl and YAML files, also while they grow."""
+"""Reads untrusted .jsonl and YAML files, also while they grow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _DEPTH = 20
 
 
 class BadFile(ValueError):
-    """An invalid file; the message becomes a note."""
+    """Raised for an invalid file. The message becomes part of a note on the page."""
 
 
 class JsonLines:
-    """The JSON objects of a .jsonl file with an integer `step`; repeated reads parse only appended lines."""
+    """Reads the JSON objects with an integer `step` in a .jsonl file. Repeated reads parse only the lines added since.
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -36,7 +37,7 @@ class JsonLines:
         self._bad, self._noted, self._open = 0, 0, False
 
     def read(self, path: Path | None) -> list[dict[str, Any]]:
-        """All records so far. An incomplete last line is left for the next read."""
+        """Returns all records so far. An incomplete last line is left for the next read."""
         try:
             if path is None:
                 self._start()
@@ -87,7 +88,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _scalar(value: Any) -> Any:
-    """NaN, infinities and integers beyond a float's range as None."""
+    """The value; None for NaN, infinities, and integers too large for a float."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             return value if math.isfinite(value) else None
@@ -100,7 +101,8 @@ def _scalar(value: Any) -> Any:
 
 
 def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
-    """The mapping in a YAML file. Raises BadFile if it is invalid, too large, too deep, or contains aliases."""
+    """The mapping in a YAML file. Raises BadFile if the file is invalid, too large, nested too deeply, or contains
+    aliases."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = read_small(path, most_bytes).decode("utf-8")
@@ -119,7 +121,8 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
 
 
 def _check(events: Iterator[Any]) -> None:
-    """Refuses YAML aliases: a few lines of them can expand to a tree of any size."""
+    """Raises BadFile for YAML with aliases, a few lines of which can expand to a tree of any size, and for too many
+    settings."""
     depth = 0
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -130,7 +133,8 @@ def _check(events: Iterator[Any]) -> None:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by flat name ("train.lr"); lists stay lists, values unknown to JSON become text."""
+    """Flattens nested settings to dotted names ("train.lr"). Lists are kept, and values that JSON cannot represent
+    become text."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -142,6 +146,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """A short form of an error message, for notes."""
+    """The first line of an error's message, for notes; the name of its type if it has no message."""
     words = str(error).splitlines()
     return words[0][:300] if words else type(error).__name__

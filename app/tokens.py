@@ -1,8 +1,7 @@
-"""An answer token by token, coloured by per-token training values. Imports no torch.
+"""Shows an answer token by token, coloured by per-token training values. Imports no torch.
 
-    texts = Texts.read(path)                   # a tokenizer.json; None: ids are shown
-    html = answer(rollout, "entropy", texts)
-"""
+texts = Texts.read(path)                   # of a tokenizer.json; None if unreadable, then ids are shown
+html = answer(rollout, "entropy", texts)"""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from .details import RolloutView
 from .html import Html, el, finite, join, note, number, visible
 
 _MOST_BYTES = 128 << 20
-"""Largest accepted tokenizer.json; those of large vocabularies have about 35 MB."""
+"""Largest size of a tokenizer.json that is read; a tokenizer with a large vocabulary has about 35 MB."""
 _MOST_TOKENS = 8_000
 _MOST_TIPS = 10  # alternatives that are named
 
@@ -28,7 +27,7 @@ _MOST_TIPS = 10  # alternatives that are named
 
 
 class Texts:
-    """Token id -> text, from a run's tokenizer.json."""
+    """Converts token ids to text with the tokenizer.json of a run."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -37,13 +36,13 @@ class Texts:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Texts | None:
-        """The texts of a loaded transformers tokenizer; None without a `tokenizers` backend."""
+        """Builds the Texts of a loaded transformers tokenizer; None if it has no `tokenizers` backend."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         return None if backend is None else cls(backend)
 
     @classmethod
     def read(cls, path: str | Path | None) -> Texts | None:
-        """The texts of a tokenizer.json; None if it is missing, too large or unreadable."""
+        """Builds the Texts of a tokenizer.json; None if the file is missing, too large or unreadable."""
         if path is None:
             return None
         try:
@@ -63,7 +62,7 @@ class Texts:
         return int(token) in self._special
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes a token contributes to a text; None for an unknown id."""
+        """The bytes that a token contributes to the decoded text; None for an unknown id."""
         piece = self.piece(token)
         if piece is None:
             return None
@@ -80,10 +79,10 @@ class Texts:
         return piece.replace("▁", " ").encode("utf-8", "replace")
 
     def show(self, tokens: Sequence[int] | np.ndarray) -> list[str]:
-        """The display text of each token: text, or ⟨E2 96⟩ for bytes of an incomplete character.
+        """The display text of each token.
 
-        The token that completes a character shows it. An unknown id shows as ⟨#id⟩.
-        """
+        A token that ends within a character is shown as its bytes, such as ⟨E2 96⟩, and the token that completes the
+        character shows the character. An unknown id is shown as ⟨#id⟩."""
         out: list[str] = []
         pending = b""
         for token in tokens:
@@ -118,14 +117,15 @@ def _read(path: str, _mtime: int, size: int) -> Texts | None:
 
 @functools.cache
 def _byte_table() -> dict[str, int]:
-    """The characters that represent bytes in byte-level vocabularies (GPT-2's table)."""
+    """The character that represents a byte in byte-level vocabularies (GPT-2's table) -> the byte."""
     same = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in same]
     return {chr(b): b for b in same} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def _whole(data: bytes) -> tuple[str, bytes]:
-    """The decoded text and the trailing bytes of an incomplete character; invalid bytes become ⟨..⟩."""
+    """Decodes UTF-8; returns the text, and the bytes of an incomplete last character. Invalid bytes are shown as ⟨..⟩.
+    """
     text = ""
     while data:
         try:
@@ -144,30 +144,31 @@ def _whole(data: bytes) -> tuple[str, bytes]:
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """Per-token values of an answer; each [T] float, NaN if unknown."""
+    """Per-token values of an answer. Each array is [T] float, with NaN for unknown values, unless stated otherwise."""
 
     ids: np.ndarray
     logprob: np.ndarray
-    """Of the sampler, in nats."""
+    """Log-probability under the sampler, in nats; `trainer` is that under the trainer."""
     trainer: np.ndarray
     entropy: np.ndarray
     """In nats."""
     ratio: np.ndarray
     gap: np.ndarray
-    """Trainer minus sampler log-probability, in nats."""
+    """Log-probability under the trainer minus that under the sampler, in nats."""
     contribution: np.ndarray
-    """advantage * ratio, 0 if the token is masked or clipped: size and sign of its effect on the update."""
+    """advantage * ratio, the size and sign of the token's effect on the update; 0 if the token is masked or clipped."""
     masked: np.ndarray
-    """[T] bool: not sampled by the model, or excluded from training."""
+    """[T] bool: whether the token was not sampled by the model, or is excluded from training."""
     clipped: np.ndarray
-    """[T] bool."""
+    """[T] bool: whether the token's ratio was clipped in the objective."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def numbers(rollout: RolloutView) -> Numbers:
-    """The per-token values of an answer. Columns whose length differs from the tokens are ignored."""
+    """Collects the per-token values of an answer. A column whose length differs from the number of tokens counts as
+    unknown."""
     ids = np.asarray(rollout.token_ids).reshape(-1)
     count = len(ids)
 
@@ -191,7 +192,8 @@ def numbers(rollout: RolloutView) -> Numbers:
 
 
 class View(NamedTuple):
-    """One colouring: strengths in [-1, 1] (the sign selects one of two hues), and the legend."""
+    """One colouring of the tokens: a strength in [-1, 1] for each (the sign selects one of two hues), and texts of the
+    legend."""
 
     title: str
     low: str
@@ -227,11 +229,12 @@ VIEWS: dict[str, tuple[str, Callable[[Numbers], View]]] = {
     "logprob": ("Log-probability", _logprob), "entropy": ("Entropy", _entropy), "gap": ("Trainer − sampler", _gap),
     "contribution": ("Contribution", _contribution), "state": ("Masked, clipped", _state),
 }
-"""Available colourings: name -> (button label, view)."""
+"""Name of a colouring -> (button label, function that computes its View)."""
 
 
 def _largest(values: np.ndarray, least: float) -> float:
-    """The 99th percentile of the magnitudes, so that a single outlier does not dominate the scale."""
+    """The strength that gets the full colour: the 99th percentile of the magnitudes, so that an outlier does not
+    dominate; at least `least`."""
     known = np.abs(values[np.isfinite(values)])
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 
@@ -240,9 +243,9 @@ def _largest(values: np.ndarray, least: float) -> float:
 
 
 def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None) -> Html:
-    """The tokens of an answer in one of VIEWS, with a legend. Hovering or arrow keys show a token's values and, if
-    stored, its most likely alternatives.
-    """
+    """The tokens of an answer, coloured by one of VIEWS, with a legend.
+
+    Hovering or the arrow keys show a token's values and, if stored, its most likely alternatives."""
     n = numbers(rollout)
     if not len(n):
         return el("p", "The answer has no tokens.", class_="v-dim")
@@ -259,7 +262,7 @@ def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None
 
 
 def legend(view: View, n: Numbers) -> Html:
-    """The meaning of the colours, and the number of tokens in each state."""
+    """Explains the colours, and counts the tokens that are trained, masked and clipped."""
     scale = join([el("span", view.low), el("i", class_=f"v-scale{' v-two' if view.two else ''}"),
                   el("span", view.high)]) if view.low else ""
     states = [el("span", el("i", "ab", class_=f"v-tok {kind}"), f" {int(mask.sum())} {name}")
@@ -283,7 +286,7 @@ def _token(rollout: RolloutView, n: Numbers, i: int, word: str, view: View, text
 
 
 def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | None) -> str:
-    """The values of a token, one line each."""
+    """The text shown for a token on hovering: its values, one on each line."""
     lines = [f"token {i + 1} of {len(n)} · id {int(n.ids[i])} · {_quoted(word)}"]
     if math.isfinite(n.logprob[i]):
         lines.append(f"log p {number(float(n.logprob[i]), '.4f')} (p {number(_exp(n.logprob[i]), '.3g')})")
@@ -297,7 +300,7 @@ def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | Non
 
 
 def _alternatives(rollout: RolloutView, i: int, texts: Texts | None) -> list[str]:
-    """The most likely tokens at a position, if stored."""
+    """Lines with the most likely tokens at a position; none if they are not stored."""
     ids, values = rollout.top_ids, rollout.top_logprobs
     if ids is None or values is None or i >= len(ids) or i >= len(values) or ids[i] is None or values[i] is None:
         return []

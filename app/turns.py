@@ -1,10 +1,9 @@
-"""The episode of a rollout, turn by turn: each action beside the observation that followed. Functions to HTML.
+"""Shows the episode of a rollout turn by turn: each action next to the observation that followed it. Functions to HTML.
 
     shown = read(view, rollout, convention)
     html = strip(view, rollout, shown, addresses)
 
-Everything comes from files: texts, JSON and numbers may be anything.
-"""
+Everything comes from files: texts, JSON and numbers may have any content."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _FRAMES = 4  # of a video
 _LEAST_TEXT = 600  # characters of each text that are shown, however many there are
 _LINES = 8  # of a card
 ENDS = {"turns": "limit of turns", "tokens": "limit of the episode's tokens", "media": "limit of the episode's media"}
-"""Limits that end an episode, by finish reason."""
+"""Finish reasons of episodes ended by a limit -> their description."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class TurnView:
-    """An action and its result. The first turn of an episode has no action: it is the prompt."""
+    """An action and its result. The first turn of an episode is the prompt, which has no action."""
 
     action: str | None
     observation: str = ""
     media: tuple[MediaView | None, ...] = ()
-    """Media of the observation; None = missing from the rollout's media."""
+    """Media of the observation; None stands for one that is missing from the rollout's media."""
     parts: Mapping[str, float | None] | None = None
     state: str | None = None
     done: bool = False
@@ -56,10 +55,10 @@ class TurnView:
     error: str | None = None
     calls: tuple[Call, ...] = ()
     info: Any = None
-    """Further information from the environment."""
+    """Further information that the environment returned."""
     advantage: float | None = None
     marks: tuple[Shape, ...] = ()
-    """Boxes in later calls that refer to the last image shown here."""
+    """Boxes from later tool calls that refer to the last image of this turn."""
 
 
 def is_episode(rollout: RolloutView) -> bool:
@@ -67,7 +66,9 @@ def is_episode(rollout: RolloutView) -> bool:
 
 
 def read(view: GroupView, rollout: RolloutView, convention: str = "original") -> list[TurnView]:
-    """The prompt, then the turns of an episode. `convention`: the model's box coordinates."""
+    """Reads the turns of an episode; the first one is the prompt.
+
+    `convention` is the coordinate convention in which the model writes boxes."""
     known = {m.hash: m for m in rollout.media}
     out = [TurnView(None, media=view.media)]
     actions = 0
@@ -96,13 +97,13 @@ def _acted(turn: Mapping[str, Any], advantage: float | None) -> TurnView:
 
 
 def node_value(turn: Mapping[str, Any]) -> float | None:
-    """The value of a tree search node; None for other turns."""
+    """The value of a tree search node, if the turn is one; else None."""
     info = decoded(turn["info"])
     return finite(info["value"]) if isinstance(info, dict) and info.keys() == {"value", "visits"} else None
 
 
 def calls_of(info: Any) -> tuple[Call, ...]:
-    """The tool calls in an `info`; none if it has another form."""
+    """The tool calls in the `info` of a turn; () if it has another form."""
     calls = info.get("calls") if isinstance(info, dict) else None
     return tuple(Call(as_json(c.get("name"), 0)[:80], c.get("arguments"), as_json(c["error"]) if c.get("error") else "")
                  for c in calls[:_MOST_CALLS] if isinstance(c, dict)) if isinstance(calls, list) else ()
@@ -119,7 +120,7 @@ def _last_image(turn: TurnView) -> MediaView | None:
 
 def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, rollout: RolloutView,
            convention: str) -> list[Shape]:
-    """The box arguments of calls, in pixels of the image they refer to."""
+    """The boxes among the arguments of tool calls, in pixels of the original image that they refer to."""
     if picture is None or picture.size is None:
         return []
     own = {"coordinates": view.sample["coordinates"]} if isinstance(view.sample.get("coordinates"), str) else {}
@@ -145,7 +146,7 @@ def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, ro
 
 
 def strip(view: GroupView, rollout: RolloutView, turns: Sequence[TurnView], addresses: draw.Addresses) -> Html:
-    """The turns side by side; arrow keys move between them in the app."""
+    """The turns side by side. In the app, the arrow keys move between them."""
     texts = sum(1 + (t.action is not None) + len(t.calls) for t in turns)
     most = max(_LEAST_TEXT, MOST // texts)
     shown = [_turn(view, place, turn, addresses, most) for place, turn in enumerate(turns[:MOST_TURNS + 1])]
@@ -178,7 +179,7 @@ def _call(call: Call, most: int) -> Html:
 
 
 def _chips(turn: TurnView) -> list[Html]:
-    """Reward parts, advantage, state, duration, and whether the turn ended the episode."""
+    """Small labels: reward parts, advantage, state, duration, and whether the turn ended the episode."""
     chips = [chip(f"{name} {number(value)}", "good" if value and value > 0 else "bad" if value else "", "a reward part")
              for name, value in (turn.parts or {}).items()]
     if turn.advantage is not None:
@@ -206,7 +207,7 @@ def _pictures(view: GroupView, place: int, turn: TurnView, addresses: draw.Addre
 
 
 def lines(rollout: RolloutView) -> Html:
-    """The first actions of an episode, one line each, for a card."""
+    """The first actions of an episode for its card, one line for each."""
     acted = [t for t in rollout.turns if t["role"] != "observation"]
     rows = []
     for place, turn in enumerate(acted[:_LINES], 1):

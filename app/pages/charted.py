@@ -1,4 +1,4 @@
-"""Common layout of pages with plots between two parts of HTML."""
+"""The common layout of pages that show plots between two parts of HTML."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..html import Html, empty
 from ..site import Site, chart_value, charts, same
 
 PlotPage = tuple[Html, str, Html]
-"""What stands above the plots, the plots, and what stands below."""
+"""The HTML above the plots, the plots (see site.chart_value), and the HTML below."""
 
 
 def build(site: Site, show: Callable[[Site, Mapping[str, str]], PlotPage]) -> None:
-    """Adds a page rendered by `show(site, location)`, and refreshed at every tick."""
+    """Adds a page whose content `show(site, URL parameters)` returns; it is refreshed every few seconds."""
     above = gr.HTML(apply_default_css=False)
     plots, below = charts(f"v-{site.page}-charts"), gr.HTML(apply_default_css=False)
     digests = site.digests(3)
@@ -24,6 +24,6 @@ def build(site: Site, show: Callable[[Site, Mapping[str, str]], PlotPage]) -> No
 
 
 def no_runs() -> PlotPage:
-    """The page for a folder without runs."""
+    """The content of a page if the folder contains no runs."""
     return empty("There are no runs yet.", "Start one with `vlrl train CONFIG`, or open the folder that has them: "
                  "`vlrl app RUNS_DIR`."), chart_value([]), Html("")

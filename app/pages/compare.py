@@ -1,4 +1,4 @@
-"""Compare: two runs, checkpoints or ranges of training steps over their common samples."""
+"""The Compare page: two runs, checkpoints or ranges of training steps, compared on their common samples."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from ..site import Site, chart_value, query
 from . import charted, sides
 
 MOST_LISTED = 20
-"""Number of listed gains, and of losses."""
+"""Largest number of samples listed as gains, and of samples listed as losses."""
 MOST_DRAWN = 5_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """The comparison named by a location. Steps are (first, last), inclusive; equal for an evaluation."""
+    """The comparison that the URL parameters ask for. Steps are (first, last), inclusive; both are equal for an
+    evaluation."""
 
     source: str
-    """eval or train."""
+    """"eval" or "train"."""
     runs: tuple[str, str]
     steps: tuple[tuple[int | None, int | None], tuple[int | None, int | None]]
     split: str | None
 
 
 def build(site: Site) -> None:
-    """Adds the page."""
+    """Adds the page to the app."""
     charted.build(site, show)
 
 
 def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
-    """The page at a location."""
+    """The content of the page for these URL parameters."""
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
@@ -58,11 +59,10 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
 
 
 def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
-    """The comparison named by a location; by default the first against the last evaluation of the newest run that has
-    two.
+    """Converts URL parameters to a Request.
 
-    Two runs are compared at their last evaluations. Raises AppError for invalid steps.
-    """
+    By default the first and the last evaluation are compared, of the newest run that has two. For two different runs
+    the default is the last evaluation of each. Raises AppError for invalid steps."""
     source = "train" if where.get("source") == "train" else "eval"
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
     b = where.get("b") or a
@@ -157,7 +157,7 @@ def _facts(result: Comparison, request: Request) -> Html:
 
 
 def verdict(gain: Interval) -> str:
-    """A sentence on the confidence interval."""
+    """A sentence that interprets the confidence interval of the gain."""
     if gain.low > 0:
         return "B is better: the interval of the gain leaves out 0."
     if gain.high < 0:
@@ -189,7 +189,8 @@ def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
 
 
 def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
-    """The best answers of both sides to the sample of the location, or to the one with the largest gain or loss."""
+    """The best answers of both sides to one sample: the one in the URL parameters, else the one with the largest gain
+    or loss."""
     if not result.pairs:
         return Html("")
     widest = max(result.pairs, key=lambda p: abs(p.gain))

@@ -1,4 +1,4 @@
-"""Curriculum: difficulty of the drawn prompts over time, categories drawn, and groups without a gradient."""
+"""The Curriculum page: difficulty of the drawn prompts over time, categories drawn, and groups without a gradient."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..site import Site, chart_value, query
 from . import charted
 
 MOST_LINES = 12
-"""Number of plotted categories, the most frequent ones; the table lists all."""
+"""Largest number of plotted categories, the most frequent ones. The table lists more."""
 MOST_ROWS = 300
 
 
 def build(site: Site) -> None:
-    """Adds the page."""
+    """Adds the page to the app."""
     charted.build(site, show)
 
 
 def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
-    """The page at a location."""
+    """The content of the page for these URL parameters."""
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
@@ -72,7 +72,8 @@ def _percent(value: float | None) -> str:
 
 
 def figures(summary: Curriculum) -> list[dict[str, Any]]:
-    """A heat map of pass rates, shares of wasted rollouts, draws and pass rates by category, the sampler's metrics."""
+    """A heat map of pass rates, the shares of wasted rollouts, draws and pass rates by category, and the sampler's
+    metrics."""
     spans = [f"{first}" if first == last else f"{first}–{last}" for first, last in summary.bins]
     plots = [_heat_map(summary, spans), _wasted(summary, spans)] if summary.bins else []
     lines = sorted(summary.categories, key=lambda c: -c.groups)[:MOST_LINES]
@@ -97,7 +98,8 @@ def figures(summary: Curriculum) -> list[dict[str, Any]]:
 
 
 def _heat_map(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
-    """Columns are normalized to 1, so that bins with more steps look the same."""
+    """A heat map of pass rate classes over steps; each column is normalized to 1, so that bins with more groups look
+    the same."""
     classes, sums = len(summary.edges) - 1, [sum(row) or 1 for row in summary.counts]
     names = ["0", *(f"{summary.edges[i]:.2g}–{summary.edges[i + 1]:.2g}" for i in range(1, classes - 1)), "1"]
     shares = [[row[i] / total for row, total in zip(summary.counts, sums, strict=True)] for i in range(classes)]
@@ -123,7 +125,7 @@ def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
 
 
 def _over(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
-    """The figure with step ranges as category labels."""
+    """Returns the figure; if bins cover several steps, its horizontal axis has their step ranges as category labels."""
     if any("–" in span for span in spans):
         plot["layout"]["xaxis"]["type"] = "category"
     return plot

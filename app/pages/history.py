@@ -1,4 +1,5 @@
-"""History of a prompt: rewards of one sample over steps and runs, its weight, and the change of its answers."""
+"""The History page of a prompt: rewards of one sample over steps and runs, how often it is drawn, and how its answers
+change."""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ MOST_ANSWERS = 5_000
 """Largest number of answers plotted."""
 _SUGGESTED = 40
 _OFFERED = 200
-"""Number of answers offered for comparison; if there are more, only the best of each visit."""
+"""Largest number of answers offered for comparison. If there are more, only the best answer of each visit is offered.
+"""
 
 
 def build(site: Site) -> None:
-    """Adds the page."""
+    """Adds the page to the app."""
     charted.build(site, show)
 
 
 def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
-    """The page at a location."""
+    """The content of the page for these URL parameters."""
     sample, run = where.get("sample", ""), where.get("run")
     if not site.library.runs():
         return charted.no_runs()
@@ -66,13 +68,13 @@ def _shown(site: Site, where: Mapping[str, str], form: Html, visited: History) -
 
 
 def samples_of(site: Site, runs: tuple[str, ...]) -> list[str]:
-    """Suggested sample ids: those with the most mixed groups."""
+    """Ids of samples to suggest: those whose groups have the largest spread of rewards."""
     page = site.index.groups(Query(runs=runs, order="mixed"), size=4 * _SUGGESTED)
     return list(dict.fromkeys(row.sample_id for row in page.rows))[:_SUGGESTED]
 
 
 def answers_of(site: Site, sample: str, runs: tuple[str, ...]) -> list[RolloutRow]:
-    """Answers to a sample by run, then step."""
+    """The answers to a sample, sorted by run, then by step."""
     rows = every_rollout(site.index, Query(runs=runs, sample_id=sample, descending=False), MOST_ANSWERS)
     return sorted(rows, key=lambda row: (row.key.run, row.key.step, row.key.source, row.key.group, row.key.index))
 
@@ -106,7 +108,8 @@ def _weight(visit: Visit) -> str:
 
 
 def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
-    """Rewards with the mean of each visit, pass rate, and weight over the steps; one colour per run."""
+    """Plots over the steps, with one colour per run: rewards with the mean of each visit, pass rate, and curriculum
+    weight."""
     runs = list(dict.fromkeys(visit.key.run for visit in visited.visits))
     rewards: list[dict[str, Any]] = []
     passes: list[dict[str, Any]] = []
@@ -147,7 +150,7 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """Two answers on the image and as a word diff: those of the location, else as chosen by `_usual`."""
+    """Two answers on the image and as a word diff: those in the URL parameters, else those that `_usual` chooses."""
     if not rows:  # a run that is written to took its files away meanwhile
         return Html("")
     a, b = _usual(rows, *(controls.unpacked(where.get(name)) for name in "ab"))
@@ -169,11 +172,10 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
 
 def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | None
            ) -> tuple[RolloutKey, RolloutKey | None]:
-    """Two different answers if possible; a given one is kept.
+    """Chooses two different answers to compare, if there are two; a and b are kept unless they are None.
 
-    Else the best of the first and of the last visit, in the run with the most visits; for a single visit, its best and
-    worst.
-    """
+    The default is the best answers of the first and of the last visit, in the run with the most visits. If there is a
+    single visit, they are its best and its worst answer."""
     best = _best(rows)
     run = Counter(row.key.run for row in best).most_common(1)[0][0]
     keys = [row.key for row in best if row.key.run == run]
@@ -185,7 +187,7 @@ def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | Non
 
 
 def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """The best answer of each visit, in order."""
+    """The answer with the highest reward of each visit, in the order of the visits."""
     best: dict[GroupKey, RolloutRow] = {}
     for row in rows:
         previous = best.get(row.group)

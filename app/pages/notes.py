@@ -1,4 +1,4 @@
-"""Notes: flag and comment on a rollout, the list of all notes, and exports of selected rollouts."""
+"""The Notes page: flag and comment on a rollout, the list of all notes, and exports of selected rollouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHICH = [("the notes listed above", "notes"), ("what the filters of the Rollout
 
 
 def build(site: Site) -> None:
-    """Adds the page."""
+    """Adds the page to the app."""
     fixed = gr.HTML(apply_default_css=False)
     with gr.Column(visible=False, elem_id="v-note-editor") as editor:
         what = gr.HTML(apply_default_css=False)
@@ -71,7 +71,8 @@ def build(site: Site) -> None:
 
 
 def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
-    """The state of the export section as requested by the link; unchanged for other links."""
+    """Updates the export section (open or closed, and its selection) if the link asks for another one than the `last`
+    link."""
     if pick == last:
         return gr.skip(), gr.skip()
     filtered = pick == "filter"
@@ -79,7 +80,7 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
 
 
 def _fixed(site: Site) -> Html:
-    """Why notes cannot be written, if so."""
+    """A box with the reason why notes cannot be written; empty if they can."""
     words = site.notes.problem()
     return note(words, kind="bad") if words else Html("")
 
@@ -88,10 +89,9 @@ def _fixed(site: Site) -> Html:
 
 
 def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
-    """A title for the location's rollout, and its note; None without a rollout.
+    """The heading for the rollout in the URL parameters, and its note; None if they name no rollout.
 
-    Raises AppError if it does not exist.
-    """
+    Raises AppError if the rollout does not exist."""
     key = controls.rollout_of(where)
     if key is None:
         return None
@@ -113,9 +113,9 @@ def _readable(site: Site, key: RolloutKey) -> Note | None:
 
 def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
                loaded: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
-    """Saves the fields that differ from `loaded`, so that changes of another tab to the other field survive; returns a
-    message.
-    """
+    """Saves the flag and the comment if they differ from `loaded`; returns a message and the values now loaded.
+
+    A field that was not edited is not saved, so another browser tab's change to it survives."""
     key = controls.rollout_of(where)
     if key is None:
         raise AppError("Open a rollout first: its card on the Rollouts page leads here.")
@@ -132,7 +132,8 @@ def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
 
 
 def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
-    """The form and the list. An unreadable notes file is reported at the top."""
+    """The filter form and the list of notes. Both are empty if the notes file is unreadable, which is reported at the
+    top of the page."""
     try:
         every, rows = site.notes.all(), listed_notes(site, where)
     except AppError:
@@ -155,7 +156,7 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 
 def _agreement(site: Site) -> Html:
-    """Agreement between annotators on the answers flagged by two of them."""
+    """A table of the agreement between annotators on the answers that two of them flagged."""
     pairs = agreement.pairs(site.notes.verdicts().values())
     if not pairs:
         return Html("")
@@ -168,7 +169,7 @@ def _agreement(site: Site) -> Html:
 
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """The notes that pass the location's filters."""
+    """The notes that pass the filters in the URL parameters."""
     return site.notes.all(run=None if "group" in where else where.get("run"), flag=where.get("mark"),
                           text=where.get("find", ""), by=where.get("by", ""))
 
@@ -193,7 +194,7 @@ def _date(seconds: float) -> str:
 
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
-    """Writes the selected rollouts to Gradio's download folder; returns the file and a summary."""
+    """Writes the selected rollouts to a file in Gradio's download folder; returns the file and a summary."""
     chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
         raise AppError("No rollout is selected: flag some first, or relax the filters.")
@@ -219,7 +220,7 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 
 
 def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """The rollouts that pass the filters of the Rollouts page, with their notes."""
+    """The rollouts that pass the filters of the Rollouts page, each as its note, which is empty if it has none."""
     remarks = {remark.key: remark for remark in site.notes.all(by=where.get("by", ""))}
     rows = every_rollout(site.index, filters.site_query(site, where), exports.MOST_ROWS + 1)
     return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

@@ -1,4 +1,4 @@
-"""Playground: asks a model about a sample or an upload, and streams the answers."""
+"""The Playground page: asks a model about a sample or an upload, and streams the answers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _SAMPLE, _UPLOAD = "A sample of the task", "An upload"
 
 
 class Page:
-    """The components of the page and their event handlers."""
+    """The components of the Playground page and the handlers of their events."""
 
     def __init__(self, site: Site):
         self.site, self.play = site, Playground(site.library, site.trust_tasks)
         self.jobs: dict[str, Job] = {}
-        """Running jobs, by the id known to their page."""
+        """Running jobs by the id that the browser knows."""
 
     def build(self) -> None:
         site = self.site
@@ -93,7 +93,7 @@ class Page:
 
     def arrive(self, where: Mapping[str, str], model: str | None, task: str | None, split: str, sample: str
                ) -> tuple[Any, ...]:
-        """Fills the lists; the location may preselect a run, model, task, split and sample."""
+        """Fills the drop-down lists; the URL parameters may preselect a run, model, task, split and sample."""
         known, tasks = models.listed(self.site.library), self.play.tasks.listed()
         drawn = next((value for _, value in tasks if value == "grounding"), tasks[0][1])  # needs no data
         first = tasks[0][1] if tasks[0][1].startswith("run:") else drawn
@@ -116,12 +116,12 @@ class Page:
         return gr.update(visible=source == _SAMPLE), gr.update(visible=source == _UPLOAD)
 
     def take_task(self, model: str, task: str, split: str, sample: str) -> tuple[Any, ...]:
-        """Another task: its default length and temperature, and its first sample."""
+        """Updates the page for another task: its default length and temperature, and a preview of the sample."""
         return (*self.play.tasks.usual(task or "", models.run_of(self.site.library, model or "")),
                 *self.look(model, task, split, sample))
 
     def look(self, model: str, task: str, split: str, sample: str) -> tuple[Html, tuple[int, int]]:
-        """The sample as it will be asked, its index, and the number of samples; or an error."""
+        """A preview of the sample, and (its index, the number of samples); for an invalid sample, the error message."""
         try:
             shown = self.play.sample(Ask(model=model or "", task=task or "", split=split, sample=sample))
         except Exception as error:  # a task without data of its own is no fault: an upload can be asked about
@@ -136,7 +136,8 @@ class Page:
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """The next sample, the previous one, or with 0 a random one; wraps around."""
+        """Moves to the next sample (`move` 1), the previous one (-1) or a random one (0), and wraps around at the ends.
+        """
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
@@ -145,7 +146,7 @@ class Page:
 
     def ask(self, model: str, task: str, split: str, sample: str, source: str, file: str | None, question: str,
             answers: float, heat: float, most: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
-        """Yields status and answers until they are complete; the first value is the id of the job."""
+        """Generates the answers. Yields (id of the job, status, answers so far) until they are complete."""
         upload = Path(file) if source == _UPLOAD and file else None
         if source == _UPLOAD and not upload:
             yield "", note("Choose an image or a video first.", kind="bad"), ""
@@ -169,12 +170,12 @@ class Page:
 
 
 def build(site: Site) -> None:
-    """Adds the page."""
+    """Adds the page to the app."""
     Page(site).build()
 
 
 def _status(progress: Progress) -> Html:
-    """Progress bar and phase; the error of a failed job."""
+    """The progress bar and the phase; for a failed job, the error."""
     if progress.phase == "failed":
         return note(progress.remark, kind="bad")
     words = join([_PHASES[progress.phase], progress.remark], ": ")
@@ -186,7 +187,7 @@ def _status(progress: Progress) -> Html:
 
 
 def _shown(progress: Progress) -> Html:
-    """The answers so far, or the scored group."""
+    """The answers generated so far; at the end, the scored group."""
     if isinstance(progress.result, AnsweredGroup):
         return _group_shown(progress.result)
     boxes = [el("article", el("div", el("i", class_="v-swatch", style=f"background:{color(i)}"), el("b", f"#{i}"),

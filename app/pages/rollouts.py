@@ -1,4 +1,5 @@
-"""The rollouts: a filtered, sorted list of groups or answers, and beside it one group with media and tokens."""
+"""The Rollouts page: a filtered and sorted list of groups or answers, and next to it one group with media and tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from ..media import url
 from ..site import Site, same
 
 SIZE = 50
-"""Rows per page of the list."""
+"""Number of rows on one page of the list."""
 _THUMBNAIL = 96  # pixels
 _FRAME = 320
 _MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # what a chat template adds to a question
 
 
 def build(site: Site) -> None:
-    """Builds the page inside its column."""
+    """Adds the page to the app."""
     filter_form = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
     with gr.Column(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
@@ -48,7 +49,7 @@ def build(site: Site) -> None:
 
 
 def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
-    """The filter form and the list of a location."""
+    """The filter form and the list for these URL parameters."""
     if not site.library.runs():
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
             ["Make one in a minute, on a CPU: ", el("code", "vlrl train configs/quickstart.yaml")]))
@@ -161,7 +162,7 @@ def _picture(run: str, name: str | None) -> Html:
 
 
 def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
-    """The group's rewards as small bars, on the scale of the whole list."""
+    """A group's rewards as small bars, on the reward scale of the whole list."""
     if sum(r is not None for r in rewards) < 2:
         return Html("")
     bars = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
@@ -173,7 +174,7 @@ def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
 
 
 class MediaUrls:
-    """URLs of media on this server, for `vlrl.app.draw`."""
+    """Implements draw.Addresses with URLs on this server."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
         return url(run, name, size)
@@ -186,7 +187,7 @@ class MediaUrls:
 
 
 def group(site: Site, where: Mapping[str, str]) -> Html:
-    """The open group; empty without one."""
+    """The group that the URL parameters open; empty if they name none."""
     key = _open_key(where)
     if key is None:
         return Html("")
@@ -210,7 +211,10 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
 
 def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: GroupKey | None,
            where: Mapping[str, str]) -> dict[str, Any] | None:
-    """The location of the answer after the chosen one (else the first); after the last, in the next group."""
+    """The URL parameters that open the answer after the chosen one (else after the first), or the next group after the
+    last answer.
+
+    None if there is no next group."""
     at = present.index(chosen) if chosen in present else 0
     tokens = {k: v for k, v in where.items() if k == "tokens"}
     if at + 1 < len(present):
@@ -219,7 +223,7 @@ def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: Gro
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
-    """Whether a group is the open one; a deep link may omit the split."""
+    """Whether `key` is the open group. The URL of a group may omit the split."""
     return opened is not None and key == opened._replace(split=opened.split or key.split)
 
 
@@ -233,7 +237,7 @@ def _open_key(where: Mapping[str, str]) -> GroupKey | None:
 
 def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str],
          neighbours: tuple[GroupKey | None, GroupKey | None]) -> Html:
-    """Links to the list, the neighbouring groups, and the answers of the group."""
+    """Links to the list, the neighbouring groups, and the neighbouring answers of the group."""
     before, after = neighbours
     present = [r.index for r in view.rollouts]
     at = present.index(chosen) if chosen in present else -1
@@ -259,7 +263,8 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 
 
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
-    """The groups before and after one in the list; none if the filters are invalid, which the list reports."""
+    """The groups before and after this one in the list; (None, None) if the filters are invalid, which the list
+    reports."""
     try:
         query = filters.site_query(site, where)
         return site.index.neighbours(query, key)
@@ -268,7 +273,7 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
 
 
 def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
-    """The turns of the chosen answer, else of the first, if it is an episode."""
+    """The turns of the chosen answer (else of the first one); empty if it is not an episode."""
     rollout = next((r for r in view.rollouts if chosen is None or r.index == chosen), None)
     if rollout is None or not turns.is_episode(rollout):
         return Html("")
@@ -282,7 +287,7 @@ def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
 
 
 def _tokenizer(site: Site, run: str) -> Path | None:
-    """The run's tokenizer.json, else that of its last checkpoint."""
+    """The path of the run's tokenizer.json, else of that in its last checkpoint."""
     if file := site.library.file(run, "tokenizer.json"):
         return file
     saved = sorted((path.name for path in site.library.folder(run).checkpoints.glob("step-*")), reverse=True)
@@ -290,7 +295,7 @@ def _tokenizer(site: Site, run: str) -> Path | None:
 
 
 def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
-    """The tokens of the chosen answer, else of the first."""
+    """The tokens of the chosen answer (else of the first one)."""
     answers: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
     if not answers:
         return Html("")

@@ -1,4 +1,4 @@
-"""The runs: diagnosis, state, curves, and settings that differ between two of them."""
+"""The Runs page: diagnosis, state, curves, and the settings in which two runs differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_DIFFERENCES = 6
 
 
 def build(site: Site) -> None:
-    """Builds the page inside its column."""
+    """Adds the page to the app."""
     wrong = gr.HTML(elem_id="v-wrong", apply_default_css=False)
     gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
     listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
@@ -57,7 +57,7 @@ def build(site: Site) -> None:
 
 
 def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, str, str, str]:
-    """The parts of the page at a location: diagnosis, list, plot data, and the rest."""
+    """The parts of the page for these URL parameters: diagnosis, list of runs, plots, and the HTML below the plots."""
     runs = site.library.runs()
     if not runs:
         return "", _nothing(site), "", ""
@@ -75,7 +75,7 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
 
 
 def _missing(site: Site, requested: Sequence[str], known: Sequence[str]) -> list[Html]:
-    """A line for each run of the location that does not exist; "-" stands for no run."""
+    """A remark for each run in the URL parameters that does not exist; "-" means that no run is selected."""
     lines = []
     for run in dict.fromkeys(requested):
         if run not in (*known, "-"):
@@ -97,7 +97,7 @@ def _nothing(site: Site) -> Html:
 
 def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence[str],
            labels: Mapping[str, Label]) -> Html:
-    """The diagnosis of the first selected run."""
+    """The diagnosis of each of the first MOST_JUDGED selected runs, with a form for the run's tags."""
     left = chosen[MOST_JUDGED:]
     more = el("p", f"Of {', '.join(left)} nothing is said here: choose {MOST_JUDGED} runs at most.", class_="v v-dim")
     infos = {run.id: run for run in runs}
@@ -108,7 +108,7 @@ def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence
 
 
 def ends(run: RunInfo) -> list[Finding]:
-    """The estimated end of a running run, at the speed of its last steps."""
+    """A finding that estimates the remaining time of a running run from the speed of its last steps."""
     if run.state != "running" or run.eta_s is None or run.steps is None:
         return []
     return [Finding("", f"It runs for another {duration(run.eta_s)}: {run.step or 0:,} of {run.steps:,} steps are "
@@ -116,7 +116,7 @@ def ends(run: RunInfo) -> list[Finding]:
 
 
 def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
-    """The settings that differ from the previous run of the same task."""
+    """A finding on the settings that differ from those of the previous run of the same task."""
     earlier = [r for r in runs if r.task == run.task and r.id != run.id and not r.part_of and not run.part_of
                and (r.started or 0.0) <= (run.started or 0.0)]
     if not earlier or not run.task:
@@ -132,7 +132,7 @@ def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
 
 
 def _findings(run: str, findings: Sequence[Finding], label: Html) -> Html:
-    """The findings on a run, each with its remedy and a link to its groups."""
+    """The findings on a run as HTML, each with its remedy and a link to the groups concerned."""
     lines = []
     for finding in findings:
         to = link(finding.where, "compare them" if finding.where["page"] == "compare" else "its groups"
@@ -173,7 +173,7 @@ def _search_text(run: RunInfo, labels: Mapping[str, Label]) -> str:
 
 
 def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
-    """A column header; a click sorts by it, a second one reverses the order."""
+    """A column header; a click sorts the list by that column, and a second click reverses the order."""
     if name not in _SORTS:
         return el("th", el("span", "curves", class_="v-unseen"), scope="col")
     way = ("up" if down else "down") if name == by else "down" if name in _DOWN_FIRST else "up"

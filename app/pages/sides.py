@@ -1,4 +1,4 @@
-"""Two answers to one prompt side by side: the prompt, and the marks of both on the image."""
+"""Two answers to one prompt side by side: the prompt, the image with the marks of each answer, and a word diff."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .rollouts import MediaUrls
 
 
 def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
-    """Prompt and target, the image with the marks of each answer, and a word diff. Raises AppError if one does not
-    exist.
-    """
+    """Prompt and target, the image with the marks of each answer, and a word diff of the answers.
+
+    Raises AppError if one of the answers does not exist."""
     sides = [_answer(site, key) for key in (a, b)]
     halves = [el("article", _head(name, view, rollout), draw.media(view, MediaUrls(), rollout.index),
                  el("div", *(cards.part_chips(rollout)), class_="v-chips"), class_="v-side")
@@ -27,13 +27,13 @@ def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the
 
 
 def best(site: Site, key: GroupKey) -> RolloutKey:
-    """The answer with the highest reward of a group. Raises AppError if it does not exist."""
+    """The key of the answer with the highest reward in a group. Raises AppError if the group does not exist."""
     view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
     return max(view.rollouts, key=lambda r: (not r.aside, r.reward is not None, r.reward or 0.0)).key
 
 
 def _answer(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
-    """The answer, in its group reduced to it."""
+    """Reads one answer with its marks; returns a group that contains only this answer, and the answer."""
     view, rollout = flagging.answer(site, key)
     view = details.with_marks(site.library, dataclasses.replace(view, rollouts=(rollout,)), site.trust_tasks)
     return view, view.rollouts[0]
