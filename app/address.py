@@ -59,7 +59,7 @@ def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: 
                           "inspector, such as /vlrl or /user/me/proxy/7860; --allow-host takes the proxy's name")
     if (first := path[1:].partition("/")[0]) in _TAKEN:
         raise ConfigError(f"--root-path {root_path}: a proxy that strips the path would hide the inspector's own "
-                          f"/{first}; start it with another word")
+                          f"/{first}; start the path with another word")
     return Address(host, path, tuple(map(_host, hosts)), tuple(map(_origin, frames)))
 
 

@@ -35,7 +35,7 @@ CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) 
 """SQL columns with the content of a sample, from which `item` makes an Item for pairing samples across runs."""
 SAMPLE = "sample_id, coalesce(shown, media), target"
 """SQL columns that identify a sample: answers with equal values in them belong to the same sample."""
-_EQUAL = 1e-9  # rewards that are as near are a tie
+_EQUAL = 1e-9  # rewards that differ by less are a tie
 _MOST_CATEGORIES = 40
 
 
@@ -302,12 +302,12 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
     if len(same) < len(rows):
         others = sorted({row["run"] for row in rows if id(row) not in same_ids})
         differs = sorted({word for pairing in pairings.values() for left in pairing.second for word in left.differs})
-        notes.append(f"{len(rows) - len(same):,} groups of this id are of another sample (other "
-                     f"{', '.join(differs) or 'content'}: another data.seed, or other rows) and are left out, of "
+        notes.append(f"{len(rows) - len(same):,} groups with this id are left out, because they are of another sample "
+                     f"(other {', '.join(differs) or 'content'}: another data.seed, or other rows), in the runs "
                      f"{', '.join(others[:5])}.")
     if any(pairing.reworded for pairing in pairings.values()):
-        notes.append("Some of its groups were asked in other words (another task.prompt, or a model with another chat "
-                     "template).")
+        notes.append("Some groups of this sample were asked in other words (another task.prompt, or a model with "
+                     "another chat template).")
     return same, notes
 
 
@@ -339,8 +339,8 @@ def _common_split(index: Index, a: Side, b: Side) -> str:
         GROUP BY split HAVING count(DISTINCT run) = ? ORDER BY split LIMIT 1""",
         [[a.run, b.run], len({a.run, b.run})])
     if not rows:
-        raise AppError(f"runs {a.run!r} and {b.run!r} have no evaluated split in common. Evaluations run every "
-                       "eval.every steps, before the first and after the last")
+        raise AppError(f"runs {a.run!r} and {b.run!r} have no evaluated split in common. A run is evaluated "
+                       "before its first step, every eval.every steps, and after its last step")
     return rows[0]["split"]
 
 
@@ -373,7 +373,7 @@ def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
     steps = [row["step"] for row in records]
     step = side.step if side.step is not None else max(steps, default=None)
     if step not in steps or step is None:
-        available = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "it has none"
+        available = f"it was evaluated at steps {', '.join(map(str, steps[-20:]))}" if steps else "the run has none"
         raise AppError(f"run {side.run!r} has no evaluation of {split!r}"
                        f"{'' if step is None else f' at step {step}'}: {available}")
     rows = index.table.fetch(f"""

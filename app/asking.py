@@ -137,7 +137,7 @@ class Tasks:
         are invalid."""
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
-            raise AppError(f"Task {ask.task[:200]!r}: choose one of the list; tasks from a file or module are loaded "
+            raise AppError(f"Task {ask.task[:200]!r}: choose one from the list; tasks from a file or module are loaded "
                            "only if the app was started with --trust-tasks.")
         tree = self.tree(run) if run else {}
         tasks = tasks_of(tree) if run else [_builtin(ask.task)]
@@ -213,9 +213,9 @@ class Tasks:
     def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
         """Returns a copy of the task, the requested sample (or the upload as a sample), and its chat messages."""
         if ask.upload:
-            task = copy.copy(self._task(config)[0].members[0])  # of several tasks the first reads the answers
+            task = copy.copy(self._task(config)[0].members[0])  # with several tasks, the first one parses the answers
             sample = Sample(id="upload", media=(_uploaded(ask.upload),), prompt=ask.question.strip())
-            return task, sample, Task.messages(task, sample)  # these words, whatever the task makes of its rows
+            return task, sample, Task.messages(task, sample)  # the question as it is, without the task's template
         own, place, samples = self.find(config, ask)
         sample = _with_prompt(own, samples[place])
         return copy.copy(own), sample, task_messages(own, sample)
@@ -259,7 +259,7 @@ def own_code(task: Mapping[str, Any]) -> str:
     if combine.partition(":")[0] not in (*COMBINE, "auto", "own"):
         return f"task.combine={combine}"
     if setting := next((f"task.{key}={task[key]}" for key in ("browser", "html") if task.get(key)), ""):
-        return setting  # a program, and pages with scripts
+        return setting  # a program to start, or pages with scripts
     odd = (f"task.{key}={value}" for key, value in task.items() if key not in _WORDS and _has_colon(value))
     return next(odd, "")
 
@@ -281,7 +281,8 @@ def _builtin(name: str) -> dict[str, Any]:
 def _uploaded(path: Path) -> Media:
     suffix = path.suffix.lower()
     if suffix not in IMAGES + VIDEOS:
-        raise AppError(f"{path.name[:100]!r} is not a readable image or video: {', '.join(IMAGES + VIDEOS)}")
+        raise AppError(f"{path.name[:100]!r} is not an image or video with one of the suffixes "
+                       f"{', '.join(IMAGES + VIDEOS)}")
     return Media(kind="video" if suffix in VIDEOS else "image", source=path)
 
 

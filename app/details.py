@@ -29,13 +29,13 @@ from .queries import SOURCES, GroupKey, RolloutKey
 from .textfiles import first_line
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
-_ROWS = 1024  # read at once
+_ROWS = 1024  # read at a time
 _LONGEST = 4_000_000  # characters of a JSON column
-_MARKS = 1000  # of an answer
+_MARKS = 1000  # per answer
 MOST_ANSWERS = 4096
 """Largest number of answers read from a group."""
 _MARK_DEPTH = 6
-_MARK_ITEMS = 4000  # of a list in a mark
+_MARK_ITEMS = 4000  # per list in a mark
 _FIELDS = list(SCHEMA)
 
 Mark = dict[str, Any]
@@ -166,15 +166,15 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
     An empty `split` selects the first split that contains the group."""
     if source not in SOURCES:
-        raise AppError(f"source {str(source)[:100]!r} is unknown: one of {', '.join(SOURCES)}")
-    folder, group_id = library.folder(run), utf8(str(group_id))  # as it was written
+        raise AppError(f"source {str(source)[:100]!r} is unknown: choose one of {', '.join(SOURCES)}")
+    folder, group_id = library.folder(run), utf8(str(group_id))  # as the writer encodes it
     rows: list[dict[str, Any]] = []
     for file, steps, file_split in folder.rollout_files(SOURCES[source]):
         if step not in steps or len(rows) >= MOST_ANSWERS:
             continue
         try:
             rows += _rows(file, steps.start, step, group_id, file_split or ("train" if source == "train" else ""))
-        except Exception as error:  # of a broken or hostile file pyarrow may raise anything
+        except Exception as error:  # pyarrow may raise anything for a damaged or hostile file
             folder.notes.append(f"skipped {file.name}: {first_line(error)}")
     if len(rows) >= MOST_ANSWERS:
         rows = rows[:MOST_ANSWERS]
@@ -202,7 +202,7 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
         return view
     try:
         task = load_class(name)()
-    except Exception as error:  # anyone's code
+    except Exception as error:  # code of a task may raise anything
         return replace(view, notes=(*view.notes, f"task {name!r} draws no marks: {first_line(error)}"))
     sample = Sample(id=view.sample_id, row=view.sample)
 

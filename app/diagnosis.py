@@ -76,34 +76,36 @@ _KINDS = ("bad", "warn", "", "good")
 # --- alerts -----------------------------------------------------------------------------------------------------------
 
 ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "reward_drop": ("Read the best answers before the drop: the reward may have been cheated. Otherwise lower "
-                    "train.lr, or hold the model near its start with algo.kl_coef=0.01.", {"order": "worst"}),
-    "constant_rewards": ("Read some answers: does the task read them as the prompt asks for them? If all are wrong, "
-                         "take easier samples, a start by `vlrl sft`, or a reward with levels in between.", {}),
-    "zero_variance_above": ("curriculum.keep=mixed draws until groups differ; rollout.group_size=16, easier or harder "
-                            "samples and a reward with levels in between make them differ.", {"alike": "yes"}),
-    "heldout_drop": ("Stop at checkpoints/best, lower train.lr, or take more samples: it learns these by heart.",
+    "reward_drop": ("Read the best answers before the drop: the model may have exploited the reward. Otherwise "
+                    "lower train.lr, or keep the model near its start with algo.kl_coef=0.01.", {"order": "worst"}),
+    "constant_rewards": ("Read some answers: does the task parse the format that the prompt asks for? If all are "
+                         "wrong, use easier samples, begin with `vlrl sft`, or give partial rewards.", {}),
+    "zero_variance_above": ("curriculum.keep=mixed draws until the rewards in each group differ. A larger group "
+                            "(rollout.group_size=16), easier or harder samples, and partial rewards help, too.",
+                            {"alike": "yes"}),
+    "heldout_drop": ("Stop at checkpoints/best, lower train.lr, or use more samples: the model memorizes these.",
                      {"kind": "eval", "order": "worst"}),
     "kl_above": ("Raise algo.kl_coef, or lower train.lr.", {"order": "best"}),
-    "entropy_below": ("Read whether answers are alike. Lower train.lr, raise rollout.temperature, or hold the entropy "
+    "entropy_below": ("Read whether answers are alike. Lower train.lr, raise rollout.temperature, or keep the entropy "
                       "up with algo.entropy=bonus.", {"order": "best"}),
-    "entropy_drop": ("Read whether answers are alike. Lower train.lr, raise rollout.temperature, or hold the entropy "
+    "entropy_drop": ("Read whether answers are alike. Lower train.lr, raise rollout.temperature, or keep the entropy "
                      "up with algo.entropy=bonus.", {"order": "best"}),
-    "truncated_above": ("Raise rollout.max_new_tokens (of episodes episode.max_turns or max_tokens), or ask for "
-                        "shorter answers in the prompt; "
-                        "algo.mask_truncated=true leaves cut answers out of the loss.", {"cut": "yes"}),
-    "skipped_above": ("Lower train.lr; in 16 bits try model.dtype=float32 for some steps.", {}),
-    "service_errors_above": ("See in services/ of the run what failed, and whether the server of services.judge.url is "
-                             "up and keeps up: fewer requests at a time, or a longer time limit.", {"err": "yes"}),
+    "truncated_above": ("Raise rollout.max_new_tokens (for episodes episode.max_turns or episode.max_tokens), or ask "
+                        "for shorter answers in the prompt. algo.mask_truncated=true excludes truncated answers from "
+                        "the loss.", {"cut": "yes"}),
+    "skipped_above": ("Lower train.lr; with a 16-bit model.dtype, try float32 for some steps.", {}),
+    "service_errors_above": ("Read in the run's folder services/ what failed, and check that the server of "
+                             "services.judge.url runs. If it is too slow, send fewer requests at a time, or raise the "
+                             "time limit.", {"err": "yes"}),
     "mismatch_above": ("Compare engine.dtype with model.dtype and the versions of engine and transformers; "
-                       "engine.name=hf for some steps says whether it is the engine. limits.mismatch stops such a run, "
-                       "algo.correction=token_truncate weighs what is left.", {}),
-    "mismatch_gap_above": ("Read the rollouts of that step by token: a token that the engine cannot know (a picture, a "
-                           "control token) stands out.", {}),
-    "unpaid_part": ("Read the best answers: does the task read them as the prompt asks for them (tags, units, LaTeX)? "
-                    "`vlrl score` shows what is read.", {"order": "best"}),
-    "unreadable_above": ("Read some of them: does the prompt ask for what `score` reads? `vlrl tasks check` lists "
-                         "answers without a score.", {"err": "yes"}),
+                       "some steps with engine.name=hf show whether the engine is the cause. limits.mismatch stops "
+                       "such a run, and algo.correction=token_truncate corrects for the rest.", {}),
+    "mismatch_gap_above": ("View the rollouts of that step by token: tokens that the engine treats differently (of an "
+                           "image, or control tokens) stand out.", {}),
+    "unpaid_part": ("Read the best answers: does the task parse the format that the prompt asks for (tags, units, "
+                    "LaTeX)? `vlrl score` shows what is parsed.", {"order": "best"}),
+    "unreadable_above": ("Read some of these answers: does the prompt ask for the format that `score` parses? "
+                         "`vlrl tasks check` lists answers without a score.", {"err": "yes"}),
 }
 """Rule name from vlrl.monitoring.alerts -> (remedy, filters that select the groups concerned)."""
 
@@ -112,7 +114,7 @@ def alerts(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for each alert raised during the run, latest first."""
     lines = [line for line in evidence.alerts if isinstance(line.get("alert"), str)]
     for line in reversed(lines[-MOST_ALERTS:]):
-        do, filters = ADVICE.get(line["alert"], ("docs/troubleshooting.md has what to do about it.", {}))
+        do, filters = ADVICE.get(line["alert"], ("See docs/troubleshooting.md for remedies.", {}))
         text = line.get("text")
         words = text if isinstance(text, str) else f"at step {line['step']}: {line['alert']}"
         yield Finding("bad", f"Alert {words[:500]}", do, evidence.groups(line["step"], line["step"], **filters))
@@ -130,16 +132,16 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     if share is None or share <= 0.5:
         return
     if evidence.answers and all(len(rewards) == 1 for rewards in _by_group(evidence.answers)):
-        return  # one answer a group: it is not compared with its siblings
+        return  # one answer per group: there is nothing to compare it with
     equal = [rewards[0] for rewards in _by_group(evidence.answers) if len(set(rewards)) == 1]
     rewards = [answer.reward for answer in evidence.answers]
-    differ = len(set(rewards)) > 1  # of one value alone nobody knows whether it is the lowest
+    differ = len(set(rewards)) > 1  # a single value is neither low nor high
     lowest = sum(reward == min(rewards) for reward in equal) / len(equal) if equal and differ else None
-    which = ("" if lowest is None else f"; {lowest:.0%} of them got the lowest reward: the task is too hard for it"
-             if lowest > 0.7 else f"; {1 - lowest:.0%} of them got more than the lowest: it is too easy"
-             if lowest < 0.3 else "")
+    which = ("" if lowest is None else
+             f"; {lowest:.0%} of them got the lowest reward: the task is too hard for the model" if lowest > 0.7 else
+             f"; {1 - lowest:.0%} of them got more than the lowest: the task is too easy" if lowest < 0.3 else "")
     yield Finding("bad" if share > 0.8 else "warn", f"{share:.0%} of the groups {_over(recent)} have equal rewards "
-                  f"and teach nothing by comparison{which}.", ADVICE["zero_variance_above"][0],
+                  f"and so give no gradient{which}.", ADVICE["zero_variance_above"][0],
                   _where(evidence, recent, alike="yes"))
 
 
@@ -148,7 +150,7 @@ def truncation(evidence: Evidence) -> Iterator[Finding]:
     recent = evidence.last("completion/truncated_frac")
     share = _mean(recent)
     if share is not None and share > 0.05:
-        yield Finding("bad" if share > 0.2 else "warn", f"{share:.0%} of the answers {_over(recent)} were cut off.",
+        yield Finding("bad" if share > 0.2 else "warn", f"{share:.0%} of the answers {_over(recent)} were truncated.",
                       ADVICE["truncated_above"][0], _where(evidence, recent, cut="yes"))
 
 
@@ -161,13 +163,13 @@ def entropy(evidence: Evidence) -> Iterator[Finding]:
     if spans is None or spans[0][1] <= 0:
         return
     (_, before), (recent, after) = spans
-    words = f"The entropy went from {number(before)} to {number(after)} nats a token"
+    words = f"The entropy went from {number(before)} to {number(after)} nats per token"
     if after < 0.5 * before:
-        yield Finding("bad" if after < 0.1 * before else "warn", f"{words}: answers become alike.",
+        yield Finding("bad" if after < 0.1 * before else "warn", f"{words}: answers become similar to each other.",
                       ADVICE["entropy_drop"][0], _where(evidence, recent, order="best"))
     elif after > 3 * before:
-        yield Finding("warn", f"{words}: answers become random.", "Lower train.lr, and the weight of "
-                      "algo.entropy where one is set.",
+        yield Finding("warn", f"{words}: answers become random.", "Lower train.lr, and the entropy "
+                      "bonus if algo.entropy sets one.",
                       _where(evidence, recent, order="worst"))
 
 
@@ -178,8 +180,8 @@ def kl(evidence: Evidence) -> Iterator[Finding]:
         return
     (_, before), (recent, after) = spans
     if after > 1.0 or (after > 0.1 and after > 2 * before):
-        yield Finding("bad" if after > 1.0 else "warn", f"The KL to the reference went from {number(before)} to "
-                      f"{number(after)} a token.", ADVICE["kl_above"][0], _where(evidence, recent, order="best"))
+        yield Finding("bad" if after > 1.0 else "warn", f"The KL to the reference policy went from {number(before)} to "
+                      f"{number(after)} nats per token.", ADVICE["kl_above"][0], _where(evidence, recent, order="best"))
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -195,9 +197,9 @@ def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
             continue
         fully = usual > 0 and usual == max(values)
         words = "has its largest value" if fully else "is never earned" if usual == 0 else f"is {number(usual)}"
-        do = ("It no longer tells answers apart: lower its weight, or leave it out." if fully else
-              "It tells no answers apart: read whether the task can pay it, or leave it out.")
-        yield Finding("warn" if not fully else "", f"The part {name} {words} in {share:.0%} of the last "
+        do = ("It no longer distinguishes answers: lower its weight, or remove it." if fully else
+              "It does not distinguish answers: check whether the task can give other values, or remove it.")
+        yield Finding("warn" if not fully else "", f"The reward part {name} {words} in {share:.0%} of the last "
                       f"{len(values):,} answers.", do,
                       {**evidence.groups(), "view": "rollouts", "sort": "part", "part": name})
 
@@ -211,9 +213,10 @@ def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
                                    (x := answer.parts.get(one)) is not None
                                    and (y := answer.parts.get(other)) is not None])
             if along is not None and along < -0.3:
-                yield Finding("warn", f"The parts {one} and {other} work against each other: their correlation within "
-                              f"groups is {number(along, '.2f')}.", "Read answers that have one and not the other; "
-                              "weigh the one that matters more, or pay for it only where the other is right.",
+                yield Finding("warn", f"The reward parts {one} and {other} work against each other: their correlation "
+                              f"within groups is {number(along, '.2f')}.", "Read answers that get one part without the "
+                              "other. Raise the weight of the more important part, or reward it only if the other is "
+                              "earned.",
                               {**evidence.groups(), "view": "rollouts", "sort": "part", "part": one})
 
 
@@ -224,9 +227,10 @@ def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
         return
     lengths = _ends(evidence, "completion/length_mean")
     grown = f"; the mean length went from {number(lengths[0][1])} to {number(lengths[1][1])}" if lengths else ""
-    yield Finding("warn", f"{'Longer' if along > 0 else 'Shorter'} answers of a group get more: the correlation of "
-                  f"length and reward is {number(along, '.2f')}{grown}.", "Read the longest and the shortest: length "
-                  "itself must not be what is paid.", {**evidence.groups(), "view": "rollouts", "sort": "length"})
+    yield Finding("warn", f"{'Longer' if along > 0 else 'Shorter'} answers of a group get a higher reward: the "
+                  f"correlation of length and reward is {number(along, '.2f')}{grown}.", "Read the longest and the "
+                  "shortest: the reward should not depend on length itself.",
+                  {**evidence.groups(), "view": "rollouts", "sort": "length"})
 
 
 def held_out(evidence: Evidence) -> Iterator[Finding]:
@@ -239,7 +243,7 @@ def held_out(evidence: Evidence) -> Iterator[Finding]:
         (before, low0, high0), (after, low1, high1) = (
             tuple(finite(line.get(f"reward/mean{end}")) for end in ("", "/ci95_low", "/ci95_high"))
             for line in (lines[0], lines[-1]))
-        kind, verdict = "", "their intervals overlap; sample by sample it may be clearer"
+        kind, verdict = "", "the intervals overlap; a comparison sample by sample may be clearer"
         if low1 is not None and high0 is not None and low1 > high0:
             kind, verdict = "good", "better"
         elif high1 is not None and low0 is not None and high1 < low0:
@@ -273,9 +277,10 @@ def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
             continue
         apart = low is not None and high is not None and high < low
         yield Finding("bad" if apart else "warn", f"The training reward went from {number(before, '.3f')} to "
-                      f"{number(after, '.3f')}, and the correct answers of {split} from {number(first, '.3f')} to "
-                      f"{number(last, '.3f')}.", "Read the best paid answers: is what is paid what is wanted? Or it "
-                      "learns its samples by heart: take more of them, or stop at checkpoints/best.",
+                      f"{number(after, '.3f')}, and the share of correct answers in {split} from "
+                      f"{number(first, '.3f')} to {number(last, '.3f')}.", "Read the answers with the highest "
+                      "reward: are they what you want? If so, the model memorizes its samples: use more of them, or stop at "
+                      "checkpoints/best.",
                       _where(evidence, late, order="best"))
 
 

@@ -76,13 +76,13 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
     if form == "sft" and not bad:
         usable = [note for note in chosen if note.flag != "bad"]
         if len(usable) < len(chosen):
-            left_out.append(f"{len(chosen) - len(usable)} are flagged bad: no model should learn them. Choose the flag "
-                            "bad above to export them all the same")
+            left_out.append(f"{len(chosen) - len(usable)} are flagged bad: no model should learn them. To export them "
+                            "all the same, select the flag bad above")
         chosen = usable
     path, rows = FORMS[form](library, media, chosen, folder, left_out)
     if not rows:
         path.unlink(missing_ok=True)
-        why = f": {left_out[0]}" if left_out else ", for none is chosen"
+        why = f": {left_out[0]}" if left_out else ", because none is selected"
         raise AppError(f"no rollout can be written{why}")
     return Export(path, rows, tuple(left_out))
 
@@ -127,7 +127,7 @@ def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> I
                 row = table.slice(i, 1).to_pylist()[0]
                 yield note, {**row, **{k: _decoded(row[k]) for k in _JSON if k in row},
                              **{k: dict(row[k] or ()) for k in _MAPS}}
-            except (ValueError, RecursionError) as error:  # text that is not UTF-8, JSON that is none
+            except (ValueError, RecursionError) as error:  # text that is not UTF-8, or invalid JSON
                 left_out.append(f"{_name(note.key)}: {error}")
 
 
@@ -239,7 +239,7 @@ def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set
     if not record["completion"] or record["truncated"]:
         raise AppError("its answer is empty or truncated: training on it would teach the model to stop there")
     fields = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
-    if any(file.frames for file in files):  # frames that were kept alone begin at the clip's start
+    if any(file.frames for file in files):  # a clip of stored frames begins at its first frame
         told = ("video_start", "video_end", "fps", "frame_times")
         fields = {name: value for name, value in fields.items() if name not in told}
     id, number = record["sample_id"], 2
@@ -261,11 +261,11 @@ def _keep(archive: zipfile.ZipFile, sizes: dict[str, int], files: Sequence[_File
     for file in files:
         size = file.path.stat().st_size
         if sizes.setdefault(file.name, size) != size:
-            raise AppError(f"two files of different sizes have the hash of {file.name}")
+            raise AppError(f"two media files of different sizes have the hash in the name {file.name}")
         if file.name in archive.NameToInfo:
             continue
         if sum(sizes.values()) > MOST_BYTES:
-            raise AppError(f"the media of these answers exceed {MOST_BYTES >> 30} GiB: narrow the choice")
+            raise AppError(f"the media of these answers exceed {MOST_BYTES >> 30} GiB: select fewer answers")
         if file.frames:
             with archive.open(file.name, "w") as target:
                 _animated_png(file.path, target)
@@ -280,7 +280,7 @@ def _animated_png(path: Path, target: Any) -> None:
         count = getattr(image, "n_frames", 1)
         if image.width * image.height > limits.image_pixels or \
                 count * image.width * image.height > limits.video_pixels:
-            raise AppError(f"{path.name} has more pixels than limits.video_pixels")
+            raise AppError(f"{path.name} has more pixels than limits.image_pixels or limits.video_pixels allows")
         frames, shown = [], []
         for i in range(count):
             image.seek(i)

@@ -46,7 +46,7 @@ def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str
     Of longer episodes evenly spaced images are used, including the first and the last. Raises AppError for an episode
     without images, and for an unknown kind."""
     if kind not in _ENCODERS:
-        raise AppError(f"a film is one of {', '.join(KINDS)}, not {kind[:20]!r}")
+        raise AppError(f"film kind {kind[:20]!r} is unknown: choose one of {', '.join(KINDS)}")
     with _making:
         frames = _read(media, view.key.run, spread(pictures(view, rollout), most_frames), size)
         if not frames:
@@ -80,7 +80,7 @@ def _read(media: MediaStore, run: str, names: Sequence[str], size: int) -> list[
     for name in names:
         try:
             frames.append(Image.open(io.BytesIO(media.thumbnail(run, name, size))).convert("RGB"))
-        except AppError:  # a file that has gone, or is broken
+        except AppError:  # the file was deleted or is damaged
             continue
     sides = tuple(max((frame.size[i] for frame in frames), default=0) for i in (0, 1))
     return [_placed(frame, sides) for frame in frames]

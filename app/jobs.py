@@ -95,6 +95,6 @@ class Job:
             self.tell("stopped")
         except VlrlError as error:
             self.tell("failed", remark=str(error))
-        except (Exception, SystemExit) as error:  # a task's code, a decoder, a library
-            _log.error("the playground failed", exc_info=error)
+        except (Exception, SystemExit) as error:  # from code of a task, a decoder or a library
+            _log.error("a job of the playground failed", exc_info=error)
             self.tell("failed", remark=failure(error))

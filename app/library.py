@@ -26,12 +26,12 @@ from . import AppError
 from .html import finite
 from .textfiles import BadFile, JsonLines, flat, read_yaml
 
-_STATE = {"starting": "running", "dead": "stale"}  # status.py's words for it, where they differ
-_DEPTH = 5  # folders below the root in which runs are looked for
+_STATE = {"starting": "running", "dead": "stale"}  # state in status.py -> RunInfo.state, where they differ
+_DEPTH = 5  # levels of folders below the root that are searched for runs
 _MOST_FOLDERS = 20_000
 _NOT_WALKED = {"media", "checkpoints", "rollouts", "eval-rollouts", "__pycache__", "node_modules"}
-_SCAN_S = 1.0  # for so long the list of folders holds
-_SMALL = 1 << 20  # bytes of config.yaml, env.json, heartbeat.json and run.lock
+_SCAN_S = 1.0  # the folders are searched again after this time
+_SMALL = 1 << 20  # largest size in bytes of config.yaml, env.json, heartbeat.json, run.lock
 _WATCHED = ("heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl", "config.yaml", "env.json", FILE)
 
 
@@ -193,7 +193,7 @@ class Library:
                 except BadFile as error:
                     wrong = f"config.yaml cannot be read: {error}"
                 if file is None and os.path.lexists(path / "config.yaml"):
-                    wrong = f"config.yaml is not read: it is no regular file inside {self.root}"
+                    wrong = f"config.yaml is not read: it is not a regular file inside {self.root}"
                 self._settings[id] = (signature, settings, wrong)
             return self._settings[id][1:]
 
@@ -201,7 +201,7 @@ class Library:
         signature = tuple(_signature(path / name) for name in _WATCHED)
         known = self._infos.get(id)
         if known and known[0] == signature:
-            alive = known[2].state in ("running", "stale")  # whether its process lives shows in no file
+            alive = known[2].state in ("running", "stale")  # no file records whether its process is alive
             if not alive or time.monotonic() - known[1] < _SCAN_S:
                 return known[2]
         info = self._read_info(id, path)
@@ -213,15 +213,15 @@ class Library:
         notes = [wrong] if wrong else []
         refused = [name for name in _WATCHED if name != "config.yaml" and
                    os.path.lexists(path / name) and not _readable(inside(path / name, self.root), name)]
-        notes += [f"{name} is not read: it is no regular file of a usual size inside {self.root}" for name in refused]
+        notes += [f"{name} is not read: it is too large, or not a regular file inside {self.root}" for name in refused]
         report = status.Status(str(path), "unknown")
         if not {"heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl"} & set(refused):
             try:
                 report = status.read_status(path)
-            except Exception as error:  # the files may hold anything, e.g. a process number that is none
+            except Exception as error:  # the files may contain anything, e.g. an invalid process id
                 notes.append(f"its state cannot be read: {type(error).__name__} in heartbeat.json or run.lock")
             if (path / "heartbeat.json").exists() and read_json(path / "heartbeat.json") is None:
-                notes.append("heartbeat.json is no whole JSON object")
+                notes.append("heartbeat.json is not a complete JSON object")
         state = _STATE.get(report.state, report.state)
         started = None if "env.json" in refused else _started(path)
         ended = time.time() if state == "running" else _beat(path) if "heartbeat.json" not in refused else None
@@ -282,11 +282,11 @@ class _Walk:
             path = folder / name
             self._left -= 1
             if self._left == 0:
-                self.skipped.append(f"only the first {_MOST_FOLDERS} folders were looked into: name a smaller folder")
+                self.skipped.append(f"only the first {_MOST_FOLDERS} folders were searched: name a smaller folder")
             if self._left <= 0:
                 return
             if utf8(str(path)) != str(path):
-                self.skipped.append(f"{utf8(str(path))}: its name is no valid text")
+                self.skipped.append(f"{utf8(str(path))}: its name is not valid UTF-8")
             elif _is_run(path):
                 yield from self._with_stages(path)
             elif depth > 1 and not name.startswith(".") and name not in _NOT_WALKED:
@@ -316,7 +316,7 @@ class _ContainedRunFolder(RunFolder):
             if inside(file, self._root) if os.path.islink(file) else os.path.isfile(file):
                 yield file, steps, split
             else:
-                self.notes.append(f"skipped {file.name}: it is no regular file inside {self._root}")
+                self.notes.append(f"skipped {file.name}: it is not a regular file inside {self._root}")
 
 
 # --- files and values -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ VIDEO_SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
 _MAGIC = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|BM|II\*\x00|MM\x00\*|RIFF....(?:WEBP|AVI )|"
                     rb"\x1aE\xdf\xa3|....(?:ftyp|moov|mdat|wide|free|skip)", re.DOTALL)
 _CACHED_BYTES = 64 << 20
-_SMALLEST, _LARGEST = 16, 2048  # sides of a picture
+_SMALLEST, _LARGEST = 16, 2048  # sides of a picture in pixels
 _MOST_FRAMES = 64
 _LIMITS = LimitsSettings()
 _QUALITY = 85
@@ -49,7 +49,7 @@ class MediaStore:
         self.library = library
         self._pictures = _Cache()
         self._links: dict[tuple[Any, ...], str] = {}
-        self._decoding = threading.Semaphore(2)  # so many large pictures in memory
+        self._decoding = threading.Semaphore(2)  # limits the large pictures in memory
 
     def resolve(self, run: str, name: str) -> Path:
         """The path of a run's media file `name` ("<hash>.png" or "media/<hash>.png"). Raises AppError if the file may
@@ -152,7 +152,7 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
     if path.suffix.lower() not in VIDEO_SUFFIXES:
         return _moving(path, times)
     if path.stat().st_size > _LIMITS.media_bytes:
-        raise DataError(f"it has more than {_LIMITS.media_bytes} bytes")
+        raise DataError(f"it has more bytes than the limit of {_LIMITS.media_bytes}")
     track = video_decoders.read_track(path)
     _check_size(*track.size)
     wanted = [int(np.abs(track.times - t).argmin()) for t in times]
@@ -196,7 +196,7 @@ def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 def _check_size(width: int, height: int) -> None:
     if not 0 < width * height <= _LIMITS.image_pixels:
-        raise DataError(f"it is {width}x{height} pixels, more than {_LIMITS.image_pixels}")
+        raise DataError(f"it has {width}x{height} pixels, more than the limit of {_LIMITS.image_pixels}")
 
 
 def _jpeg(image: Image.Image, size: int) -> bytes:

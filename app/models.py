@@ -84,7 +84,7 @@ def choose(library: Library, model: str) -> ModelChoice:
 
 def gone(model: str) -> str:
     """The error message for a checkpoint that was deleted by its run."""
-    return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Look again for models "
+    return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Reload the page "
             "and choose another one.")
 
 
@@ -119,7 +119,7 @@ def _weights(path: Path) -> Path:
 def _is_dir(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+    except (OSError, ValueError):  # the name is too long, or contains a zero byte
         return False
 
 
@@ -134,7 +134,7 @@ def _cached(name: str) -> Path | None:
     for file in ("config.json", "adapter_config.json"):
         try:
             path = try_to_load_from_cache(name, file)
-        except (ValueError, OSError):  # no name that the hub could have
+        except (ValueError, OSError):  # not a valid hub name
             return None
         if isinstance(path, str):
             return Path(path).parent
@@ -168,8 +168,8 @@ def check_memory(config: Config, loaded: bool) -> int:
         places.append(("of the GPU's memory", needed.generation + (0 if loaded else weights), there))
     for what, wants, has in places:
         if wants > has:
-            raise AppError(f"This needs about {wants / GIB:.1f} GiB {what}, and {has / GIB:.1f} GiB are free. Choose a "
-                           "smaller model, ask for fewer answers or fewer new tokens, or close other programs.")
+            raise AppError(f"The model needs about {wants / GIB:.1f} GiB {what}, but {has / GIB:.1f} GiB are free. Choose "
+                           "a smaller model, ask for fewer answers or fewer new tokens, or close other programs.")
     return weights
 
 
@@ -207,7 +207,7 @@ def stay_local(name: str) -> None:
                 raise AppError(f"This adapter was trained on {name[:200]!r}, which is not on this machine. Download "
                                "it first; the inspector downloads nothing.")
             name = str(folder)
-    raise AppError("This adapter is stacked on more than eight others.")
+    raise AppError("This adapter is the last of a chain of more than eight adapters.")
 
 
 def is_shortage(error: BaseException) -> bool:

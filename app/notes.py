@@ -36,7 +36,7 @@ MOST_NAME = 60
 """Largest number of characters in an annotator's name or a tag."""
 MOST_TAGS = 20
 VERSION = 2
-_OLD_NAME = "look"  # of the flag unsure, in files of earlier versions
+_OLD_NAME = "look"  # name of the flag unsure in files of earlier versions
 _WAIT_S = 5.0
 _CHANGING_S = 1.0
 _COLUMNS = ("run", "source", "split", "step", "group_id", "rollout", "flag", "comment", "sample", "reward", "changed")
@@ -139,8 +139,8 @@ class Notes:
         words = None if tags is None else list(dict.fromkeys(
             utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
         if words and (len(words) > MOST_TAGS or max(map(len, words)) > MOST_NAME):
-            raise AppError(f"{len(words)} tags, the longest of {max(map(len, words))} characters, are too many or too "
-                           f"long: at most {MOST_TAGS} of {MOST_NAME} characters")
+            raise AppError(f"{len(words)} tags of up to {max(map(len, words))} characters: a run can have at most "
+                           f"{MOST_TAGS} tags of at most {MOST_NAME} characters")
         text = None if words is None else "\n".join(words)
         with self._open(write=True) as base:
             base.execute("INSERT INTO runs VALUES (?, ?, ?) ON CONFLICT (run) DO UPDATE SET tags = coalesce(?, tags), "
@@ -200,7 +200,7 @@ class Notes:
         try:
             with contextlib.closing(self._connect("rwc" if write else "ro")) as base:
                 if write:
-                    with contextlib.suppress(sqlite3.OperationalError):  # where it is not possible, the old mode does
+                    with contextlib.suppress(sqlite3.OperationalError):  # else the previous mode is kept
                         base.execute("PRAGMA journal_mode = WAL")
                     base.execute("BEGIN IMMEDIATE")
                     if _version(base, self.path) < VERSION:
@@ -208,7 +208,7 @@ class Notes:
                             base.execute(statement)
                         base.execute(f"PRAGMA user_version = {VERSION}")
                 else:
-                    base.execute("BEGIN")  # what is read is of one moment
+                    base.execute("BEGIN")  # read a consistent snapshot
                 with base:
                     yield base
         except (sqlite3.Error, OverflowError) as error:
@@ -225,7 +225,7 @@ class Notes:
                     raise
             if time.monotonic() > end or not os.access(self.path.parent, os.W_OK):
                 return self._connected("mode=ro&immutable=1")
-            time.sleep(0.01)  # another program makes or removes WAL's files just now
+            time.sleep(0.01)  # another program is creating or removing the WAL files
 
     def _connected(self, options: str) -> sqlite3.Connection:
         base = sqlite3.connect(f"file:{quote(str(self.path))}?{options}", uri=True, timeout=_WAIT_S,
@@ -233,7 +233,7 @@ class Notes:
         try:
             base.execute("PRAGMA trusted_schema = OFF")  # the file may come from anyone
             base.text_factory = lambda text: text.decode("utf-8", "replace")
-            base.execute("BEGIN")  # another program may write the tables just now
+            base.execute("BEGIN")  # another program may be creating the tables
             _version(base, self.path)
             base.execute("COMMIT")
         except BaseException:
@@ -273,15 +273,15 @@ def _is_read_only(error: Exception) -> bool:
 
 def _reason(error: Exception, path: Path) -> str:
     if "locked" in str(error) or "busy" in str(error):
-        return f"another program has held {path.name} for {_WAIT_S:g} s; try again"
+        return f"another program has locked {path.name} for {_WAIT_S:g} s; try again"
     if _is_read_only(error):
         return _read_only(path)
-    return f"{path} cannot be used ({error}): move it away, and a fresh one is begun with the next note"
+    return f"{path} cannot be used ({error}): move it away; the next note creates a new one"
 
 
 def _read_only(path: Path) -> str:
-    return (f"No notes can be written, for {path.parent} is read-only to this program; those that are there are shown. "
-            "Make the folder writable, or look at a copy of it.")
+    return (f"Notes cannot be written, because {path.parent} is read-only for this program; existing notes are shown. "
+            "Make the folder writable, or open a copy of it.")
 
 
 def _note(row: tuple) -> Note:

@@ -218,7 +218,7 @@ def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
     time."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
-        raise AppError("to sort by a reward part, select the part")
+        raise AppError("to sort by a reward part, select the part in the filters")
     values = [utf8(str(query.part))] if query.sort == "part" else []
     if query.sort == "step":
         column, values = f"list_position(?::VARCHAR[], run), {column}", [runs]
@@ -244,8 +244,9 @@ def pattern_error(pattern: str, message: str) -> AppError:
     except (RecursionError, OverflowError):
         pass
     place = f" at character {at + 1}" if at >= 0 else ""
-    return AppError(f"the search text {pattern!r} is no regular expression{place}: {words}. Put a backslash before a "
-                    "sign that is meant as it is: \\( \\[ \\* \\?; lookahead and back references are not known.")
+    return AppError(f"the search text {pattern!r} is not a valid regular expression{place}: {words}. Put a backslash "
+                    "before a special character that is meant literally: \\( \\[ \\* \\?. Lookahead and backreferences are "
+                    "not supported.")
 
 
 def _way(query: Query) -> str:
@@ -254,7 +255,7 @@ def _way(query: Query) -> str:
 
 def _chosen(name: str, value: Any, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise AppError(f"{name} {str(value)[:100]!r} is unknown: one of {', '.join(known)}."
+        raise AppError(f"{name} {str(value)[:100]!r} is unknown: choose one of {', '.join(known)}."
                        f"{did_you_mean(str(value)[:100], known)}")
     return value
 

@@ -26,13 +26,13 @@ from .library import Library, RunInfo
 from .media import MediaStore
 from .textfiles import flat
 
-_PIXELS, _FRAME_PIXELS = 512, 200  # of the longest side of a picture
-_FRAMES = 10  # of a video
-_TURNS = 8  # of an episode
+_PIXELS, _FRAME_PIXELS = 512, 200  # on the longer side of a picture
+_FRAMES = 10  # per video
+_TURNS = 8  # per episode
 _FILMS, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES = 3, 240, 24, 1 << 20
 _MOST_NOTES = 50
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-RUN = "."  # the id of the run in the library of its own folder
+RUN = "."  # the id of a run in a Library of the run's own folder
 
 
 class InlineMedia:
@@ -96,8 +96,9 @@ def run_folder(path: Path) -> Path:
 
     if is_run(path):
         return path
-    below = find_runs(path)  # raises for a path that is no folder or holds no run
-    raise RunError(f"{path} contains {len(below)} runs, but a report covers one: name it, e.g. vlrl report {below[0]}")
+    below = find_runs(path)  # raises if the path is not a folder or contains no run
+    raise RunError(f"{path} contains {len(below)} runs, but a report covers one: name one of them, e.g. "
+                   f"vlrl report {below[0]}")
 
 
 def page(path: Path) -> str:
@@ -254,6 +255,6 @@ def attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[st
         return read()
     except VlrlError as error:
         notes.append(str(error)[:2000])
-    except Exception as error:  # files of a run may hold anything
+    except Exception as error:  # files of a run may contain anything
         notes.append(f"{what} cannot be shown: {type(error).__name__}: {json.dumps(str(error)[:300])}")
     return otherwise

@@ -241,7 +241,7 @@ def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
 def _results(result: Any, outputs: int) -> tuple[Any, ...]:
     values = (() if outputs == 0 else (result,) if outputs == 1 and not isinstance(result, tuple) else tuple(result))
     if len(values) != outputs:
-        raise ValueError(f"a page gave {len(values)} results for {outputs} outputs")
+        raise ValueError(f"a handler of a page returned {len(values)} results for {outputs} outputs")
     return (*values, "")
 
 
@@ -249,7 +249,7 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
     if isinstance(error, VlrlError):
         text = str(error)
     else:
-        _log.error("a page failed", exc_info=error)
+        _log.error("a handler of a page failed", exc_info=error)
         text = f"This cannot be shown: {type(error).__name__}. The terminal that runs `vlrl app` has the details."
     return (*(gr.skip() for _ in range(outputs)), note(text[:2000], kind="bad"))
 

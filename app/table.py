@@ -59,13 +59,13 @@ _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BI
 _SETTINGS: dict[str, Any] = {
     "memory_limit": "448MB", "threads": 2, "enable_external_access": False, "autoinstall_known_extensions": False,
     "autoload_known_extensions": False, "preserve_insertion_order": False}
-_BATCH, _BATCH_BYTES = 8192, 24 << 20  # rows that go into the table at once, and bytes
-_TOGETHER = 8  # files that are read before the clock is looked at
-_MOST_ROWS = 400_000  # in the table; above, runs that were not asked for lately leave it
+_BATCH, _BATCH_BYTES = 8192, 24 << 20  # rows and bytes inserted at a time
+_TOGETHER = 8  # files read between two looks at the clock
+_MOST_ROWS = 400_000  # in the table; beyond, runs not requested lately are removed
 _MOST_IN_FILE = 2_000_000
-_ROWS_AT_ONCE, _DECODED_ROWS = 1024, 16  # of a file; those that are decoded before their bytes are looked at
-_LONG_FILE = 128 << 20  # bytes; of the rows beyond,
-_OF_LONG_FILE = 240  # so many characters of each text are kept
+_ROWS_AT_ONCE, _DECODED_ROWS = 1024, 16  # processed at a time; decoded before their size is checked
+_LONG_FILE = 128 << 20  # bytes of a file; in the rows after these,
+_OF_LONG_FILE = 240  # only this many characters of each text are kept
 _PATIENCE_S = 20.0  # a query that takes longer is stopped
 _NOTES = 20
 _SLOW_S = 0.05  # a folder that takes longer to list is not listed at every call
@@ -205,7 +205,7 @@ class Table:
                    for name, file, signature in _listing(path / folder, self.library.root)}
         gone = [key for key, file in known.files.items() if key not in present or present[key][1] != file.signature]
         if gone and any(name.startswith("steps-") for _, name in known.files):
-            gone = list(known.files)  # rows may have been dropped for those that go: read all again
+            gone = list(known.files)  # _drop_doubles may have removed copies of their rows
         self._remove(known, gone)
         known.waiting = {(source, name): (_Place(run, source, name, file), signature)
                          for (source, name), (file, signature) in present.items() if (source, name) not in known.files}
@@ -300,7 +300,7 @@ def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, 
                     continue
                 stat = entry.stat()
                 files.append((entry.name, file, (stat.st_mtime_ns, stat.st_size, stat.st_ino)))
-    except OSError:  # no such folder; a file that goes while we look
+    except OSError:  # the folder does not exist, or a file was deleted meanwhile
         pass
     return files
 
@@ -309,21 +309,21 @@ def _raw(path: Path) -> pa.Table | Exception:
     """Reads the columns of _FIELDS from one file; if that fails, returns the exception."""
     try:
         return _read_light(path)
-    except Exception as error:  # of a broken or hostile file pyarrow may raise anything
+    except Exception as error:  # pyarrow may raise anything for a damaged or hostile file
         return error
 
 
 def _read_light(path: Path) -> pa.Table:
     with pq.ParquetFile(path) as reader:
         if reader.metadata.num_rows > _MOST_IN_FILE:
-            raise ValueError(f"{reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
+            raise ValueError(f"it has {reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
         names = [name for name in reader.schema_arrow.names if name in _COLUMNS] + _TURN_PATHS
         tables, size = list[pa.Table](), 0
         for some in _pieces(reader.iter_batches(_DECODED_ROWS, columns=names, use_threads=False)):
             long = size > _LONG_FILE
             tables.append(_searchable(pa.Table.from_batches(some), _OF_LONG_FILE if long else None))
             size += tables[-1].nbytes
-            if size > 4 * _LONG_FILE:  # compressed, a few kilobytes can stand for any amount of data
+            if size > 4 * _LONG_FILE:  # a few compressed kilobytes may decode to any amount
                 raise ValueError(f"its columns have more than {4 * _LONG_FILE >> 20} MiB")
     return pa.concat_tables(tables) if tables else pa.schema([*_FIELDS, *_OF_TURNS]).empty_table()
 

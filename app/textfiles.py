@@ -13,7 +13,7 @@ import yaml
 from vlrl.store.files import MOST_LINE, read_lines, read_small
 
 _NOTES = 20  # per file
-_NODES = 5000  # of a YAML file
+_NODES = 5000  # per YAML file
 _DEPTH = 20
 
 
@@ -58,8 +58,8 @@ class JsonLines:
             whole = line.endswith(b"\n")
             record = None if self._open else _record(line)
             if record is None and not whole and length < MOST_LINE:
-                return  # it is being written
-            self._number += not self._open  # else it is the end of the line before
+                return  # the line is still being written
+            self._number += not self._open  # else this is the rest of a line that was read in part
             self._open = not whole
             self._at += length
             if record is not None:
@@ -70,7 +70,8 @@ class JsonLines:
     def _skip(self) -> None:
         self._bad, self._noted = self._bad + 1, self._number
         if self._bad <= _NOTES:
-            self.notes.append(f"skipped line {self._number} of {self.name}: no JSON object with a whole step")
+            self.notes.append(f"skipped line {self._number} of {self.name}: it is not a JSON object with an integer "
+                              "step")
         elif self._bad == _NOTES + 1:
             self.notes.append(f"skipped more lines of {self.name}")
 
@@ -111,7 +112,7 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise BadFile(f"invalid YAML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
-        raise BadFile("not UTF-8") from None
+        raise BadFile("it is not UTF-8") from None
     except (OSError, ValueError, RecursionError, TypeError) as error:
         said = error.strerror if isinstance(error, OSError) else ""
         raise error if isinstance(error, BadFile) else BadFile(said or type(error).__name__) from None

@@ -199,7 +199,7 @@ def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
                                                 title="this prompt over the steps"))
     try:
         shown = sides.shown(site, sides.best(site, pair.key_a), sides.best(site, pair.key_b), ("A", "B"))
-    except AppError as error:  # a run that goes on may have taken its files away
+    except AppError as error:  # the run may have replaced its files meanwhile
         shown = note(str(error), kind="warn")
     return el("section", title, shown, id="v-before-after")
 

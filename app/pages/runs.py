@@ -99,7 +99,7 @@ def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence
            labels: Mapping[str, Label]) -> Html:
     """The diagnosis of each of the first MOST_JUDGED selected runs, with a form for the run's tags."""
     left = chosen[MOST_JUDGED:]
-    more = el("p", f"Of {', '.join(left)} nothing is said here: choose {MOST_JUDGED} runs at most.", class_="v v-dim")
+    more = el("p", f"Not diagnosed: {', '.join(left)}. Select at most {MOST_JUDGED} runs.", class_="v v-dim")
     infos = {run.id: run for run in runs}
     said = {run: [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])]
             for run in chosen[:MOST_JUDGED]}
@@ -111,8 +111,7 @@ def ends(run: RunInfo) -> list[Finding]:
     """A finding that estimates the remaining time of a running run from the speed of its last steps."""
     if run.state != "running" or run.eta_s is None or run.steps is None:
         return []
-    return [Finding("", f"It runs for another {duration(run.eta_s)}: {run.step or 0:,} of {run.steps:,} steps are "
-                    "done.")]
+    return [Finding("", f"About {duration(run.eta_s)} remain: {run.step or 0:,} of {run.steps:,} steps are done.")]
 
 
 def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
@@ -126,8 +125,8 @@ def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
                site.library.diff(before.id, run.id)]
     more = len(changed) - _MOST_DIFFERENCES
     said = "; ".join(changed[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-    return [Finding("", f"Set otherwise than {before.id}, the run of this task before it: {said}." if changed else
-                    f"Set as {before.id}, the run of this task before it.", "",
+    return [Finding("", f"Settings that differ from {before.id}, the previous run of this task: {said}." if changed else
+                    f"All settings equal those of {before.id}, the previous run of this task.", "",
                     {"page": "compare", "a": before.id, "b": run.id})]
 
 
@@ -140,7 +139,7 @@ def _findings(run: str, findings: Sequence[Finding], label: Html) -> Html:
         lines.append(el("li", join([finding.words, el("span", finding.do, class_="v-dim") if finding.do else "", to],
                                    " "), class_=f"v-finding {finding.kind}".strip()))
     said = el("ul", *lines, class_="v-findings") if lines else el(
-        "p", "Nothing stands out in what it wrote so far.", class_="v-dim")
+        "p", "Nothing unusual in the records of this run so far.", class_="v-dim")
     return el("section", el("h3", "What is wrong here? ", el("span", run, class_="v-dim")), said, label, class_="v",
               aria_label=f"What is wrong with {run}")
 
@@ -185,7 +184,7 @@ def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
 
 def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str], label: Label) -> Html:
     on = run.id in chosen
-    named = chosen if where.get("runs") or where.get("run") else []  # the newest is in view where none is chosen
+    named = chosen if where.get("runs") or where.get("run") else []  # by default the newest run is shown
     others = [r for r in named if r != run.id] if on else [*named, run.id][-MOST_CHOSEN:]
     paint = f"background:{color(chosen.index(run.id))}" if on else None
     toggle = link({**where, "page": "runs", "runs": packed(others) or "-"}, el("i", class_="v-swatch", style=paint),

@@ -65,7 +65,7 @@
     try {
       pattern = where.text ? new RegExp(where.text, "iu") : null;
     } catch (error) {
-      throw new Error(`the search text is no regular expression: ${error.message}`);
+      throw new Error(`the search text is not a valid regular expression: ${error.message}`);
     }
     const kind = where.kind || where.source || "train";
     return {where, ranges, pattern, kind, split: where.set || ("group" in where ? "" : where.split)};

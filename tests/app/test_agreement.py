@@ -82,7 +82,7 @@ def test_tags_and_the_archive_are_kept_apart_from_the_run(tmp_path):
     kept.label("b", archived=True)
     assert kept.label("b", archived=False) == Label() and set(kept.labels()) == {"a"}
     for tags in (["x" * 61], [str(i) for i in range(21)]):
-        with pytest.raises(AppError, match="at most 20 of 60 characters"):
+        with pytest.raises(AppError, match="at most 20 tags of at most 60 characters"):
             kept.label("a", tags=tags)
 
 

@@ -95,8 +95,8 @@ def test_compare_two_runs(index):
 
 @pytest.mark.parametrize("a, b, split, words", [
     (Side("a", 3), Side("a"), "held", "at step 3: it was evaluated at steps 0, 4"),
-    (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': it has none"),
-    (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "it has none")])
+    (Side("a"), Side("b"), "other", "run 'a' has no evaluation of 'other': the run has none"),
+    (Side("a"), Side("none"), None, "no run"), (Side("a", 0), Side("a"), "';", "the run has none")])
 def test_what_cannot_be_compared_is_said(index, a, b, split, words):
     with pytest.raises(AppError, match=words):
         compare(index, a, b, split)

@@ -170,7 +170,7 @@ def test_every_filter_and_order_shows_what_the_app_shows(page, address, run):
 
 def test_wrong_filters_say_so_and_what_is_not_there_too(page, address):
     page.goto(f"{address}?page=rollouts&text=(")
-    expect(page.locator("#v-list .v-note")).to_contain_text("no regular expression")
+    expect(page.locator("#v-list .v-note")).to_contain_text("not a valid regular expression")
     page.goto(f"{address}?page=rollouts&rmin=x")
     expect(page.locator("#v-list .v-note")).to_contain_text("must be numbers")
     page.goto(f"{address}?page=rollouts&rmin=99")

@@ -46,7 +46,7 @@ def test_many_runs_are_found_and_sorted(chromium, tmp_path):
         page.goto(f"{address}?page=runs&runs=one")
         rows = page.locator("#v-runs tbody tr")
         expect(page.locator("#v-wrong")).to_contain_text(
-            re.compile(r"It runs for another \d+:\d\d:\d\d: 1 of 90 steps are done\."))
+            re.compile(r"About \d+:\d\d:\d\d remain: 1 of 90 steps are done\."))
         expect(rows).to_have_count(61)
         above = page.evaluate("document.querySelector('#v-runs-form input').getBoundingClientRect().bottom")
         assert above <= page.evaluate("document.querySelector('#v-runs table').getBoundingClientRect().top") < 900

@@ -37,7 +37,7 @@ def test_alerts_come_first_and_the_last_of_them(tmp_path):
     found = diagnose(Evidence("r", lines(**{"completion/truncated_frac": [1.0]}), alerts=told))
     assert [f.words for f in found] == [
         "Alert at step 10: of a plugin", "Alert at step 9: 95% (alerts.zero_variance_above)",
-        "Alert at step 3: the KL is 2 (alerts.kl_above)", "100% of the answers of the last step were cut off."]
+        "Alert at step 3: the KL is 2 (alerts.kl_above)", "100% of the answers of the last step were truncated."]
     assert "curriculum.keep=mixed" in found[1].do and "algo.kl_coef" in found[2].do
     assert found[1].where == {"page": "rollouts", "run": "r", "kind": "train", "from": 9, "to": 9, "alike": "yes"}
     many = [{"alert": "kl_above", "step": i, "text": f"n{i}"} for i in range(30)]
@@ -64,7 +64,7 @@ def test_groups_without_variance():
     assert kind == "bad" and words.startswith("90% of the groups of the last 10 steps have equal rewards")
     assert "100% of them got the lowest reward: the task is too hard" in words
     right = [Answer(a.group, 1.0 - a.reward, 5) for a in wrong]
-    assert "100% of them got more than the lowest: it is too easy" in said(
+    assert "100% of them got more than the lowest: the task is too easy" in said(
         diagnosis.zero_variance, metrics=metrics, answers=right)[0][1]
     assert said(diagnosis.zero_variance, metrics=lines(**{"groups/zero_variance_frac": [0.5] * 5})) == []
     solved = [Answer(g, 1.1, 5) for g in range(4) for _ in range(2)]  # or never: one value alone does not tell
@@ -100,8 +100,8 @@ def test_parts_that_say_nothing():
                for i in range(40)]
     found = said(diagnosis.saturated_parts, answers=answers)
     assert [(kind, words.split(" in ")[0]) for kind, words in found] == [
-        ("", "The part format has its largest value"), ("warn", "The part never is never earned"),
-        ("warn", "The part flat is -0.5".replace("-", "−"))]
+        ("", "The reward part format has its largest value"), ("warn", "The reward part never is never earned"),
+        ("warn", "The reward part flat is -0.5".replace("-", "−"))]
     assert said(diagnosis.saturated_parts, answers=answers[:19]) == []
 
 
@@ -109,7 +109,7 @@ def test_parts_that_conflict_within_groups():
     """Over all answers the two go together, for easy groups have more of both; within each they do not."""
     answers = [Answer(g, 1.0, 5, {"a": g + i, "b": g - i}) for g in range(10) for i in range(4)]
     [(kind, words)] = said(diagnosis.conflicting_parts, answers=answers)
-    assert kind == "warn" and words.startswith("The parts a and b work against each other") and "−1.00" in words
+    assert kind == "warn" and words.startswith("The reward parts a and b work against each other") and "−1.00" in words
     assert said(diagnosis.conflicting_parts, answers=[a._replace(parts={"a": 1.0, "b": 2.0}) for a in answers]) == []
 
 
@@ -124,13 +124,14 @@ def test_a_reward_that_rises_without_the_held_out_answers(rewards, correct, kind
               "correct_frac/ci95_high": high} for step, (mean, low, high) in zip((0, 12), correct, strict=True)]
     found = said(diagnosis.paid_and_not_wanted, metrics=lines(**{"reward/mean": rewards}), evals=evals)
     assert [k for k, _ in found] == ([kind] if kind else [])
-    assert not kind or "The training reward went from 0.250 to 0.650, and the correct answers of heldout" in found[0][1]
+    words = "The training reward went from 0.250 to 0.650, and the share of correct answers in heldout"
+    assert not kind or words in found[0][1]
 
 
 def test_length_that_is_paid():
     answers = [Answer(g, float(i), 10 * i + g) for g in range(10) for i in range(4)]
     [(_, words)] = said(diagnosis.length_against_reward, answers=answers)
-    assert words == "Longer answers of a group get more: the correlation of length and reward is 1.00."
+    assert words == "Longer answers of a group get a higher reward: the correlation of length and reward is 1.00."
     metrics = lines(**{"completion/length_mean": [100.0] * 6 + [300.0] * 6})
     [(_, words)] = said(diagnosis.length_against_reward, metrics=metrics, answers=answers)
     assert words.endswith("the mean length went from 100 to 300.")

@@ -111,7 +111,7 @@ def test_an_mp4_is_bounded_and_has_even_sides(shown):
     odd = decoded(film.rendered(media, view, one, "mp4", size=81))  # 81 x 61
     assert {picture.shape for picture, _ in odd} == {(62, 82, 3)}
     assert abs(odd[0][0][-1] - 128).max() < 40 and abs(odd[0][0][:-1, :-1] - 128).max() > 60
-    with pytest.raises(AppError, match="a film is one of gif, mp4, not 'avi'"):
+    with pytest.raises(AppError, match="film kind 'avi' is unknown: choose one of gif, mp4"):
         film.rendered(media, view, one, "avi")
 
 

@@ -186,7 +186,7 @@ def test_a_page_after_the_last_is_the_last(index):
 
 @pytest.mark.parametrize("query, words", [
     ({"text": "a(b"}, r"at character 2: missing \)"), ({"text": "x*+["}, "at character"),
-    ({"text": r"(a)\1"}, "no regular expression"), ({"steps": (0, "x")}, "steps"),
+    ({"text": r"(a)\1"}, "not a valid regular expression"), ({"steps": (0, "x")}, "steps"),
     ({"text": "(?=x)"}, "at character 1"), ({"text": "a" * 2000}, "2000 characters"), ({"order": "bset"}, "'best'"),
     ({"sort": "x; DROP"}, "unknown"), ({"sort": "part"}, "select the part"), ({"reward": ("a", 1)}, "reward"),
     ({"length": (1, 2, 3)}, "length"), ({"difficulty": None}, "difficulty"), ({"runs": ("../x",)}, "no run")])

@@ -76,7 +76,7 @@ def test_metrics_grow_and_half_a_line_waits(tmp_path):
     with open(lines, "a") as file:
         file.write('\nbroken\n{"step": 3}\n')
     assert [m["step"] for m in library.metrics("a")] == [0, 1, 2, 3]
-    assert library.notes("a") == ("skipped line 4 of metrics.jsonl: no JSON object with a whole step",)
+    assert library.notes("a") == ("skipped line 4 of metrics.jsonl: it is not a JSON object with an integer step",)
     lines.unlink()
     lines.write_text('{"step": 7}\n')  # the run was started over
     assert library.metrics("a") == [{"step": 7}] and library.notes("a") == ()
@@ -131,7 +131,7 @@ def test_runs_are_looked_for_in_folders_but_not_in_runs_media_or_links(tmp_path)
     os.mkdir(os.fsencode(tmp_path) + b"/no-\xff-text")
     library = Library(tmp_path)
     assert sorted(info.id for info in library.runs()) == ["deep/er/two", "one", "only"]
-    assert "no valid text" in library.skipped[0]
+    assert "not valid UTF-8" in library.skipped[0]
 
 
 def test_runs_come_and_go(tmp_path):
@@ -193,7 +193,7 @@ def test_a_line_without_an_end_is_read_once(tmp_path, monkeypatch):
     with open(path, "ab") as file:
         file.write(b'\n{"step": 4}\n')
     assert [record["step"] for record in lines.read(path)] == [0, 2, 3, 4]
-    assert lines.notes == ["skipped line 2 of metrics.jsonl: no JSON object with a whole step"]
+    assert lines.notes == ["skipped line 2 of metrics.jsonl: it is not a JSON object with an integer step"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "eval.jsonl", "config.yaml", "env.json", "heartbeat.json",

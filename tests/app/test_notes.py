@@ -73,7 +73,7 @@ def test_a_lock_that_stays_is_said_in_words(tmp_path, monkeypatch):
     base.execute("BEGIN EXCLUSIVE")
     try:
         assert Notes(tmp_path).flagged() == (KEY,)  # readers do not wait for writers
-        with pytest.raises(AppError, match=r"another program has held notes\.sqlite for 0\.05 s; try again"):
+        with pytest.raises(AppError, match=r"another program has locked notes\.sqlite for 0\.05 s; try again"):
             Notes(tmp_path).put(KEY, flag="bad")
     finally:
         base.close()
@@ -158,7 +158,7 @@ def test_notes_of_a_read_only_folder_are_shown_and_said_to_be_fixed(tmp_path):
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         folder.chmod(0o755)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("['good'] No notes can be written") and ran.stdout.count("read-only") == 2
+    assert ran.stdout.startswith("['good'] Notes cannot be written") and ran.stdout.count("read-only") == 2
 
 
 

@@ -318,7 +318,7 @@ def test_a_shortage_while_writing_frees_the_model(play, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "_next", short)
         last = end(play, ask(answers=1))
-    assert last.phase == "failed" and "memory did not suffice" in last.remark and play._loaded is None
+    assert last.phase == "failed" and "Out of memory" in last.remark and play._loaded is None
     assert end(play, ask(answers=1)).phase == "done"
 
 
@@ -374,7 +374,7 @@ def test_uploads_that_are_refused(play, tmp_path):
     text.write_text("<script>alert(1)</script>")
     (tmp_path / "a.py").write_text("1")
     for path, message in ((text, "not an image of a known"), (huge_png(tmp_path / "huge.png"), "limits.image_pixels"),
-                          (tmp_path / "a.py", "not a readable image"), (tmp_path / "gone.png", "does not exist"),
+                          (tmp_path / "a.py", "not an image or video with"), (tmp_path / "gone.png", "does not exist"),
                           (Path(shutil.copy(text, tmp_path / "clip.mp4")), "clip.mp4")):
         last = end(play, ask(upload=path, question="What is it?"))
         assert last.phase == "failed" and message in last.remark
