@@ -266,7 +266,7 @@ def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: floa
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
     known = [row for row in rows if row["best"] is not None]
-    if part is None and given is None:  # whether an answer is correct is 0 or 1
+    if part is None and given is None:  # the verdict is 0 or 1
         return {r["run"]: 0.5 if r["judged"] else r["best"] / 2 if r["best"] > 0 else r["best"] for r in known}
     half = {r["run"]: r["best"] / 2 if r["best"] > 0 else r["best"] for r in known}
     return half if given is None else dict.fromkeys(half, float(given))

@@ -36,8 +36,8 @@ GROUPS = 300
 MARK = "vlrl-bundle.json"
 """Name of the file that marks a folder as a bundle."""
 _PIXELS, _FRAME_PIXELS, _THUMBNAIL = 768, 256, 96  # of the longest side
-_FRAMES = 12  # of a video
-_ANSWERS = 64  # of a group: as many as are shown side by side
+_FRAMES = 12  # per video
+_ANSWERS = 64  # per group: as many as are shown side by side
 _SHOWN = 160  # characters of a text in the list
 _SEARCHED = 20_000  # characters of each text that can be searched
 _PIECE = 1 << 20  # characters of texts in a file
@@ -127,7 +127,7 @@ def _emptied(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / MARK, json.dumps({"format": 1, "vlrl": vlrl.__version__}) + "\n")
-        (folder / "index.html").unlink(missing_ok=True)  # written last: a bundle that has one is whole
+        (folder / "index.html").unlink(missing_ok=True)  # written last, so a bundle with it is complete
         for name in ("data", "media"):
             if (folder / name).exists():
                 shutil.rmtree(folder / name)
@@ -210,7 +210,7 @@ class _Bundle:
         first = [key for key in keys if tuple(key[1:]) in set(wanted)][:most]
         others = [key for key in keys if key not in set(first)]
         left = most - len(first)
-        spread = {others[len(others) - 1 - i * len(others) // left] for i in range(left)}  # the newest is among them
+        spread = {others[len(others) - 1 - i * len(others) // left] for i in range(left)}  # includes the newest
         return [key for key in keys if key in spread or key in set(first)]
 
     def _columns(self, chosen: set[GroupKey]) -> dict[GroupKey, dict[int, dict[str, Any]]]:

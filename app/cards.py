@@ -18,7 +18,7 @@ MOST_CARDS = 64
 _MANY = 4
 """From this number of images on, the images form a grid beside the answers."""
 _LONG_PROMPT = 1200  # characters; a longer one is folded
-_MARKUP = re.compile(r"(<\|\w{1,40}\|>)")  # a chat template's own tokens
+_MARKUP = re.compile(r"(<\|\w{1,40}\|>)")  # special tokens of the chat template
 Links = bool | Mapping[str, Any]
 
 
@@ -146,7 +146,7 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
         rollout.completion, view.prompt, rollout.truncated, forms.usual([r.whole for r in view.rollouts]),
         rollout.opened)
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
-    given = any(r.advantage is not None or r.aside for r in view.rollouts)  # evaluations and the playground give none
+    given = any(r.advantage is not None or r.aside for r in view.rollouts)  # not in evaluations and the playground
     advantage = _advantage(rollout) if given and view.key.source == "train" else ""
     top = el("div", el("i", class_="v-swatch", style=f"background:{color(rollout.index)}"), title,
              el("b", number(rollout.reward), class_="v-reward", title="reward"), _outcome(rollout), advantage,
@@ -222,7 +222,7 @@ def part_chips(rollout: RolloutView) -> list[Html]:
 def _said(form: forms.Form, tools: Html | None) -> Html:
     if tools is None:
         return _text(form)
-    from . import prose  # of the extra `app`; the report has no need of it
+    from . import prose  # needs the extra `app`, which a report must do without
 
     halves = (("As written", lambda text: el("span", text)), ("As Markdown and LaTeX", prose.rendered))
     return el("div", tools, *(el("section", el("h4", name), _text(form, body), aria_label=name)
@@ -236,7 +236,7 @@ def _text(form: forms.Form, body: Callable[[str], Html] | None = None) -> Html:
     body = body or (lambda text: folded(text, tag="span"))
     if not form.pieces:
         return el("p", "The answer is empty.", class_="v-dim")
-    shown = [p for p in form.pieces if p.tag or p.kind != "outside" or p.bad]  # white space between tags says nothing
+    shown = [p for p in form.pieces if p.tag or p.kind != "outside" or p.bad]  # omits white space between tags
     runs = groupby(shown, key=lambda p: p.kind)
     return el("div", *(_block(kind, list(run), body) for kind, run in runs), class_="v-said")
 

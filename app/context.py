@@ -15,7 +15,7 @@ from .notes import MOST_NAME
 NAMES = ("run", "set", "from", "to", "by")
 _OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
 """URL parameters of the pages that become invalid when the selection changes."""
-_MOST_LOOKED_AT = 8  # runs whose splits are offered while none is chosen
+_MOST_LOOKED_AT = 8  # runs whose splits are offered if no run is selected
 
 
 def of(where: Mapping[str, str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], 
 def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:
     """An input for one line; `kind` is an HTML input type: text, search or number."""
     text = "" if value is None else str(value)
-    shown = text if kind != "number" or finite_text(text) else ""  # a browser warns of what is no number
+    shown = text if kind != "number" or finite_text(text) else ""  # browsers warn about other values
     return _labelled(label, el("input", type=kind, name=name, value=shown, aria_label=label,
                                **{"autocomplete": "off", "spellcheck": "false", **attributes}))
 

@@ -279,8 +279,8 @@ def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("bad" if apart else "warn", f"The training reward went from {number(before, '.3f')} to "
                       f"{number(after, '.3f')}, and the share of correct answers in {split} from "
                       f"{number(first, '.3f')} to {number(last, '.3f')}.", "Read the answers with the highest "
-                      "reward: are they what you want? If so, the model memorizes its samples: use more of them, or stop at "
-                      "checkpoints/best.",
+                      "reward: are they what you want? If so, the model memorizes its samples: use more of them, or "
+                      "stop at checkpoints/best.",
                       _where(evidence, late, order="best"))
 
 

@@ -25,7 +25,7 @@ def words(before: str, after: str) -> Html:
         old, new = old[:_MOST_WORDS // 2], new[:_MOST_WORDS // 2]
     pieces: list[Html] = []
     for same, codes in groupby(Indel.opcodes(old, new), key=lambda code: code.tag == "equal"):
-        gone, came = "", ""  # of one place: first all that went, then all that came
+        gone, came = "", ""  # at each change: first all removed words, then all added ones
         for code in codes:
             gone += "".join(old[code.src_start:code.src_end])
             came += "".join(new[code.dest_start:code.dest_end])

@@ -20,7 +20,7 @@ _COARSE = 160  # pixels; smaller pictures are shown so large that their pixels a
 FRAMES = 64
 """Largest number of sampled frames shown of a video."""
 _MOST_LABELS = 60
-_ALONG = 4  # parts of a path's line between two points, for labels to keep clear of
+_ALONG = 4  # areas along each segment of a path that labels avoid
 _MOST_TOGGLES = 64
 _MOST_MOVING = 200
 _MOVING = (".webp", ".gif")  # videos that a browser shows as pictures
@@ -55,7 +55,7 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
     lost = [s for s in drawable if s.media >= len(view.media)]
     spans = timeline([s for s in lost if s.kind == "span"], _duration(view, None)) if lost and not view.media else ""
     left = bad + (len(lost) if view.media else sum(s.kind != "span" for s in lost))
-    words = note(f"{left} marks could not be drawn: they are not of a known form, or on a picture that is not there.",
+    words = note(f"{left} marks could not be drawn: their form is unknown, or their image is missing.",
                  kind="warn") if left else ""
     if not drawn and not spans:
         return join([el("p", "The prompt has no picture.", class_="v-dim"), words])
@@ -74,7 +74,7 @@ def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
     marks += [_toggle(str(i), f"#{i}", "", color(i)) for i in single]
     rules = "".join(f".v-draw:has(.v-on-{key}:not(:checked)) .v-of-{key}{{display:none}}" for key in ["t", *single])
     rules += "".join(f".v-group:has(#v-answer-{i}:hover) .v-marks g:not(.v-of-{i},.v-of-t){{opacity:.12}}"
-                     for i in single)  # pointing at a card lights its marks
+                     for i in single)  # hovering over a card highlights its marks
     if len(single) < len(present):
         others = "".join(f":not(.v-of-{key})" for key in ["t", *single])
         marks.append(_toggle("others", f"{len(present) - len(single)} {'other ' if single else ''}answers", ""))

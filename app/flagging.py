@@ -119,7 +119,7 @@ def labelled(site: Site, text: str) -> tuple[Html, str]:
     except AppError as error:
         return note(str(error), kind="bad"), f"{number} failed"
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        return note("A label could not be read: load the page again.", kind="bad"), f"{number} failed"
+        return note("The request could not be read: reload the page.", kind="bad"), f"{number} failed"
     return Html(""), str(number)
 
 

@@ -83,7 +83,7 @@ def _pieces(text: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
         if fits:
             inside, before = ("" if closing else name), max(before, expected.index(name))
     _add(pieces, text[at:], inside)
-    if inside and 0 < text.count(f"<{inside}>") <= text.count(f"</{inside}>"):  # so that no count tells it
+    if inside and 0 < text.count(f"<{inside}>") <= text.count(f"</{inside}>"):  # not reported by _counts
         wrong.append(f"<{inside}> is not closed")
     return pieces, wrong
 

@@ -77,7 +77,7 @@ class Guard:
         refusal = await self._refusal(scope, receive)
         if refusal is not None:
             return await refusal(scope, receive, self._with_headers(send))
-        if scope["path"] == "/":  # to Gradio, `page` and `deep_link` would mean something else
+        if scope["path"] == "/":  # Gradio would interpret `page` and `deep_link`
             return await self.app({**scope, "query_string": b""}, receive, self._page(send))
         await self.app(scope, receive, self._with_headers(send))
 
@@ -98,12 +98,12 @@ class Guard:
         named = host if forwarded is None else forwarded.partition(",")[0].strip()
         for name in (host, named):
             if not self.address.knows(name):
-                return PlainTextResponse(f"This inspector is not served as {name[:200]!r}. Where a proxy of yours is "
-                                         "called so, start it with `vlrl app --allow-host NAME`.", 421)
+                return PlainTextResponse(f"This inspector is not served as {name[:200]!r}. If this is the name of "
+                                         "your proxy, start the inspector with `vlrl app --allow-host NAME`.", 421)
         origin = headers.get("origin")
         if origin is not None and _netloc(origin) != named.lower():
-            return PlainTextResponse("Requests of other sites are refused. A proxy has to pass on the Host that the "
-                                     "browser named, or to name it in X-Forwarded-Host.", 403)
+            return PlainTextResponse("Requests from other sites are refused. A proxy must pass on the Host header of "
+                                     "the browser, or send it as X-Forwarded-Host.", 403)
         if self.address.root_path and path == self.address.root_path:
             return self._redirect("/", scope)
         if path == LOGIN:
@@ -131,11 +131,11 @@ class Guard:
         if self.password is None:
             return RedirectResponse(f"{self.address.root_path}/", 303)
         if request.method == "POST":
-            body = await _body(request)  # before anybody has to wait for it
+            body = await _body(request)  # read before the lock is taken
             if body is None:
                 return PlainTextResponse("The password did not arrive in time.", 408, {"Connection": "close"})
             password = parse_qs(body.decode("utf-8", "replace")).get("password", [""])[0]
-            async with self._trying.setdefault((request.client or _NOBODY).host, asyncio.Lock()):  # a guess at a time
+            async with self._trying.setdefault((request.client or _NOBODY).host, asyncio.Lock()):  # one at a time
                 if hmac.compare_digest(password.encode(), self.password):
                     answer = self._redirect("/", request.scope)
                     answer.headers["Set-Cookie"] = self._cookie_text(request)
@@ -172,7 +172,7 @@ class Guard:
             if message.get("more_body"):
                 return
             body = b"".join(parts).replace(b"</head>", self._head, 1)
-            body = body.replace(b'href="/manifest.json"', b'href="./manifest.json"', 1)  # it is not at the proxy's top
+            body = body.replace(b'href="/manifest.json"', b'href="./manifest.json"', 1)  # below the proxy's path
             headers = MutableHeaders(scope=start[0])
             if "content-length" in headers and headers["content-length"] != "0":
                 headers["content-length"] = str(len(body))
@@ -184,7 +184,7 @@ class Guard:
 
     def _with_headers(self, send: Send, hashes: str = "") -> Send:
         frames = " ".join(self.address.frames)
-        fixed = _HEADERS if frames else _HEADERS | {"X-Frame-Options": "DENY"}  # it cannot name an origin
+        fixed = _HEADERS if frames else _HEADERS | {"X-Frame-Options": "DENY"}  # it cannot allow single origins
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -82,7 +82,7 @@ class Library:
         self._settings: dict[str, tuple[Any, dict[str, Any], str]] = {}
         self._lines: dict[tuple[str, str], JsonLines] = {}
 
-    # --- which runs there are -------------------------------------------------------------------------------------
+    # --- the list of runs -----------------------------------------------------------------------------------------
 
     def runs(self) -> list[RunInfo]:
         """Lists every run, latest start first; each multi-stage run is followed by its stages in order.
@@ -129,7 +129,7 @@ class Library:
                 self._scanned = time.monotonic()
             return self._paths
 
-    # --- what one run says ----------------------------------------------------------------------------------------
+    # --- records of one run ---------------------------------------------------------------------------------------
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
         """The records of metrics.jsonl, oldest first: `step` (int), and each metric's value, a finite number or None,

@@ -168,8 +168,9 @@ def check_memory(config: Config, loaded: bool) -> int:
         places.append(("of the GPU's memory", needed.generation + (0 if loaded else weights), there))
     for what, wants, has in places:
         if wants > has:
-            raise AppError(f"The model needs about {wants / GIB:.1f} GiB {what}, but {has / GIB:.1f} GiB are free. Choose "
-                           "a smaller model, ask for fewer answers or fewer new tokens, or close other programs.")
+            raise AppError(f"The model needs about {wants / GIB:.1f} GiB {what}, but {has / GIB:.1f} GiB are free. "
+                           "Choose a smaller model, ask for fewer answers or fewer new tokens, or close other "
+                           "programs.")
     return weights
 
 

@@ -105,7 +105,7 @@ class Playground:
         """Waits until no other job loads or generates, and reports this on the job; the lock is held inside the `with`
         block."""
         while not self._turn.acquire(timeout=0.1):
-            job.tell("waiting", remark="The model is at work for another tab; this one is next.")
+            job.tell("waiting", remark="The model is busy for another tab; this one is next.")
             job.check()
         try:
             yield
@@ -218,9 +218,9 @@ def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Co
 
 def _notes(ask: Ask, group: Group) -> Iterator[str]:
     if ask.upload:
-        yield ("No rewards: an upload has no target that an answer could be compared with. What the task reads in an "
-               "answer is drawn all the same.")
+        yield ("No rewards: an upload has no target that an answer could be compared with. What the task parses from "
+               "an answer is still drawn.")
     elif all(reward is None for reward in group.rewards):
         yield "No rewards: the task cannot score this sample; a row without a target has none."
     if ask.answers > 1 and not ask.temperature:
-        yield "At temperature 0 every answer would be the same, so one was drawn."
+        yield "At temperature 0 every answer would be the same, so only one was generated."

@@ -105,7 +105,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     means, mean, share = [], 0.0, 0.0
     for value in values:
         share = weight * share + (1 - weight)
-        mean += (1 - weight) / share * (value - mean)  # a value that stays is met exactly
+        mean += (1 - weight) / share * (value - mean)  # exact for constant values
         means.append(mean)
     return means
 

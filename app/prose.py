@@ -88,7 +88,7 @@ class _Drawing:
 def _element(token: Token, children: Sequence[Any]) -> Html:
     if token.hidden:  # a paragraph of a tight list
         return join(children)
-    if token.type == "heading_close":  # no heading of the page
+    if token.type == "heading_close":  # not a heading of the page itself
         return el("p", el("strong", *children), class_=f"v-head-{token.tag}")
     return el(token.tag, *children) if token.tag in _TAGS else join(children)
 
@@ -107,7 +107,7 @@ def formula(latex: str, mark: str = "$", alone: bool = False) -> Html:
     try:
         tree = Converter(display="block" if alone else "inline").convert_to_element(latex)
         drawn = _math(tree)
-    except Exception:  # the converter raises anything on what it does not know
+    except Exception:  # the converter may raise anything for unknown input
         return raw
     return el("span", drawn, class_=f"v-formula{' v-alone' if alone else ''}", title=latex)
 

@@ -245,8 +245,8 @@ def pattern_error(pattern: str, message: str) -> AppError:
         pass
     place = f" at character {at + 1}" if at >= 0 else ""
     return AppError(f"the search text {pattern!r} is not a valid regular expression{place}: {words}. Put a backslash "
-                    "before a special character that is meant literally: \\( \\[ \\* \\?. Lookahead and backreferences are "
-                    "not supported.")
+                    "before a special character that is meant literally: \\( \\[ \\* \\?. Lookahead and backreferences "
+                    "are not supported.")
 
 
 def _way(query: Query) -> str:

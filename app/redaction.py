@@ -43,7 +43,7 @@ class Redactor:
         above = {str(one) for folder in folders for one in (folder, *folder.parents) if len(one.parts) > 2}
         secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= _LEAST}
         names = {name for name in (socket.gethostname(), *hosts) if len(name) >= 4 and name != "localhost"}
-        odd = {name for name in names if len(name) >= _LEAST and re.search(r"[\d.-]", name)}  # others are also words
+        odd = {name for name in names if len(name) >= _LEAST and re.search(r"[\d.-]", name)}  # other names may be words
         self._everywhere = _any_of([*above, *secrets], bounded={*odd, str(Path.home())} - {"/"})
         self._in_messages = _any_of([], bounded=names)
 

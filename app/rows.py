@@ -11,7 +11,7 @@ from .analysis import CONTENT, SAMPLE, Comparison, Pair, Side, comparison, match
 from .index import Index, RolloutRow
 from .queries import GroupKey, Query
 
-_PAGE = 500  # rows at a time, the most that an index gives
+_PAGE = 500  # rows at a time, the most that an Index returns
 
 
 class Span(NamedTuple):

@@ -38,7 +38,7 @@ from .site import PAGES, Site
 
 HERE = Path(__file__).parent
 PORT = 7860
-_PORTS = 50  # are tried before giving up
+_PORTS = 50  # ports to try
 _FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
 _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
@@ -48,7 +48,7 @@ TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".web
 _STATIC = {"app.js": (("app.js", "plots.js", "pictures.js", "clips.js"), "text/javascript"),
            "app.css": ((STYLE, "app.css"), "text/css")}
 """Name in the URL -> the files to concatenate (in static/ unless they name a folder), and their media type."""
-_HEAD = ('<link rel="icon" href="favicon.ico">'  # from the page, which may lie below the path of a proxy
+_HEAD = ('<link rel="icon" href="favicon.ico">'  # relative to the page, because of a proxy's path
          '<link rel="stylesheet" href="vlrl/static/app.css">'
          f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>')
 _MEDIA_HEADERS = {"Cache-Control": "private, max-age=3600", "Content-Security-Policy": "default-src 'none'; sandbox"}

@@ -20,7 +20,7 @@ from .html import Html, el, finite, join, note, number, visible
 _MOST_BYTES = 128 << 20
 """Largest size of a tokenizer.json that is read; a tokenizer with a large vocabulary has about 35 MB."""
 _MOST_TOKENS = 8_000
-_MOST_TIPS = 10  # alternatives that are named
+_MOST_TIPS = 10  # alternatives listed for a token
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _read(path: str, _mtime: int, size: int) -> Texts | None:
         return Texts(Tokenizer.from_buffer(Path(path).read_bytes()))
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException:  # a plain Exception for what is no tokenizer; a panic of the library is not even that
+    except BaseException:  # Exception for an invalid file; a panic of the Rust library is only a BaseException
         return None
 
 
@@ -278,7 +278,7 @@ def _token(rollout: RolloutView, n: Numbers, i: int, word: str, view: View, text
     kinds = ["v-tok", "v-neg" if view.two and value < 0 else "", "v-masked" if n.masked[i] else "",
              "v-clipped" if n.clipped[i] else "", "v-special" if texts and texts.special(n.ids[i]) else ""]
     tip = _tip(rollout, n, i, word, texts)
-    feed = "\n" * word.count("\n")  # a line feed is seen as a sign, and still ends the line
+    feed = "\n" * word.count("\n")  # a line feed is shown as ↵ and still breaks the line
     text = visible(word).replace("\n", "↵").replace("\t", "⇥") if word else "∅"
     return el("span", text + feed, class_=" ".join(k for k in kinds if k), aria_label=tip,
               tabindex="0" if i == 0 else "-1", role="note",

@@ -22,11 +22,11 @@ from .marks import Shape, color, place_of
 
 MOST_TURNS = 256
 """Largest number of turns shown."""
-_MOST_CALLS = 32  # of a turn
+_MOST_CALLS = 32  # per turn
 _MOST_PICTURES = 8
-_FRAMES = 4  # of a video
-_LEAST_TEXT = 600  # characters of each text that are shown, however many there are
-_LINES = 8  # of a card
+_FRAMES = 4  # per video
+_LEAST_TEXT = 600  # characters shown of each text, however many texts there are
+_LINES = 8  # per card
 ENDS = {"turns": "limit of turns", "tokens": "limit of the episode's tokens", "media": "limit of the episode's media"}
 """Finish reasons of episodes ended by a limit -> their description."""
 

@@ -58,7 +58,7 @@ def _shown(site: Site, where: Mapping[str, str], form: Html, visited: History) -
         nothing = empty(f"No answer to the sample {visited.sample_id!r} in the rollouts{there}.", "An id is written as "
                         "in the data, upper and lower case matter. Below are some that are there.")
         return el("div", form, *remarks, nothing, _begin(site, searched), class_="v"), chart_value([]), Html("")
-    same = {visit.key for visit in visited.visits}  # its id may stand for other pictures in other runs
+    same = {visit.key for visit in visited.visits}  # other runs may use the id for another sample
     every = answers_of(site, visited.sample_id, searched)
     rows = [row for row in every if row.key[:-1] in same]
     cut = note(f"The first {MOST_ANSWERS:,} of its answers are drawn.") if len(every) >= MOST_ANSWERS else ""
@@ -151,11 +151,11 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
     """Two answers on the image and as a word diff: those in the URL parameters, else those that `_usual` chooses."""
-    if not rows:  # a run that is written to took its files away meanwhile
+    if not rows:  # the run replaced its files meanwhile
         return Html("")
     a, b = _usual(rows, *(controls.unpacked(where.get(name)) for name in "ab"))
     if b is None:
-        return note("It was asked for one answer: there is no other to see beside it.")
+        return note("This sample has only one answer: there is no second one to compare it with.")
     shown = {row.key for row in _best(rows)} | {a, b} if len(rows) > _OFFERED else {row.key for row in rows}
     offered = {row.key: row for row in rows if row.key in shown}
     keep = {"page": "history", "sample": where.get("sample"), **context.of(where)}

@@ -107,7 +107,7 @@ def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | N
 def _readable(site: Site, key: RolloutKey) -> Note | None:
     try:
         return site.notes.get(key)
-    except AppError:  # said at the top of the page
+    except AppError:  # reported at the top of the page
         return None
 
 

@@ -107,7 +107,7 @@ class Page:
             tasks = [(f"{title_of(of_own)}, as in run {run}", own), *tasks]
         split = where.get("split") or where.get("set") or split or "heldout"
         sample = where.get("sample") or sample or "#0"
-        most, heat = ((gr.skip(), gr.skip()) if task == before else  # what was set stays
+        most, heat = ((gr.skip(), gr.skip()) if task == before else  # the user's values are kept
                       self.play.tasks.usual(task, models.run_of(self.site.library, model)))
         return (gr.update(choices=known, value=model), gr.update(choices=tasks, value=task),
                 split if split in SPLITS else "heldout", sample, most, heat, *self.look(model, task, split, sample))
@@ -124,7 +124,7 @@ class Page:
         """A preview of the sample, and (its index, the number of samples); for an invalid sample, the error message."""
         try:
             shown = self.play.sample(Ask(model=model or "", task=task or "", split=split, sample=sample))
-        except Exception as error:  # a task without data of its own is no fault: an upload can be asked about
+        except Exception as error:  # not fatal: an upload can be asked about
             return note(_words(error), kind="bad"), (0, 1)
         view = in_memory.sample_view(shown, task, split)
         facts = el("div", el("b", shown.sample.id), el("span", f"#{shown.place} of {shown.count:,}"), class_="v-facts")

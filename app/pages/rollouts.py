@@ -22,7 +22,7 @@ SIZE = 50
 """Number of rows on one page of the list."""
 _THUMBNAIL = 96  # pixels
 _FRAME = 320
-_MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # what a chat template adds to a question
+_MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # markup that the chat template adds
 
 
 def build(site: Site) -> None:
@@ -57,7 +57,7 @@ def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         query = filters.site_query(site, where)
         rows = _list(site, query, where)
         return filters.form(site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
-    except AppError as error:  # a filter that cannot be: the form stays, so that it can be corrected
+    except AppError as error:  # an invalid filter: the form stays, so that it can be corrected
         return filters.form(site.index.facets()), note(str(error), kind="bad")
 
 
@@ -135,7 +135,7 @@ def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey |
              chip("cut off", "bad") if row.truncated else "",
              chip("error", "bad", (row.error or "")[:300]) if row.error else "", *flags]
     advantage = el("span", "A ", number(row.advantage, sign=True), class_="v-dim", title="advantage")
-    advantage = advantage if row.key.source == "train" else Html("")  # an evaluation gives none
+    advantage = advantage if row.key.source == "train" else Html("")  # evaluations have no advantages
     is_open = _same(row.group, open_key) and where.get("rollout") == str(row.key.index)
     return _row(filters.opened(where, row.group, row.key.index), is_open, _picture(row.key.run, row.media),
                 f"{row.sample_id} #{row.key.index}", _place(row.group, where), number(row.reward), advantage, chips,

@@ -184,7 +184,8 @@ def test_the_page_of_a_history_draws_answers_to_one_picture(seeds, monkeypatch, 
 def test_a_history_is_of_one_picture(seeds):
     assert [v.key.run for v in history(seeds, "q").visits] == ["a", "b"] and history(seeds, "q").notes == ()
     found = history(seeds, "p")
-    assert len(found.visits) == 1 and "1 groups of this id are of another sample (other media, target" in found.notes[0]
+    assert len(found.visits) == 1 and "1 groups with this id are left out" in found.notes[0]
+    assert "of another sample (other media, target" in found.notes[0]
 
 
 def test_a_history_says_when_it_was_asked_in_other_words(seeds):

@@ -60,7 +60,7 @@ def test_many_runs_are_found_and_sorted(chromium, tmp_path):
         page.get_by_label("Find a run").fill("small-17")
         expect(rows).to_have_count(2)  # and the chosen one
         page.get_by_role("checkbox", name="curves of small-17").click()
-        expect(page.locator("#v-wrong")).to_contain_text("of this task before it: ")
+        expect(page.locator("#v-wrong")).to_contain_text("the previous run of this task: ")
 
 
 def test_chosen_runs_are_laid_over_each_other(page, served):
