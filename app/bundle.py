@@ -273,11 +273,11 @@ class _Bundle:
 
     def _left_out(self, shown: int, total: int) -> list[str]:
         """Sentences on what the bundle omits."""
-        said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the telling ones and as many from every "
-                f"time of the run as --groups {max(shown, 1)} leaves room for."] if total > shown else []
+        said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the most informative ones and others "
+                "spread evenly over the run. --groups sets their number."] if total > shown else []
         said += [f"{self.cut:,} answers of groups with more than {_ANSWERS}."] if self.cut else []
         if not self.with_media:
-            said += ["Pictures and clips: it was written with --no-media."]
+            said += ["Pictures and clips: the bundle was written with --no-media."]
         else:
             said += [f"Clips: of each, {_FRAMES} of its sampled frames are here."] if self.pictures.videos else []
             said += [f"Pictures that could not be read: {self.pictures.lost:,}."] if self.pictures.lost else []

@@ -68,11 +68,11 @@ def _overview(name: str, library: Library, hide: Redactor, remarks: Sequence[str
     gains = before_after(library.folder(RUN), notes)
     return [header(name, shown_info, hide.settings(library.settings(RUN))),
             section("What is wrong here?", _findings(name, library, hide), "",
-                    "Nothing that it would be judged by: the run is too short, or all is well."),
+                    "No findings: the run is too short for a diagnosis, or all is well."),
             gains,
             section("Curves over the steps", curves.of_run(library.metrics(RUN), library.evals(RUN)), "v-curves",
                     "No step has been finished yet."),
-            section("How it was made", _versions(library), "", "The run does not say."),
+            section("How it was made", _versions(library), "", "The run has no records of its versions."),
             section("What is left out here", [el("ul", *(el("li", words) for words in left_out), class_="v-list")], "",
                     ""),
             could_not([hide.words(words) for words in dict.fromkeys(notes)][:_MOST_REMARKS])]

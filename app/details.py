@@ -326,7 +326,7 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
     per_token = {name: row[name] for name in _PER_TOKEN}
     for name, values in per_token.items():
         if values is not None and len(values) != len(ids):
-            notes.append(f"answer {index}: {name} has {len(values)} values for {len(ids)} tokens and is not shown")
+            notes.append(f"answer {index}: {name} has {len(values)} values for {len(ids)} tokens, so it is not shown")
             per_token[name] = None
     return RolloutView(
         RolloutKey(*key, index), row["schema"], row["policy_step"], row["completion"] or "", ids, **per_token,

@@ -199,8 +199,8 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
         archive.writestr("rows.jsonl", "".join(f"{line}\n" for line in lines))
         archive.writestr("README.txt", _README)
     if len(tasks) > 1:
-        left_out.append(f"Beware: these are answers to several tasks ({', '.join(sorted(tasks))}), and `vlrl sft` asks "
-                        "as one of them does: make a set of each")
+        left_out.append(f"Beware: these are answers to several tasks ({', '.join(sorted(tasks))}), but `vlrl sft` uses "
+                        "the prompt of one task: export a data set for each")
     evaluated = sorted({note.key.split for note in chosen if note.key.source == "eval"})
     if evaluated:
         left_out.append(f"Beware: some answers come from evaluations of {', '.join(evaluated)}. A model that learns "

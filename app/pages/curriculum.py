@@ -40,8 +40,8 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
         return el("div", form, empty(str(error), "Choose a run above."), class_="v"), chart_value([]), Html("")
     remarks = remarks_on(site, [summary.run], summary.notes)
     if not summary.bins:
-        nothing = empty("This run has no training rollouts yet.", "They are written with each step, into its folder "
-                        "rollouts/; an evaluation alone draws nothing from the curriculum.")
+        nothing = empty("This run has no training rollouts yet.", "Each training step writes them to the run's "
+                        "folder rollouts/. A run of evaluations alone draws nothing from the curriculum.")
         return el("div", form, *remarks, nothing, class_="v"), chart_value(figures(summary)), Html("")
     return el("div", form, *remarks, _facts(summary), class_="v"), chart_value(figures(summary)), el(
         "div", _categories(summary), class_="v")

@@ -162,8 +162,8 @@ def _agreement(site: Site) -> Html:
         return Html("")
     rows = [(pair.a or "no name", pair.b or "no name", pair.n, f"{pair.same / pair.n:.0%}",
              "–" if pair.kappa is None else number(pair.kappa)) for pair in pairs]
-    why = note("Kappa is the agreement beyond chance: 1 is full, 0 what chance alone gives. It is – where one flag "
-               "alone was given.")
+    why = note("Kappa is the agreement beyond chance: 1 means full agreement, 0 as much as by chance. It is – if both "
+               "annotators used only one flag.")
     head = ("annotator", "and", "answers both flagged", "the same flag", "Cohen's kappa")
     return el("section", el("h3", "Agreement"), table(head, rows, numeric=(2, 3, 4)), why)
 
@@ -211,8 +211,8 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
                              bad=where.get("mark") == "bad")
     size = archive.path.stat().st_size / 2**20
     lines = [note(words, kind="warn") for words in archive.left_out[:20]]
-    lines += [note(f"{len(unsure):,} that are not flagged good are left out; choose a flag above to take others.")
-              ] if unsure else []
+    lines += [note(f"{len(unsure):,} answers that are not flagged good are left out; select a flag above to export "
+                   "others.")] if unsure else []
     more = len(archive.left_out) - len(lines)
     lines += [note(f"and {more:,} more")] if more > 0 else []
     summary = el("p", f"{archive.rows:,} of {len(chosen):,} rollouts, {size:.1f} MiB.", role="status")

@@ -223,7 +223,7 @@ def _form() -> Html:
 def _below(site: Site, chosen: Sequence[str], curves: bool) -> Html:
     pieces: list[Any] = []
     if not chosen:
-        pieces.append(empty("No run is chosen.", "Choose one or several in the list to see their curves."))
+        pieces.append(empty("No run is selected.", "Select one or several in the list to see their curves."))
     elif not curves:
         pieces.append(empty("No step is finished yet.", "Curves appear here with the first one."))
     for run in chosen:

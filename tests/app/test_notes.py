@@ -276,8 +276,8 @@ def test_answers_to_several_tasks_are_said_to_be_no_one_set(tmp_path):
     library = Library(tmp_path)
     wanted = [*chosen((0, 0)), *chosen((1, 0), run="b")]
     made = export("sft", library, MediaStore(library), wanted, tmp_path)
-    assert made.rows == 2 and made.left_out == ("Beware: these are answers to several tasks (digits, grounding), and "
-                                                "`vlrl sft` asks as one of them does: make a set of each",)
+    assert made.rows == 2 and made.left_out == ("Beware: these are answers to several tasks (digits, grounding), but "
+                                                "`vlrl sft` uses the prompt of one task: export a data set for each",)
     assert export("sft", library, MediaStore(library), wanted[:1], tmp_path).left_out == ()
 
 
