@@ -21,7 +21,7 @@ class Pair:
     same: int
     """Number of answers to which both gave the same flag."""
     kappa: float | None
-    """Cohen's kappa in [-1, 1]; None if both annotators used only one flag, and the same one."""
+    """Cohen's kappa in [-1, 1]; None if all flags of both annotators are the same flag."""
 
 
 def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
@@ -37,8 +37,8 @@ def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
 
 
 def pairs(verdicts: Iterable[Mapping[str, str]]) -> list[Pair]:
-    """Compares every two annotators who flagged at least one common answer; those with the most common answers come
-    first.
+    """Compares every two annotators who flagged at least one common answer; sorted by the number of common answers,
+    largest first.
 
     `verdicts` holds {annotator: flag} for each answer."""
     common: dict[tuple[str, str], list[tuple[str, str]]] = {}

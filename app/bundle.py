@@ -183,7 +183,7 @@ class _Bundle:
         return BundleSummary(self.folder, len(rows), len(keys), size, tuple(left_out))
 
     def put(self, name: str, value: Any) -> None:
-        """Writes one data file as a script, which bundle.js loads by `name`."""
+        """Writes `value` as a data file: a script that bundle.js loads by `name`."""
         text = self.hide.text(json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False))
         text = json.dumps(json.loads(text), separators=(",", ":")).replace("<", "\\u003c")
         write_text(self.folder / "data" / f"{name}.js", f"vlrlBundle({json.dumps(name)},{text});\n")

@@ -111,13 +111,13 @@ class RolloutView:
     turn_advantages: np.ndarray | None = None
     """[actions] float32 for an episode; None if all of its actions have the same advantage."""
     opened: str = ""
-    """Text at the end of the prompt with which the answer begins, such as "<think>"."""
+    """Text at the end of the prompt that counts as the beginning of the answer, such as "<think>"."""
     extra: Any = None
     """Values that a method stored with the answer, decoded from JSON; None if it stored none."""
 
     @property
     def whole(self) -> str:
-        """The text that was scored: the completion after the text with which the prompt begins it."""
+        """The text that was scored: the completion, preceded by `opened`."""
         return scored_text(self.completion, self.opened)
 
     @property

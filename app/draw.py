@@ -65,7 +65,7 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
 def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
     """A check box for the target and for each answer with marks, and the CSS rules that hide their marks.
 
-    If there are too many answers, the chosen one has a check box and all others share another."""
+    If there are too many answers, the chosen answer has a check box, and all other answers share one check box."""
     present = sorted({s.rollout for s in all_shapes if s.rollout is not None})
     if not all_shapes:
         return Html("")

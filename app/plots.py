@@ -111,7 +111,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
-    """The traces of one run: its values; with smoothing, the faint values and their moving average."""
+    """The traces of one run: its values; with smoothing, faint values and a moving average on top."""
     if not curve.steps:
         return []
     shared = {"x": curve.steps, "name": visible(run), "meta": {"go": opens(run)},

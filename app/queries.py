@@ -89,15 +89,15 @@ class Query:
     """True: only episodes with a failed tool call. False: only episodes without one."""
     truncated: bool | None = None
     error: bool | None = None
-    """True: only answers whose scoring failed. False: only the others."""
+    """True: only answers whose scoring failed. False: only the other answers."""
     category: str | None = None
     difficulty: Range = ANY
     alike: bool | None = None
-    """True: only groups in which all rewards are equal. False: only the others."""
+    """True: only groups in which all rewards are equal. False: only the other groups."""
     malformed: bool | None = None
-    """True: only answers with malformed tags (see table.is_malformed). False: only the others."""
+    """True: only answers with malformed tags (see table.is_malformed). False: only the other answers."""
     unusual: bool | None = None
-    """True: only unusual answers among those with the full reward. False: only the others.
+    """True: only answers that have the full reward but are unusual. False: only the other answers.
 
     The full reward is the highest of a run and task in which rewards differ. An answer with it is unusual if it is
     malformed, or among the 5 % shortest or longest of the answers with the full reward."""

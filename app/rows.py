@@ -1,4 +1,4 @@
-"""Reads all rollouts of a query, and compares ranges of training steps, and the reward parts of two sides."""
+"""Reads all rollouts that match a query, and compares ranges of training steps and their reward parts."""
 
 from __future__ import annotations
 

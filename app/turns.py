@@ -1,4 +1,5 @@
-"""Shows the episode of a rollout turn by turn: each action next to the observation that followed it. Functions to HTML.
+"""Shows the episode of a rollout turn by turn: each action next to the observation that followed it. The functions
+return HTML.
 
     shown = read(view, rollout, convention)
     html = strip(view, rollout, shown, addresses)

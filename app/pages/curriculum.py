@@ -15,7 +15,7 @@ from ..site import Site, chart_value, query
 from . import charted
 
 MOST_LINES = 12
-"""Largest number of plotted categories, the most frequent ones. The table lists more."""
+"""Largest number of categories in a plot; the most frequent ones are plotted. The table lists more."""
 MOST_ROWS = 300
 
 

@@ -71,8 +71,10 @@ def build(site: Site) -> None:
 
 
 def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
-    """Updates the export section (open or closed, and its selection) if the link asks for another one than the `last`
-    link."""
+    """Gradio updates of the export section: opened, with the filtered rollouts selected, if `pick` is "filter"; else
+    closed.
+
+    Nothing is updated if `pick` equals `last`, the value from the previous URL."""
     if pick == last:
         return gr.skip(), gr.skip()
     filtered = pick == "filter"
