@@ -118,8 +118,8 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Formats a value of a row or an answer as text: a string unchanged, any other value as JSON, indented if it is
-    long."""
+    """Formats a value of a row or an answer as text: a string unchanged, any other value as JSON, one line per entry if
+    it is long."""
     if isinstance(value, str):
         return value
     try:

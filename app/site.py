@@ -94,8 +94,8 @@ class Site:
     def end(self, page: str, column: gr.Column) -> None:
         """Ends a page. The browser fetches the Gradio files that its column needs only when the page is first visited.
 
-        Only components directly visible in the column are deferred, because the files of an invisible component would
-        never be fetched."""
+        Until then the visible components inside the column are set invisible, because Gradio does not fetch the files
+        of invisible components."""
         later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
         for block in later:
             block.visible = False

@@ -6,9 +6,9 @@ window.vlrl = (() => {
   const CONTEXT = ["run", "set", "from", "to", "by"];  // kept from page to page: vlrl.app.context
   const POLL_MS = 3000, TYPING_MS = 350, PATIENCE_MS = 10_000;
   const pages = {};  // name -> {props, trigger} of the page's location component
-  let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
-  const waiting = [];  // keys pressed in between
-  let late = 0, lost = false;  // the timer that ends the waiting; whether it did
+  let turn = 0, answered = 0;  // number of the location requested last, and of the one shown
+  const waiting = [];  // keys pressed while an answer is awaited
+  let late = 0, lost = false;  // the timer that ends the wait; whether it has expired
 
   // --- location ---
 
@@ -50,14 +50,15 @@ window.vlrl = (() => {
     }
     document.querySelectorAll(".v-tab").forEach(carry);
     fill(query);
-    if (!pages[page]) return;  // it asks when it is there
+    if (!pages[page]) return;  // the page requests its content once it is mounted
     turn += 1;
     pages[page].props.value = `?${query}#${turn}`;  // the number makes every visit a change
     wait();
   }
 
-  // A request may be lost, or its answer: then the page says so, and the next key acts on what is in view. An answer that
-  // is only late still gets the keys that waited for it. Gradio asks nothing more before an answer: only a new page does.
+  // A request or its answer may be lost. Then the page reports it, and the next key acts on what is shown. An answer
+  // that is only late still gets the keys that waited for it. Gradio sends no further request before an answer, except
+  // after a reload.
   function wait() {
     clearTimeout(late);
     lost = false;
@@ -99,14 +100,14 @@ window.vlrl = (() => {
     if (name === pageOf(here())) setTimeout(show, 0);
   }
 
-  // Returns that n components are to be shown, when a page is visited first.
+  // Returns updates that make n components visible, when a page is first visited.
   function first(name, n) {
     const seen = pages[name].visited;
     pages[name].visited = true;
     return seen ? [] : Array(n).fill({__type__: "update", visible: true});
   }
 
-  // The page shows what the address says: what was pressed meanwhile is meant for it.
+  // The page now shows the location in the address: keys pressed meanwhile are meant for it.
   function atAnswer(props, watch) {
     watch("value", () => setTimeout(() => {
       answered = parseInt(props.value);
@@ -126,7 +127,7 @@ window.vlrl = (() => {
 
   // --- links and forms ---
 
-  // A link to another page keeps the run, split and steps in view, where it names no run itself.
+  // A link to another page keeps the selected run, split and steps, unless it names a run itself.
   function carry(link) {
     const to = new URLSearchParams(link.dataset.to = link.dataset.to || link.search || "?"), from = here();
     if (pageOf(to) === pageOf(from) && !link.matches(".v-tab") || ["run", "runs", "a"].some(name => to.has(name))) return;
@@ -162,7 +163,7 @@ window.vlrl = (() => {
     visit(`?${query}`, true);
   }
 
-  // What the address says goes into the fields, but not under somebody's fingers.
+  // Copies the address into the fields, except into a field that is being edited.
   function fill(query) {
     const all = query.get("in") === "all";
     for (const form of document.querySelectorAll(`#v-context form.go, #${root() ? root().id : "none"} form.go[data-drop]`)) {
@@ -178,7 +179,7 @@ window.vlrl = (() => {
     }
   }
 
-  // A choice that is none of a field's, such as a run that is gone, is shown as it is, as controls.pick does.
+  // A value that is not an option of its field, such as a deleted run, is shown as it is, as in controls.pick.
   function offer(field, value) {
     for (const option of field.querySelectorAll("[data-absent]")) if (option.value !== value) option.remove();
     if ([...field.options].some(option => option.value === value)) return;
@@ -202,7 +203,7 @@ window.vlrl = (() => {
     found(watch);
   }
 
-  // An option that the server chooses is chosen, also where somebody chose another before.
+  // An option selected by the server replaces one that the user selected before.
   new MutationObserver(changes => changes.forEach(({target}) => {
     if (target.matches("option") && !target.closest("form[data-drop]")) target.selected = target.hasAttribute("selected");
   })).observe(document.documentElement, {subtree: true, attributes: true, attributeFilter: ["selected"]});
@@ -224,11 +225,11 @@ window.vlrl = (() => {
 
   // --- flags and comments ---
 
-  const marking = {};  // kind -> props of the component that takes what is to be written
+  const marking = {};  // kind -> props of the component that receives the notes to save
   let after = "", before = "";
   const marks = (props, kind = "") => { marking[kind] = props; };
 
-  // While it is written, keys wait; then comes `next`, or the same location with the note in its place.
+  // While the note is saved, keys wait; then `next` opens, or the same location with the note.
   function mark(form, asked, next) {
     giveUp();
     const to = marking[form.dataset.kind || ""];
@@ -262,15 +263,15 @@ window.vlrl = (() => {
     if (field.value.trim() !== field.dataset.note) mark(event.target, {[field.name]: field.value}, "");
   });
 
-  // --- what was searched for ---
+  // --- search matches ---
 
-  // Marks where the search text is found in the list and in the open group; the page itself stays as it is.
+  // Highlights matches of the search text in the list and in the open group, without changing the document.
   function lightUp() {
     if (!window.Highlight) return;
     CSS.highlights.delete("v-found");
     const text = here().get("text");
     let pattern = null;
-    try { pattern = text && new RegExp(text, "gi"); } catch { return; }  // RE2 knows more than a browser
+    try { pattern = text && new RegExp(text, "gi"); } catch { return; }  // not every RE2 pattern is valid in a browser
     if (!pattern) return;
     const ranges = [], nodes = [...document.querySelectorAll("#v-list .v-line2, #v-group .v-text")].flatMap(leaves);
     for (const node of nodes) {
@@ -320,9 +321,9 @@ window.vlrl = (() => {
     const inGroup = here().has("group"), rows = [...root().querySelectorAll("a.v-row")].filter(seen);
     if ((key === "j" || key === "k") && rows.length && !inGroup) return move(rows, key === "j" ? 1 : -1), true;
     giveUp();
-    if (key === "u") waiting.length = 0;  // away from here, wherever that is
+    if (key === "u") waiting.length = 0;  // leaves the group, whatever else was pressed
     if (answered === turn || !WAYS.includes(key)) return follow(key);
-    if (waiting.length < MOST_WAITING) waiting.push(key);  // the links in view belong to the location before
+    if (waiting.length < MOST_WAITING) waiting.push(key);  // the links shown belong to the previous location
     return true;
   }
 

@@ -1,15 +1,15 @@
-// A bundle of one run: what the app's server does for its page of rollouts, done here on the data beside this file.
-// Links, forms and keys are those of app.js; queries mean what vlrl.app.queries says.
+// A bundle of one run: does in the browser, on the data files of the bundle, what the app's server does for its Rollouts
+// page. Links, forms and keys are handled by app.js; queries have the meaning defined in vlrl.app.queries.
 "use strict";
 
 (() => {
   const SIZE = 50;  // rows on a page of the list
-  const LIMITS = ["turns", "tokens", "media"];  // ends of an episode by a limit
+  const LIMITS = ["turns", "tokens", "media"];  // finish reasons of episodes ended by a limit
   const OPENED = ["source", "split", "step", "group", "rollout", "in"];
   const pieces = new Map();
   let run = null, texts = null;
 
-  // --- pieces of data, each a script that hands in its JSON ---
+  // --- data files, each a script that passes its JSON to vlrlBundle ---
 
   function piece(name) {
     if (!pieces.has(name)) {
@@ -96,7 +96,7 @@
   const compare = (a, b) => a < b ? -1 : a > b ? 1 : 0;
   const nulls = value => value === null || value === undefined;
 
-  function byValue(of, down) {  // what has no value comes last, whatever the way
+  function byValue(of, down) {  // null comes last in both directions
     return (a, b) => {
       const [x, y] = [of(a), of(b)];
       if (nulls(x) || nulls(y)) return nulls(x) - nulls(y);
@@ -132,14 +132,14 @@
     const rows = run.groups.filter(group => ofGroup(group, query)).flatMap(group => group.answers
       .filter((answer, i) => ofAnswer(group, answer, i, query)).map(answer => ({group, answer})));
     const {sort, dir, part} = query.where, down = dir !== "up";
-    if (sort === "part" && !part) throw new Error("to sort by a reward part, choose the part");
+    if (sort === "part" && !part) throw new Error("to sort by a reward part, select the part in the filters");
     const of = sort === "part" ? row => row.answer.parts[part] : SORTS[sort] ? row => SORTS[sort](row.answer)
       : row => (OF_GROUP[sort] || (g => g.step))(row.group);
     const inGroup = way => (a, b) => way(a.group, b.group);
     return sorted(rows, byValue(of, down), ...[NEWEST, ...NAMED].map(inGroup), byValue(row => row.answer.i));
   }
 
-  // --- HTML: what a model wrote becomes text, never tags ---
+  // --- HTML: text of a model becomes text nodes, never tags ---
 
   function el(tag, attributes, ...children) {
     const made = document.createElement(tag);
@@ -217,7 +217,7 @@
                group.source === "train" ? dim("A ", shown(answer.advantage, true)) : "", chips, answer.text);
   }
 
-  // A link for each filter that is set, named as the form names it, which takes the filter away.
+  // A link for each active filter, labelled as in the form, which removes the filter.
   function chipsOf(where) {
     const away = (words, ...names) => link(Object.fromEntries(Object.entries({...keeps(where), page: "rollouts"})
       .filter(([name]) => !names.includes(name) && name !== "at")),
@@ -294,7 +294,7 @@
       to("→ answer", place + 1 < present.length ? group : undefined, present[place + 1], "l", "the next answer", true));
   }
 
-  // The HTML of a group is that of the app, for no answer in particular: what is chosen stands out here.
+  // The HTML of a group is that of the app without a chosen answer; the chosen answer is highlighted here.
   function choose(box, chosen, turns) {
     const card = nulls(chosen) ? null : box.querySelector(`#v-answer-${chosen}`);
     if (card) {
@@ -311,7 +311,7 @@
   function atHome(box, where) {
     for (const way of box.querySelectorAll("a.go")) {
       const to = Object.fromEntries(new URLSearchParams(way.search));
-      if (to.page !== "rollouts") way.replaceWith(el("b", {}, way.textContent));  // a page that a bundle has not
+      if (to.page !== "rollouts") way.replaceWith(el("b", {}, way.textContent));  // a page that is not in the bundle
       else way.search = `?${new URLSearchParams({...keeps(where), ...to})}`;
     }
   }
@@ -348,7 +348,7 @@
     } catch (error) {
       made = [el("div", {class: "v"}, note(error.message, "bad")), null];
     }
-    if (latest !== search) return;  // another place was asked for meanwhile
+    if (latest !== search) return;  // another location was requested meanwhile
     list.replaceChildren(made[0]);
     box.replaceChildren(...(made[1] ? [made[1]] : []));
     const card = box.querySelector(".v-chosen");

@@ -1,4 +1,4 @@
-// Clips: a click on the timeline, a span or a frame's seconds leads there; a playhead and the boxes of tracks follow.
+// Clips: a click on the timeline, a span or a frame's time seeks to it; a playhead and the boxes of tracks follow.
 "use strict";
 
 (() => {

@@ -1,4 +1,4 @@
-// Pictures under a pointer: the wheel zooms about it, dragging moves, a click or "fit" ends it. And the copy button.
+// Images: the wheel zooms at the pointer, dragging moves, a click or "fit" resets. Also the copy button.
 "use strict";
 
 (() => {
@@ -35,7 +35,7 @@
   const scale = box => parseFloat(box.dataset.scale || 1);
 
   function begin(box, outer) {
-    box.style.height = `${outer.height}px`;  // it grows inside, and nothing around it moves
+    box.style.height = `${outer.height}px`;  // only the content grows, so the layout does not shift
     box.classList.add("v-scaled-by-wheel");
     const button = document.createElement("button");
     Object.assign(button, {type: "button", className: "v-tool v-fit", textContent: "fit", title: "the whole picture"});

@@ -1,5 +1,5 @@
-// Plots as SVG: lines, dots with intervals, areas on each other, and cells; what they show stands in site.chart_value.
-// A drag zooms, with Shift it moves, a double click shows all. Arrow keys go from point to point, + - 0 zoom.
+// Plots as SVG: lines, dots with intervals, areas on each other, and cells; site.chart_value defines the data format.
+// A drag zooms, a drag with Shift moves, a double click shows everything. Arrow keys go from point to point, + - 0 zoom.
 "use strict";
 
 vlrl.charts = (() => {
@@ -60,7 +60,7 @@ vlrl.charts = (() => {
   const scale = (low, high, from, to) => ({low, high, at: v => from + (to - from) * (v - low) / (high - low),
                                            of: px => low + (high - low) * (px - from) / (to - from)});
 
-  // --- what is drawn ---
+  // --- traces ---
 
   // Points of each trace: places {x, y}, bounds {low, high} where it has them, and `go`, where a click leads.
   function read(figure) {
@@ -187,7 +187,7 @@ vlrl.charts = (() => {
     x: round(x.at(p.x - 0.5)) + 0.5, y: round(y.at(p.y + 0.5)) + 0.5, width: Math.max(0.5, x.at(1) - x.at(0) - 1),
     height: Math.max(0.5, y.at(0) - y.at(1) - 1), class: "v-cell", "fill-opacity": round(100 * p.z) / 100});
 
-  // What is said of a point.
+  // The tooltip of a point.
   function said({layout, names}, point) {
     const {trace} = point, place = `${title(layout.xaxis)} ${names ? names[point.x] : numberText(point.x)}`;
     if (trace.z) return [`${Math.round(100 * point.z)} %: ${point.words} group${point.words === 1 ? "" : "s"}`, `${title(layout.yaxis)}: ${trace.y[point.y]}`, place];
@@ -312,7 +312,7 @@ vlrl.charts = (() => {
       if (this.now && this.now.go) vlrl.visit(this.now.go);
     }
 
-    // --- hands ---
+    // --- mouse and keyboard ---
 
     listen() {
       const {box} = this, place = event => {
@@ -373,7 +373,7 @@ vlrl.charts = (() => {
       return true;
     }
 
-    // To the next point of the curve, or the nearest one of the next curve; among cells to the one beside.
+    // To the next point of the curve, or the nearest one of the next curve; in a heat map, to the neighbouring cell.
     go(along, across) {
       const all = this.shown().filter(s => s.trace.hoverinfo !== "skip")
         .map(s => s.points.filter(p => Number.isFinite(p.y))).filter(points => points.length);
