@@ -19,7 +19,7 @@ class Pair:
     b: str
     n: int
     same: int
-    """Number of answers to which both gave the same flag."""
+    """Number of answers to which both annotators gave the same flag."""
     kappa: float | None
     """Cohen's kappa in [-1, 1]; None if all flags of both annotators are the same flag."""
 

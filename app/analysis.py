@@ -41,7 +41,7 @@ _MOST_CATEGORIES = 40
 
 @dataclass(frozen=True)
 class Visit:
-    """One group of answers to a sample: one visit of the run to this prompt."""
+    """One group of answers to a sample, that is, one time the run asked this prompt."""
 
     key: GroupKey
     n: int
@@ -82,7 +82,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample that both sides of a comparison evaluated; `a` and `b` are the mean rewards of its scored answers."""
+    """One sample that both sides of a comparison evaluated; `a` and `b` are its mean rewards on the two sides."""
 
     sample_id: str
     category: str | None

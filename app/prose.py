@@ -148,7 +148,8 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _block(state: StateBlock, first: int, last: int, silent: bool) -> bool:
-    """markdown-it rule that parses a formula of several lines, which begins and ends with a delimiter."""
+    """markdown-it rule that parses a formula of one or more lines between a delimiter at the start and one at the end.
+    """
     lines = [state.src[state.bMarks[i] + state.tShift[i]:state.eMarks[i]] for i in range(first, min(last, first + 60))]
     opens = next((mark for mark in ("$$", "\\[") if lines and lines[0].startswith(mark)), "")
     closes = dict(_SPANS).get(opens, "")

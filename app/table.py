@@ -98,7 +98,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _File:
-    """A rollout file that was read, with its signature at that time."""
+    """A rollout file that was read, with its signature (modification time, size, inode) at that time."""
 
     number: int
     signature: tuple[int, int, int]
@@ -286,7 +286,8 @@ class Table:
 
 
 def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
-    """(name, path, signature) of each rollout file in a folder that lies inside the root."""
+    """(name, path, signature) of each rollout file in a folder that lies inside the root. A signature is (modification
+    time, size, inode)."""
     files = []
     try:
         if not inside_folder(folder, root):
