@@ -242,7 +242,7 @@ def test_greedy_draws_one_answer_and_a_checkpoint_replaces_the_model(play):
     assert end(play, ask()).phase == "done"
     first = play._loaded
     done = end(play, ask(model="quickstart/checkpoints/step-000012", temperature=0))
-    assert len(done.result.group.rollouts) == 1 and "one was drawn" in " ".join(done.result.notes)
+    assert len(done.result.group.rollouts) == 1 and "only one was generated" in " ".join(done.result.notes)
     assert done.result.group.rollouts[0].policy_step == 12
     assert play._loaded is not first and play._loaded.key[0].endswith("step-000012")
 
