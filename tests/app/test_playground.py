@@ -318,7 +318,7 @@ def test_a_shortage_while_writing_frees_the_model(play, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "_next", short)
         last = end(play, ask(answers=1))
-    assert last.phase == "failed" and "memory did not suffice" in last.remark and play._loaded is None
+    assert last.phase == "failed" and "Out of memory" in last.remark and play._loaded is None
     assert end(play, ask(answers=1)).phase == "done"
 
 

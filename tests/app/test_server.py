@@ -118,9 +118,9 @@ def test_a_proxys_name_lets_others_in_with_a_password_alone(runs, capsys, monkey
     monkeypatch.delenv("VLRL_APP_PASSWORD", raising=False)
     assert main(["app", str(runs), "--allow-host", "box.example"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "--allow-host box.example lets others in" in said and "VLRL_APP_PASSWORD" in said
+    assert "--allow-host box.example allows remote access" in said and "VLRL_APP_PASSWORD" in said
     assert main(["app", str(runs), "--root-path", "https://box.example/x"]) == 1
-    assert "--root-path https://box.example/x: write the path alone" in " ".join(capsys.readouterr().err.split())
+    assert "--root-path https://box.example/x: write only the path" in " ".join(capsys.readouterr().err.split())
     assert main(["app", str(runs), "--allow-frame", "box"]) == 1
     assert "--allow-frame box" in " ".join(capsys.readouterr().err.split())
 

@@ -117,7 +117,7 @@ def test_a_session_of_episodes(lamp, capsys, monkeypatch):
     text = "up\n\n:again\n:oracle\nup\n\nup\n\n\nup\n\n:quit\n"
     code, out = typed(monkeypatch, capsys, lamp, text)
     assert code == 0 and out.count("Bring the lamp to 2") == 2 and out.count("Bring the lamp to 3") == 1
-    assert out.count("its environment ended it") == 1 and "oracle 2  up" in out
+    assert out.count("its environment ended it") == 1 and "oracle 2 up" in out
     for text in (":quit\n", "", "half an action\n"):
         code, out = typed(monkeypatch, capsys, lamp, text)
         assert code == 0 and "lamp to 3" not in out and ("Level 0" in out) == text.startswith("half")

@@ -163,7 +163,7 @@ def leaky(folder):
 def test_check_names_what_is_wrong_and_exits_with_1(capsys, leaky):
     code, out, err = run(capsys, "check", "leaky.py", "task.extra=2", "--processes", 1)
     assert code == 1 and err == ""
-    assert re.search(r"FAILED cheat: sample 'train-0': 'hidden in the reasoning' earns 1 in the mean.*"
+    assert re.search(r"FAILED cheat: sample 'train-0': 'hidden in the reasoning' earns 1 on average.*"
                      r"answer: '<think>ant</think><answer>bee</answer>'", out)
     assert "task 'leaky' breaks the contract" in out
     code, out, _ = run(capsys, "check", "leaky.py:Leaky", "--json", "--processes", 0)

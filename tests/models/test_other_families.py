@@ -236,5 +236,5 @@ def test_a_run_says_that_its_family_is_in_no_table(tmp_path, capsys):
     assert main(["train", str(config), f"run.dir={tmp_path}/run", *words]) == 0
     said = " ".join("".join(capsys.readouterr()).split())
     assert said.count("model type 'gemma3' is unknown to vlrl: rows are padded") == 1
-    assert "asked for as norm1000 (task.coordinates); the loss is the same" in said
+    assert "requested as norm1000 (task.coordinates); the loss is the same" in said
     assert unknown_family_notice(FAMILIES["qwen3_vl"]) == ""
