@@ -89,7 +89,7 @@ def test_each_wording_and_what_a_server_did_not_answer(sums, tmp_path, capsys):
     with served(lambda body, n: 400 if "9+1" in str(body["messages"]) else worked_out(body, n)) as server:
         words = ["eval", *sums, "--endpoint", server.url, "--each-wording", "-o", tmp_path / "out"]
         out, err = call(capsys, *words)
-        assert "no answer 2 times" in err and "wording 1" in out and "wording 2" in out
+        assert "did not answer 2 requests" in err and "wording 1" in out and "wording 2" in out
         asked = {body["messages"][-1]["content"][-1]["text"] for *_, body in server.asked}
         assert {"0+1? Answer with a number.", "Work out: 0+1?"} <= asked and len(asked) == 24
         found = json.loads((tmp_path / "out" / "evaluation.json").read_text())

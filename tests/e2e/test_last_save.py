@@ -88,7 +88,7 @@ def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
     done = start(config, tmp_path / "run", *ALONE, "train.sharding=fsdp2", FAULT=f"kill:{tmp_path}/run")
     (said,) = errors(done)
     assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
-    assert "2 of the 2 completed steps are lost, since each process holds a part of the weights" in said
+    assert "2 of the 2 completed steps are lost, since the weights are sharded" in said
     assert not steps(tmp_path / "run")
 
 

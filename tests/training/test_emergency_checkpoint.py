@@ -202,8 +202,8 @@ def test_after_the_first_optimizer_step_the_message_says_what_is_lost(scene, tmp
         ends.append((error, tmp_path / f"{i}"))
     (intact, folder), (begun, other) = sorted(ends, key=lambda end: not files(end[1]))
     saved(intact, folder)
-    lost(begun, other, "the next update had already changed the weights. The same command begins with the "
-                       "first step again.")
+    lost(begun, other, "the next update had already changed the weights. The same command starts again "
+                       "with the first step.")
     fault("")
     for path in (folder, other):
         scene.same(path, *words)

@@ -157,7 +157,7 @@ def open_runtime(config: Config, chosen: ModelChoice, evaluates: bool = False) -
         model = policy.load(settings, accelerator, chosen.checkpoint)
         settle_coordinates(task, settings, model.family.coordinates)
         if environments:
-            environments.settle(model.family.coordinates)
+            environments.set_convention(model.family.coordinates)
         encode = Encoder(model.processor, model.family, model.positions, settings)
         likelihoods = make_likelihoods(settings, task, model, encode)
         folder = stack.enter_context(TemporaryDirectory(prefix="vlrl-engine-", dir=_scratch(settings)))
