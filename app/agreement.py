@@ -1,7 +1,6 @@
 """Agreement between annotators: the share of equal flags, and Cohen's kappa, which corrects it for chance.
 
-Source: Cohen, "A Coefficient of Agreement for Nominal Scales", Educational and Psychological Measurement 20 (1960).
-"""
+Source: Cohen, "A Coefficient of Agreement for Nominal Scales", Educational and Psychological Measurement 20 (1960)."""
 
 from __future__ import annotations
 

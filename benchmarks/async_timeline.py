@@ -7,8 +7,7 @@ r"""How much of the generation takes place beside the update, what that is worth
 Runs the config with the decoupled objective for each seed, one step after the other and with async.max_staleness, and
 compares the seconds of a step without the first ones and without evaluating and saving. The overlap is read from
 timeline.jsonl. With --evaluate also the held-out metric after training, greedy. Runs are kept in --runs, go on where
-they were stopped, and are not repeated when they are there.
-"""
+they were stopped, and are not repeated when they are there."""
 
 from __future__ import annotations
 

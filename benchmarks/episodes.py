@@ -8,8 +8,7 @@
 environment.order=arrival and with a barrier after every turn (fixed). `faults`: groups of 8 episodes, 1 % of which hang
 and 1 % of which end their process at a random turn; actions come from a script, everything else is real. `cache`:
 generation with the KV cache kept between turns, and without it. Tiny random Qwen3-VL, float32, one thread. Each part
-writes its own section of the page.
-"""
+writes its own section of the page."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ Lines = Iterator[str]
 
 class Waiting(Environment):
     """Waits at every step, and hangs or ends its process where the action says so; shows a picture at the reset and
-    after the turns in `pictures`.
-    """
+    after the turns in `pictures`."""
 
     def __init__(self, sample: Sample, task: Doors):
         self.turn, self.task = 0, task

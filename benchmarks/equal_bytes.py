@@ -12,8 +12,7 @@ method acted in the last two steps, and fails where it did not: equal bytes woul
 
 --keep leaves each run as a kill right after step 2 would have, and --resume-from goes on in copies of these, which must
 end as the undisturbed runs did. Kept folders hold all that their runs read: they can be moved, and any checkout may go
-on with them. The exit code is 1 where something differs or failed; the table says what, and the first such metric.
-"""
+on with them. The exit code is 1 where something differs or failed; the table says what, and the first such metric."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
     python benchmarks/external_harness.py compare runs/own/answers.jsonl runs/inspect.json
 
 `items` writes each held-out sample as messages with its target, `ask` has inspect-ai ask and score them with a scorer
-that shares no code with vlrl, `compare` sets the two beside each other, answer by answer.
-"""
+that shares no code with vlrl, `compare` sets the two beside each other, answer by answer."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     python benchmarks/gpu_parts.py PART RESULT.json [--tiny]
 
 A part adds rows as it measures them, so that those before a crash or a hang are kept. It raises Skipped where the
-machine lacks what it needs, and anything else where something is wrong.
-"""
+machine lacks what it needs, and anything else where something is wrong."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 
 The parts run in the order of their value, each in a process of its own and within its limit. What fails or hangs is a
 row with its traceback, and the rest runs. The rows are merged into gpu-report/report.json over calls;
-gpu-report/report.md is made of them. The parts themselves are in gpu_parts.py.
-"""
+gpu-report/report.md is made of them. The parts themselves are in gpu_parts.py."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 
 Equal on both sides: weights, image files, prompts, answers per prompt and their length (the end token is banned),
 reward, LoRA, bfloat16, gradient checkpointing, AdamW, no KL, one optimizer step. TRL generates with transformers, as
-vlrl's engine `hf` does. A step is everything from reading the images to the new weights; the first one is not timed.
-"""
+vlrl's engine `hf` does. A step is everything from reading the images to the new weights; the first one is not timed."""
 
 from __future__ import annotations
 

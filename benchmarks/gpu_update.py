@@ -4,8 +4,7 @@ The model has the shape of the 3B or 7B and random weights; nothing is downloade
 text tokens with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains
 on the same given answers at its own fastest micro-batch size, found before the timing; the sides take turns. MFU counts
 useful operations (vlrl/models/flops.py: each prompt and image once, nothing recomputed), the same for all sides.
-Generation is compared with the time in which the card can read weights and KV cache.
-"""
+Generation is compared with the time in which the card can read weights and KV cache."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ the sampler's log-probabilities into the weights. With several processes the fir
 
 The moments are drawn with a seed and spread over phases: a run is killed in the c-th visit of a phase, after a random
 part of the time that this phase takes. The phase in which a kill really fell is read from a file that the run keeps
-mapped into memory. Both are done from outside: by wrapping what the run calls, in a process that this file starts.
-"""
+mapped into memory. Both are done from outside: by wrapping what the run calls, in a process that this file starts."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@
 A variant is RL with other settings, KIND:key=value,key=value. --lowest adds the least value of a metric at any
 evaluation.
 Every number is from held-out samples, greedy; a run's interval is a paired bootstrap over the samples. Runs are kept in
---runs and not repeated when they are there.
-"""
+--runs and not repeated when they are there."""
 
 import argparse
 import json

@@ -5,8 +5,7 @@
 
 engine=hf answers prompts of a picture each; the same tokens are then read by every layout of the update, in micro-
 batches of another size than the sampler's. `ratio` is the largest |p / p(old) - 1| over two optimizer steps that change
-nothing, where p(old) comes from a pass of its own (verl#2996 reports a ratio that is not 1).
-"""
+nothing, where p(old) comes from a pass of its own (verl#2996 reports a ratio that is not 1)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
     python benchmarks/plan_tables.py
 
-A table stands between `<!-- plan: NAME -->` and `<!-- /plan -->`, where NAME is one of TABLES.
-"""
+A table stands between `<!-- plan: NAME -->` and `<!-- /plan -->`, where NAME is one of TABLES."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ batch of answers of the embedded model on that config (preset_gradient.py). Metr
 the distance of its weights from those of the same run without the method, relative to how far that run moved. Samplers
 draw real rows of the config and get scripted answers. Stages are runs of one step. The last column names what a preset
 needs and the config lacks; where the effect is 0, that is why. For EGSR: the embedded model is never right after it has
-seen a solution.
-"""
+seen a solution."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Answers of the embedded model are drawn once. On-policy: the gradient at the weights that drew them. Off-policy: after a
 random move of the weights, as later optimizer steps of the same batch see it, with log-probabilities of the engine that
-differ from the trainer's. The reference is the model a little before. Nothing is trained.
-"""
+differ from the trainer's. The reference is the model a little before. Nothing is trained."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ side's memory can be read from outside. Reported are medians, their ratio, and t
 rounds. Two further sides train on the same given answers, packed (a group's prompt once) and padded (one row per
 answer): they show the update alone.
 
-Only the ratios carry over to other machines, and on a GPU with a large model they are others again.
-"""
+Only the ratios carry over to other machines, and on a GPU with a large model they are others again."""
 
 from __future__ import annotations
 

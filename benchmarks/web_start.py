@@ -6,8 +6,7 @@
 Each page of configs/web.yaml is opened with seeds of a stream of their own, and played by the actions known for it. A
 row shows what an episode's first turn shows; the click to learn lies up to `jitter` CSS pixels beside the right one.
 Two legs (LEGS): the first finds what is asked for, the second clicks as somebody in a hurry: what remains to gain
-is what a reward can teach. Held-out pages are not shown.
-"""
+is what a reward can teach. Held-out pages are not shown."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ Of vlrl this script takes what has little to do with the method: loading a model
 log-probabilities of completions. The steps above are written out. The real loop is vlrl/training/loop.py; this task
 trains there, too, and tests/docs/test_minimal_grpo.py compares the gradients of both:
 
-    vlrl train configs/tiny.yaml task=examples/minimal_grpo.py:FindShape
-"""
+    vlrl train configs/tiny.yaml task=examples/minimal_grpo.py:FindShape"""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ FAST = {*TWO, "smolvlm"}
 def pytest_collection() -> Iterator[None]:
     """Modules and thousands of tests stay: to look through them for garbage takes two fifths of collecting them.
 
-    Later it is looked for once in 20,000 new objects in place of 700, which takes a fifteenth off the tests.
-    """
+    Later it is looked for once in 20,000 new objects in place of 700, which takes a fifteenth off the tests."""
     gc.disable()
     try:
         return (yield)

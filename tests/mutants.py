@@ -6,8 +6,7 @@
 
 Mutants are put into a copy of the working tree, never into the tree itself. Changed annotations and docstrings are no
 mutants. A mutant that survives is a missing assertion, or equivalent to the source: a person has to look. `--slow` lets
-the slow tests run after the fast ones.
-"""
+the slow tests run after the fast ones."""
 
 from __future__ import annotations
 

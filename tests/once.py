@@ -33,8 +33,7 @@ def install() -> None:
 
 def _at_the_root(self: Any) -> logging.Handler:
     """Has pytest record what reaches the root logger. It looks through all loggers, 2,500 of them, for some that hand
-    nothing on, six times a test.
-    """
+    nothing on, six times a test."""
     root = logging.getLogger()
     if self.level is not None:
         self.handler.setLevel(self.level)

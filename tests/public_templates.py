@@ -1,6 +1,5 @@
 """Chat templates that behave as those which families publish: turns, control tokens, and which form of a content each
-role is read in. Written for these tests; only the control tokens are the families' own.
-"""
+role is read in. Written for these tests; only the control tokens are the families' own."""
 
 _OPEN = "{% for message in messages %}"
 _CLOSE = "{% endfor %}"

@@ -6,8 +6,7 @@
     boxes/<percent>  drawn scenes, right from that IoU on: boxes/10, boxes/50 ...
 
 The reward is 1 or 0. A row's category is its level. `task.levels` maps level -> share of the training samples; the
-held-out ones have equal shares of every level but digits/four.
-"""
+held-out ones have equal shares of every level but digits/four."""
 
 from __future__ import annotations
 

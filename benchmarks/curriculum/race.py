@@ -5,8 +5,7 @@
 
 A mix is mix_a.yaml or mix_b.yaml; a sampler is a line of SAMPLERS, laid on it. Every answer that is drawn counts:
 those of refills, of groups not chosen and of probes, and those that measured offline difficulty. A run ends with the
-step in which the budget is spent. Held-out accuracy (greedy) is measured every --every rollouts.
-"""
+step in which the budget is spent. Held-out accuracy (greedy) is measured every --every rollouts."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ def run_folder(runs: Path, mix: str, sampler: str, seed: int) -> Path:
 def budgeted(budget: int, every: int) -> Any:
     """A session that ends once `budget` answers are drawn and evaluates every `every` answers.
 
-    The answers drawn before each evaluation are written beside it, in `race.jsonl`.
-    """
+    The answers drawn before each evaluation are written beside it, in `race.jsonl`."""
 
     from vlrl.training.session import Session
 

@@ -1,7 +1,6 @@
 """Value and gradient of the loss against TRL's own `GRPOTrainer._compute_loss`, for every variant that both have.
 
-TRL sees padded rows, this project flat tokens; both see the same numbers. A last part names what differs on purpose.
-"""
+TRL sees padded rows, this project flat tokens; both see the same numbers. A last part names what differs on purpose."""
 
 import ast
 import inspect

@@ -4,8 +4,7 @@
     write(root / "one", "boxes", steps=3)
     hostile(root)               a run whose texts, names and files attack the reader, and five corrupt files
 
-Pictures are drawn, texts are tokenized by the embedded model's tokenizer, and everything comes from a seed.
-"""
+Pictures are drawn, texts are tokenized by the embedded model's tokenizer, and everything comes from a seed."""
 
 import atexit
 import functools
@@ -428,8 +427,7 @@ SCRIPT = "<script>window.hacked=1</script><img src=x onerror=\"window.hacked=1\"
 def hostile(path: Path) -> Path:
     """Writes `path`/evil<…>: script in texts, ids and names, media paths that lead out, and corrupt files.
 
-    `path`/secret.png and `path`/secret.txt lie outside the run and must never be shown.
-    """
+    `path`/secret.png and `path`/secret.txt lie outside the run and must never be shown."""
     run = write(path / f"evil {SCRIPT.replace('/', '∕')}", steps=2, state="failed")
     Image.new("RGB", (8, 8), "magenta").save(path / "secret.png")
     (path / "secret.txt").write_text("TOP-SECRET")

@@ -18,8 +18,7 @@ def proxy(target: str, prefix: str = "", cut: bool = True, names_host: str = "")
     """Returns an ASGI app that serves `target` below `prefix`, and nothing elsewhere.
 
     `cut` takes the prefix off, as nginx does with a "/" at the end of proxy_pass; else it is passed on. With
-    `names_host` it asks under its own name, the target's, and says the browser's in that header.
-    """
+    `names_host` it asks under its own name, the target's, and says the browser's in that header."""
     @asynccontextmanager
     async def living(app: Starlette) -> AsyncIterator[None]:
         async with httpx.AsyncClient(base_url=target, timeout=None, trust_env=False) as app.state.client:

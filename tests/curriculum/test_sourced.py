@@ -1,7 +1,6 @@
 """Every sampler in a group source: what it draws and says is the same after a resume at any step.
 
-With two processes: tests/e2e/test_curricula.py.
-"""
+With two processes: tests/e2e/test_curricula.py."""
 
 import json
 

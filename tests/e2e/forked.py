@@ -2,8 +2,7 @@
 
 A start takes .1 s rather than the 5 to 10 s of the imports. Everything else is as after `python train.py ...`: an own
 process with its own arguments, environment, working directory and output. Programs whose launcher, imports or
-process tree are what a test is about are started by `subprocess` instead.
-"""
+process tree are what a test is about are started by `subprocess` instead."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
         processes: int = 1) -> subprocess.CompletedProcess:
     """Runs a program to its end, or one of several ranks with the environment that torchrun gives them.
 
-    Returns the exit code (of ranks: the first that is not 0) with the output of all.
-    """
+    Returns the exit code (of ranks: the first that is not 0) with the output of all."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         with files[0].open("w") as stdout, files[1].open("w") as stderr:
@@ -91,8 +89,7 @@ def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
 
 def in_place_of_subprocess_run(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess:
     """As `subprocess.run`, which a test replaces by it in code that starts Python programs and reads what they say:
-    these are forked. Raises subprocess.TimeoutExpired, and CalledProcessError where it is to check.
-    """
+    these are forked. Raises subprocess.TimeoutExpired, and CalledProcessError where it is to check."""
     if command[0] != sys.executable:
         return _SUBPROCESS_RUN(command, **options)
     done = run([str(word) for word in command[1:]], options.get("env") or os.environ,

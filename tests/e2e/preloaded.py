@@ -1,8 +1,7 @@
 """What a run uses soon after its start, imported and looked up once in the process that `forked` forks from.
 
 vlrl imports most of it only where it is used, so that short commands stay short. Of a run of five steps it is three
-fifths of the work: matplotlib for the curve of rewards, peft, the tiny model's family, the list of all processors.
-"""
+fifths of the work: matplotlib for the curve of rewards, peft, the tiny model's family, the list of all processors."""
 
 import functools
 import gc

@@ -1,7 +1,6 @@
 """By hand: what `vlrl score` says of a row under the config of every recipe.
 
-Pictures are 200 x 100 pixels; models that answer in processed pixels see them at twice the size.
-"""
+Pictures are 200 x 100 pixels; models that answer in processed pixels see them at twice the size."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:
     unequal: rank 0 has all groups with media, the other those of text. truncated: these, and every answer of rank 1 was
     cut off. idle: rank 1 has no group. balanced: as unequal, after some have moved. sharded: as unequal, by FSDP.
     episodes: of several turns, the first one by rank 0, the others by rank 1; sharded episodes: by FSDP.
-    objectives: `more` is a list of algo settings, and each has its gradient, of one model.
-    """
+    objectives: `more` is a list of algo settings, and each has its gradient, of one model."""
     torch.manual_seed(0)  # fresh adapters
     if how == "objectives":
         return objectives(folder, out, json.loads(more))

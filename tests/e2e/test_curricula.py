@@ -1,7 +1,6 @@
 """Runs with samplers that probe or measure, filters, shares, answers that go on in later steps or from each other:
 killed and resumed they are the same run, two processes do what one does, and prompts.parquet says what the stored
-rollouts say.
-"""
+rollouts say."""
 
 import json
 import math

@@ -25,8 +25,7 @@ def zoom(box: tuple[int, int, int, int], schema: str = "a", *, times: float = 1.
     """Returns a part of the picture,
     enlarged.
 
-    box: left, top, right, bottom.
-    """
+    box: left, top, right, bottom."""
     return f"{box} {schema} {times}"
 
 

@@ -1,6 +1,5 @@
 """The table of benchmarks in docs/evaluation.md: each score, row by row, against a second implementation of its
-authors' definition. Rows and answers are made here.
-"""
+authors' definition. Rows and answers are made here."""
 
 import json
 import math

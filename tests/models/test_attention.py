@@ -1,7 +1,6 @@
 """Every attention of shared rows against a T x T mask, and decoding over shared prompts against attention over copies.
 
-The kernels of `varlen` are for CUDA: here a CPU kernel, one run at a time, takes their place.
-"""
+The kernels of `varlen` are for CUDA: here a CPU kernel, one run at a time, takes their place."""
 
 import numpy as np
 import pytest

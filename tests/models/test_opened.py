@@ -1,6 +1,5 @@
 """What chat templates begin an answer with, learned from their own renderings; templates are written in the manner of
-public ones.
-"""
+public ones."""
 
 from functools import partial
 

@@ -1,7 +1,6 @@
 """Generation beside the update: what is drawn when and by which weights, what a checkpoint holds, errors, the end.
 
-Whole runs, killed ones and those of two processes: tests/e2e/test_async.py.
-"""
+Whole runs, killed ones and those of two processes: tests/e2e/test_async.py."""
 
 import dataclasses
 import math

@@ -1,7 +1,6 @@
 """Partial rollouts: answers that go on in later steps become what they would have become unbroken.
 
-Runs that are killed, and of two processes: tests/e2e/test_curricula.py.
-"""
+Runs that are killed, and of two processes: tests/e2e/test_curricula.py."""
 
 import dataclasses
 

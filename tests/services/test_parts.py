@@ -200,8 +200,7 @@ def test_grades_by_principles(tmp_path):
 
 def test_any_task_can_have_them_beside_its_own(tmp_path):
     """The task's own parts, criterion and group parts stay; without the service the further parts are left out. What
-    says whether an answer is right has the weight of the task's own accuracy.
-    """
+    says whether an answer is right has the weight of the task's own accuracy."""
     plain, both = task_of(recipe="kimi_k1_5"), task_of("judge", "tournament", recipe="kimi_k1_5")
     assert both.criterion == plain.criterion == {"accuracy": 0.5}
     half = plain.weights["accuracy"] / 2

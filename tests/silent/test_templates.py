@@ -1,6 +1,5 @@
 """Chat templates as models bring them: each text and each picture is in the prompt once and as itself, or the run says
-which turn its template cannot show.
-"""
+which turn its template cannot show."""
 
 import shutil
 from dataclasses import replace

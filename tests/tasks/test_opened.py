@@ -1,7 +1,6 @@
 """Every recipe under a chat template that begins the answer: what a model writes there earns what the whole does.
 
-Public reports of a format part that stayed 0 under such templates: trl#6966, ms-swift#6408.
-"""
+Public reports of a format part that stayed 0 under such templates: trl#6966, ms-swift#6408."""
 
 import pickle
 import re

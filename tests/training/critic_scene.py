@@ -60,8 +60,7 @@ def learned(policy, groups, config, step=0):
 
 def main(folder, out, how, more):
     """One of two processes has the images, the other the texts; "sharded": by FSDP2; "episodes": of several turns;
-    "idle": the second one has none.
-    """
+    "idle": the second one has none."""
     policy, encode, config = scene(folder, **json.loads(more))
     groups = mine = (played(policy, encode, config, 3) if "episodes" in how
                      else credited_groups(policy, encode, config))

@@ -1,8 +1,7 @@
 """`vlrl.engine.vllm.process` whose engine and worker are forked from the server rather than spawned.
 
 vLLM's CPU platform spawns them, and each then imports torch and vLLM again: a third of what a test with servers takes.
-Where it matters how they come about (who ends with whom), tests start servers as users do.
-"""
+Where it matters how they come about (who ends with whom), tests start servers as users do."""
 
 import multiprocessing
 

@@ -1,7 +1,6 @@
 """Several training processes (torchrun, gloo) with vLLM: one engine in each, or servers that all of them share.
 
-Two processes give what one gives: the same groups under the same ids, the same answers, from the policy that learns.
-"""
+Two processes give what one gives: the same groups under the same ids, the same answers, from the policy that learns."""
 
 import json
 import re

@@ -75,8 +75,7 @@ FORKED = "vllm_launch.PROGRAM = 'tests.vllm.forking'\n"
 def serving(root: Path, *settings: str) -> Path:
     """A program in a folder that is the command `vlrl` with something set before.
 
-    A command below nohup is started deaf to a closed terminal; this one heeds it.
-    """
+    A command below nohup is started deaf to a closed terminal; this one heeds it."""
     program = root / "serving.py"
     program.write_text("import signal\nfrom vlrl.cli.main import main\n"
                        "from vlrl.engine.vllm import launch as vllm_launch\n"

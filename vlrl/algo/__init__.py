@@ -10,5 +10,4 @@ never see [B, L], so packed and padded batches give the same value.
   short names for options of the policy term: the setting that comes last wins, and a term without these options
   refuses them.
 - A function that needs more than one rollout (a quantile, a sum over a group) computes it in `prepare`: for the whole
-  optimizer step, without gradient, before the micro-batches.
-"""
+  optimizer step, without gradient, before the micro-batches."""

@@ -1,7 +1,6 @@
 """Names of settings in TRL, EasyR1, verl and VLM-R1, for messages about unknown settings.
 
-docs/coming-from.md lists the same names, with differences in meaning.
-"""
+docs/coming-from.md lists the same names, with differences in meaning."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The settings `rollout.*`, `async.*` and `curriculum.*`: sampling of completions, and the choice of prompts and
-groups.
-"""
+groups."""
 
 from __future__ import annotations
 

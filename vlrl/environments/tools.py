@@ -12,8 +12,7 @@
 
 The types of the arguments define the schema that the model is shown, and the model's calls are checked against them.
 If a call is invalid or a tool fails, the episode continues: the model gets a short error message, and the error is
-counted.
-"""
+counted."""
 
 from __future__ import annotations
 

@@ -143,8 +143,7 @@ class Sec(CategorySampler):
     alpha   in [0, 1], weight of the last round
     tau     > 0, higher = more even shares; with tau = 1 the largest share is at most e times the smallest
     scale   whether A is divided by the standard deviation of its group. False suits graded rewards (IoU, a format
-            part): after the division, a difference of 0.01 counts as much as one of 1
-"""
+            part): after the division, a difference of 0.01 counts as much as one of 1"""
 
     saved = ("values",)
 

@@ -150,8 +150,7 @@ class Prioritised(RateWeighted):
     strength  0..1e6, number of groups that the prior counts for
     floor     in [0, 1], minimum weight, so that solved prompts are still drawn at times
     by        a field of the rows: the prior of a prompt then follows the pass rate of its category, so that unseen
-              prompts are weighted too; a numeric field is cut into `bins` (ours; not in the paper)
-"""
+              prompts are weighted too; a numeric field is cut into `bins` (ours; not in the paper)"""
 
     def __init__(self, prompts: Prompts, prior: Fraction = 0.5, strength: Strength = 1.0, floor: Fraction = 0.0,
                  by: FieldName | None = None, bins: Bins = 5):

@@ -107,8 +107,7 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
     The part is 1 if the turn's tool calls succeeded, else 0. Tools provide `tool_success` for a task that names it in
     its rewards; with a weight of 0 in the task's rewards, it affects only A_T. THOR (arXiv 2509.13761): episode-level
     and step-level GRPO. The paper regenerates groups of steps from the point before a failed call; here the calls of
-    the group take their place.
-"""
+    the group take their place."""
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):

@@ -137,8 +137,7 @@ class _Searching:
 
 class SearchGenerator:
     """Generates the groups of a step by tree search. Remembers the results of prompts from visit to visit, identically
-    on all processes.
-"""
+    on all processes."""
 
     def __init__(self, config: Config):
         settings = branch_of(config)
