@@ -149,7 +149,7 @@ def test_every_problem_is_listed_with_line_and_id(folder, capsys):
     assert found["bad"] == 8 and found["media"]["unusable"] == 2
     assert found["copies"] == [[str(folder / "img" / n) for n in ("0.png", "copy.png")]]
     says = {(p["kind"], p["id"]): p["reason"] for p in found["problems"]}
-    assert "rows.jsonl:1; ids must be unique" in says["id", "0"] and "none.png does not exist" in says["media", "2"]
+    assert "rows.jsonl:1: ids must be unique" in says["id", "0"] and "none.png does not exist" in says["media", "2"]
     assert says["size", "3"].startswith("width and height are 90x120 pixels, but 3.png has 160x120")
     assert says["box", "0"] == "box [1, 2, 900, 50] extends beyond the image of 160x120 pixels"
     assert says["box", "5"] == "point [3, 400] lies outside the image of 160x120 pixels"

@@ -157,7 +157,7 @@ def test_what_does_not_go_together(sums, tmp_path, capsys):
             (("--answers", 2, "-o", tmp_path / "b.jsonl"), "only for an evaluation with one answer", 1),
             (("--answers", 2, "--rollouts", tmp_path / "b"), "only for an evaluation with one answer", 1),
             ((*url, "--checkpoint", tmp_path), "has its own weights", 2),
-            ((*url, "--key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE: that environment variable", 1),
+            ((*url, "--key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE: this environment variable", 1),
             (("--endpoint", "127.0.0.1"), "is not the address of a server", 1), ((*url, "--answers", 2), "--model", 1),
             ((*url, "--model", "m", "--each-wording", "task.prompts=[]"), "has only one prompt template", 1),
             (("--temperature", 1, "--temperature", 1), "is given twice", 1)):

@@ -183,7 +183,7 @@ def test_media_need_not_exist_wherever_the_row_says_they_are(capsys, monkeypatch
 
 BAD = [("{", "not JSON"), ("[1]", "must be a JSON object, not a list"), ('{"sample": {}}', "no 'completions'"),
        ('{"sample": {"id": 1}, "completions": "x"}', "completions='x' must be a list"),
-       ('{"sample": [], "completions": []}', r"sample=\[\] must be an object"),
+       ('{"sample": [], "completions": []}', r"sample=\[\] must be a JSON object"),
        ('{"sample": {"id": 1}, "completions": []}', "row '1': width=None"),
        ('{"sample": {"id": 1}, "completion": []}', "Did you mean 'completions'"),
        ('{"sample": {"id": 1}, "completions": [3]}', r"completions\[0\]=3 must be a string"),

@@ -217,7 +217,7 @@ def test_content_parts_may_hold_the_media():
      {"question": "problem"}, {"question": "Where?"}),
     ({"question": "Who?", "answer": "a cat", "ground_truth": "a dog"}, "'answer' says 'a cat' and 'ground_truth' says",
      {"answer": "ground_truth"}, {"answer": "a dog"}),
-    ({"question": "Who?", "answer": "x", "image": "a.png", "images": ["a.png", "b.png"]}, "'image' and 'images', 2 of",
+    ({"question": "Who?", "answer": "x", "image": "a.png", "images": ["a.png", "b.png"]}, "'image' and 'images' (2 of",
      {"images": "images"}, {"images": ["a.png", "b.png"]}),
     ({"question": "Who?", "answer": "B", "options": ["x", "y"], "choices": ["A. a cat", "B. a dog"]},
      "'options' and 'choices' offer different options", {"options": "choices"}, {"options": ["a cat", "a dog"]}),

@@ -125,7 +125,7 @@ def test_decimals_and_dates_of_a_table(tmp_path):
 def test_a_broken_picture_is_told_without_an_address(tmp_path):
     pq.write_table(pa.Table.from_pylist([{**ASK, "image": {"bytes": b"GIF", "path": None}, "answer": "x"}]),
                    tmp_path / "p.parquet")
-    with pytest.raises(DataError, match=r"cannot identify image file\. Replace it") as error:
+    with pytest.raises(DataError, match=r"cannot identify image file\. Replace the image") as error:
         convert(tmp_path / "p.parquet", tmp_path / "p.jsonl")
     assert "BytesIO" not in str(error.value)
 

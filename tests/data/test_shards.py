@@ -89,7 +89,7 @@ def test_hostile_members_name_shard_and_member(tmp_path, members, words, index):
 
 def test_broken_shards(tmp_path):
     whole = tar(tmp_path / "w.tar", [("0.json", asked(0)), ("1.png", picture())]).read_bytes()
-    for name, data, words in (("cut", whole[:1024 + 512 + 20], r"'1.png' claims"),
+    for name, data, words in (("cut", whole[:1024 + 512 + 20], r"'1.png' has 69 bytes"),
                               ("junk", b"x" * 2048, "is not a header"), ("flip", b"1" + whole[1:], "is not a header")):
         (tmp_path / f"{name}.tar").write_bytes(data)
         with pytest.raises(DataError, match=rf"{name}\.tar.*{words}"):

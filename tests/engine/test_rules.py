@@ -200,7 +200,7 @@ def test_a_batch_is_a_number_or_auto(rows):
 
 def test_a_vision_token_in_the_closing_text_is_named(parts):
     ends = dataclasses.replace(PLAIN, thinking_budget=1, thinking_end="<|image_pad|></think>")
-    with pytest.raises(ConfigError, match=r"rollout\.thinking_end='<\|image_pad\|></think>'.*leave it out"):
+    with pytest.raises(ConfigError, match=r"rollout\.thinking_end='<\|image_pad\|></think>'.*remove it"):
         generate(parts, ends)
 
 

@@ -59,7 +59,7 @@ def test_a_sample_with_tools_is_played_by_them():
 
     assert isinstance(environment_of(Zooming(), Sample(id="a")), ToolEnvironment)
     assert environment_of(Zooming(), Sample(id="")) is None
-    with pytest.raises(Exception, match=r"tool '<lambda>' has no name"):
+    with pytest.raises(Exception, match=r"tool '<lambda>': a model cannot write this name"):
         environment_of(Zooming(), Sample(id="bad"))
 
 
@@ -163,7 +163,7 @@ def pictured(box: Image.Image):
 
 @pytest.mark.parametrize("function, says", [
     (untyped, "'untyped': its argument 'box' has no type"), (undocumented, "'undocumented' has no docstring"),
-    (starred, "'starred': its argument 'box' cannot be given by name"), (pictured, "tool 'pictured': ")])
+    (starred, "'starred': its argument 'box' cannot be passed by name"), (pictured, "tool 'pictured': ")])
 def test_functions_that_are_no_tools(function, says):
     with pytest.raises(TaskError, match=re.escape(says)):
         Tool(function)

@@ -56,7 +56,7 @@ def test_the_interval_covers_the_truth_in_93_to_97_of_100(seeds, samples, of_see
 def test_what_has_no_interval():
     assert np.isnan(difference([1.0], [2.0])[1:]).all() and difference([1.0], [2.0]).mean == 1
     assert difference([1.0, 2.0], [2.0, 3.0]) == (1, 1, 1) and np.isnan(difference([], [])).all()
-    with pytest.raises(ValueError, match="1 samples and 2"):
+    with pytest.raises(ValueError, match="1 samples and the other 2"):
         difference([1.0], [1.0, 2.0])
 
 

@@ -176,7 +176,7 @@ def test_addresses(url):
 @pytest.mark.parametrize("url", ["http://me:s3cret@h/v1", "http://:s3cret@h/v1", "http://h/v1?key=s3cret",
                                  "http://h/v1#s3cret"])
 def test_an_address_that_would_be_stored_with_a_secret_is_refused_without_it(url):
-    with pytest.raises(ConfigError, match=r"--endpoint http://h/v1: an address with .*--key-env") as error:
+    with pytest.raises(ConfigError, match=r"--endpoint http://h/v1: the address must not have .*--key-env") as error:
         address_of(url)
     assert "s3cret" not in str(error.value)
 

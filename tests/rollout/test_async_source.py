@@ -333,7 +333,7 @@ def test_staler_answers_than_allowed_are_refused():
     given = [*steps(s, 0, 3)]
     refuse_stale(given[2], 2, s.config)
     tight = validate({**s.config.model_dump(), "async": {"max_staleness": 1}})
-    with pytest.raises(TrainingError, match=r"step 2 got completions .* of 0 completed steps.*requires at leas"):
+    with pytest.raises(TrainingError, match=r"step 2 got completions .* after 0 completed steps.*requires at leas"):
         refuse_stale(given[2], 2, tight)
     refuse_stale([], 2, tight)
     s.close()

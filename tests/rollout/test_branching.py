@@ -131,7 +131,7 @@ def test_forced_tokens_are_not_sampled_again():
 
 @pytest.mark.parametrize("point, said", [
     (lambda *_: 0, "returned 0: it must return one of the 2 token positions that it was given, 1 to 2"),
-    (lambda *_: None, "gave None"), (lambda *_: 1 / 0, "ZeroDivisionError")])
+    (lambda *_: None, "returned None"), (lambda *_: 1 / 0, "ZeroDivisionError")])
 def test_a_point_of_ones_own_is_checked(point, said):
     branches = BranchingGenerator(branched(4))
     branches.point = Bound("surprise", point)

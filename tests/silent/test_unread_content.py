@@ -135,7 +135,7 @@ def test_questions_of_easy_r1_trl_and_swift(tmp_path: Path) -> None:
         path = lines(tmp_path / "rows.jsonl", [row])
         assert prompts(path, "task.prompt='{question}'") == [ask]
         assert prompts(path)[0].startswith(f"{ask} Answer with the box")
-        with pytest.raises(DataError, match=r"asks for \{expression\}.*question="):
+        with pytest.raises(DataError, match=r"contains \{expression\}.*question="):
             prompts(path, "task.prompt='Find {expression}'")
         with pytest.raises(DataError, match="answered by boxes"):
             prompts(path, "task.recipe=curr_reft_binary")

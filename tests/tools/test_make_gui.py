@@ -85,7 +85,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(makegui.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"miniwob, which is not installed: pip install 'vlrl\[gui\]'"):
         make_gui(tmp_path / "x")
-    with pytest.raises(ConfigError, match=r"playwright .* pip install 'vlrl\[gui\]'"):
+    with pytest.raises(ConfigError, match=r"playwright.* pip install 'vlrl\[gui\]'"):
         make_gui(tmp_path / "x", pages=tmp_path)
     assert not (tmp_path / "x").exists()
 

@@ -45,7 +45,7 @@ def test_what_a_short_answer_is_preferred_to():
 
 
 def test_a_place_that_there_is_not():
-    with pytest.raises(ValueError, match="place 3 among 1 answers"):
+    with pytest.raises(ValueError, match="index 3 for 1 answers"):
         chosen([row("a")], lambda candidates: [3], None)
 
 

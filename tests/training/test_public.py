@@ -68,7 +68,7 @@ def test_settings_by_keywords_are_those_of_words():
 
 
 def test_a_dictionary_names_its_folder():
-    with pytest.raises(ConfigError, match=r"run\.dir=''.*run=\{'dir'"):
+    with pytest.raises(ConfigError, match=r"run\.dir is empty.*run=\{'dir'"):
         vlrl.train({"extends": "tiny.yaml", "task": "grounding"})
     with pytest.raises(ConfigError, match="not int"):
         vlrl.train(3)  # pyright: ignore[reportArgumentType]

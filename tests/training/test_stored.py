@@ -312,7 +312,7 @@ def test_settings_that_do_not_go_together(more, message):
 
 def test_what_cannot_be_is_refused(scene, monkeypatch):
     *_, folder = scene
-    with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='tempo' gives tokens"):
+    with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='tempo' computes an advantage per token"):
         config = of(folder, {"advantage": "tempo"})
         parts = Algorithm(config).methods[0].parts
         credit_alone(scene[2][0], parts.advantage, parts.batch, 0, 0, "algo.stored")
