@@ -205,8 +205,8 @@ def validated(**distillation):
 
 def test_settings_of_a_server():
     address = "http://127.0.0.1:8100"
-    with pytest.raises(ConfigError, match=r"algo\.distillation\.loss=reverse_kl needs .*"
-                                          rf"server={re.escape(address)} returns.*set algo\.distillation\.loss=sampled_"):
+    with pytest.raises(ConfigError, match=rf"loss=reverse_kl needs .*algo\.distillation\.server={re.escape(address)} "
+                                          r"returns.*set algo\.distillation\.loss=sampled_"):
         validated(server=address)
     with pytest.raises(ConfigError, match=r"'127\.0\.0\.1' is not the address of a server"):
         validated(server="127.0.0.1", loss="sampled_kl")
