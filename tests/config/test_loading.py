@@ -25,16 +25,14 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize(("word", "says"), [
-    ("train.lr=.nan", "train.lr=nan: .*finite number"),
-    ("train.lr=.inf", "train.lr=inf: .*finite number"),
+    ("train.lr=.nan", "train.lr=nan: .*finite number"), ("train.lr=.inf", "train.lr=inf: .*finite number"),
     ("train.part_lr.language=.inf", "train.part_lr.language=inf: .*finite"),
     ("train.part_lr.language=0", "train.part_lr.language=0: .*greater than 0"),
     ("train.part_lr={vision: true}", "train.part_lr.*give a number, not true or false"),
     ("train.betas=[0.9, 1]", "train.betas.1=1: .*less than 1"),
     ("train.betas=[-0.1, 0.9]", "train.betas.0=-0.1: .*greater than or equal to 0"),
     ("train.betas=[true, 0.9]", "train.betas=.*not true or false"),
-    ("steps=true", "steps=True: give a number, not true or false"),
-    ("train.lr=yes", "train.lr=True: give a number"),
+    ("steps=true", "steps=True: give a number, not true or false"), ("train.lr=yes", "train.lr=True: give a number"),
     ("model.max_pixels=true", "model.max_pixels=True: give a number"),
     ("seed=9223372036854775808", "seed=9223372036854775808: .*less than 9223372036854775808"),
     ("data.seed=-9223372036854775809", "data.seed=-9223372036854775809"),
@@ -44,10 +42,8 @@ def file(tmp_path):
     ("eval.splits=[heldout, train, heldout]", "eval.splits=.*'heldout' is given twice"),
     ("seed=2020-13-45", "seed: cannot read the value '2020-13-45': ValueError: month must be in 1..12"),
     ("seed={a: 1, a: 2}", "seed: cannot read the value .*line 1: the key 'a'"),
-    ("seed=!!bool maybe", "seed: cannot read the value"),
-    ("seed=[", "seed: cannot read the value"),
-    ("=1", "'=1' is not a setting"),
-])
+    ("seed=!!bool maybe", "seed: cannot read the value"), ("seed=[", "seed: cannot read the value"),
+    ("=1", "'=1' is not a setting")])
 def test_bad_words(file, word, says):
     with pytest.raises(ConfigError, match=says) as error:
         loading.load(file, [word])
@@ -85,14 +81,9 @@ def test_values_at_the_edge_are_taken(file):
 @pytest.mark.parametrize(("text", "says"), [
     ("steps: 1\nseed: 2\nsteps: 3\n", "line 5: the key 'steps' is already in line 3"),
     ("train:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 6: the key 'lr' is already in line 4"),
-    ("seed: 2020-13-45\n", "ValueError: month must be in 1..12"),
-    ("seed: !!timestamp soon\n", "cannot read config"),
-    ("seed: \x01\n", "cannot read config"),
-    ("? [a]\n: 1\n", "cannot read config"),
-    ("a: " + "[" * 1200, "cannot read config"),
-    ("1: 2\n", "1"),
-    ("extends: " + "x" * 5000, "does not exist"),
-])
+    ("seed: 2020-13-45\n", "ValueError: month must be in 1..12"), ("seed: !!timestamp soon\n", "cannot read config"),
+    ("seed: \x01\n", "cannot read config"), ("? [a]\n: 1\n", "cannot read config"),
+    ("a: " + "[" * 1200, "cannot read config"), ("1: 2\n", "1"), ("extends: " + "x" * 5000, "does not exist")])
 def test_bad_files(file, text, says):
     file.write_text(BASE + text)
     with pytest.raises(ConfigError, match=says) as error:
@@ -129,7 +120,6 @@ def test_a_path_that_is_too_long():
 
 
 # --- own code by name ---
-
 
 def test_resolve(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
@@ -204,7 +194,6 @@ def test_the_reference_of_services_is_that_of_algo():
     def reference(*words):
         found = loading.load(ROOT / "configs" / "quickstart.yaml", [*words]).algo.reference
         return found.name, dict(found.options)
-
     assert reference("services.reference=ema") == ("ema", {})
     assert reference("services.reference=start") == ("frozen", {})
     assert reference("services.reference=ema", "algo.reference.every=2") == ("ema", {"every": 2})

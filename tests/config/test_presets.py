@@ -86,7 +86,6 @@ def test_the_command_lists_and_filters_them(capsys):
     def rows(*words: str):
         assert main(["presets", *words, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
-
     every = rows()
     assert len(every) == len(FILES) and {*every[0]} == {"name", "kind", "for", "needs", "cost", "paper"}
     assert {row["kind"] for row in every} == {"algorithm", "curriculum", "stages"}

@@ -44,8 +44,7 @@ def test_a_stage_may_extend_files(tmp_path):
 
 
 @pytest.mark.parametrize(("stages", "message"), [
-    ("- {name: a, kind: sfd}", "stages.0.kind='sfd'"),
-    ("- {name: a/b, kind: rl}", "a stage's name becomes a folder"),
+    ("- {name: a, kind: sfd}", "stages.0.kind='sfd'"), ("- {name: a/b, kind: rl}", "a stage's name becomes a folder"),
     ("- {name: a, kind: rl}\n  - {name: a, kind: rl}", "stages.0 and stages.1 are both called 'a'"),
     ("- {name: a, kind: rl, stepz: 3}", r"stages.0 \(a\): unknown setting 'stepz'.* Did you mean 'steps'"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: sft, train: {lr: -1}}", r"stages.1 \(b\): train.lr=-1"),
@@ -58,8 +57,7 @@ def test_a_stage_may_extend_files(tmp_path):
     ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' differs from that of the run"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is not an earlier.*: before, start, a"),
     ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
-    ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0"),
-])
+    ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0")])
 def test_mistakes_are_found_at_load(tmp_path, stages, message):
     with pytest.raises(ConfigError, match=message):
         load(written(tmp_path, f"  {stages}\n"))
@@ -74,8 +72,7 @@ def test_rounds_are_of_one_task(tmp_path):
 
 
 ROUNDS = {"self_rehearsal": ("best", 1, "before", False), "raft": ("best", 8, "before", False),
-          "expert_iteration": ("best", 96, "stage", True),
-          "kimi_shortest": ("shortest", 8, "before", False),
+          "expert_iteration": ("best", 96, "stage", True), "kimi_shortest": ("shortest", 8, "before", False),
           "kimi_dpo": ("shortest", 8, "before", False)}
 RECIPES = {"cft": "sft", "redistill": "rl rounds", "vision_r1": "sft rl", "alphadrive": "sft rl",
            "curr_reft": "rl rl rl rounds",

@@ -79,14 +79,11 @@ FILES: dict[str, Made] = {
     "behind.mp4": Made(even(50, 25, Fraction(1, 2)), "starts 0.5 s after its sound", audio=3.0),
     "cut.mp4": Made(even(50, 25, Fraction(-2, 5)), "an edit list cuts off 10 frames", options={"bf": "0", "g": "12"},
                     container={"avoid_negative_ts": "disabled", "use_editlist": "1"}, hidden=10),
-    "one.mp4": Made([0], "one frame"),
-    "vp9.webm": Made(even(60, 15), "VP9", codec="libvpx-vp9", rate=15, ticks=1000),
-    "old.avi": Made(even(60, 15), "MPEG-4 with B-frames in AVI", codec="mpeg4", rate=15, ticks=15,
-                    options={"bf": "2"}),
+    "one.mp4": Made([0], "one frame"), "vp9.webm": Made(even(60, 15), "VP9", codec="libvpx-vp9", rate=15, ticks=1000),
+    "old.avi": Made(even(60, 15), "MPEG-4 with B-frames in AVI", codec="mpeg4", rate=15, ticks=15, options={"bf": "2"}),
     "part.mp4": Made(uneven(60), "the variable one from 2.3 to 9 s", ticks=90000, options={"bf": "3", "g": "20"},
                      span=(2.3, 9.0)),
-    "short.mkv": Made(even(3, 25), "three frames", ticks=1000),
-}
+    "short.mkv": Made(even(3, 25), "three frames", ticks=1000)}
 """The made files by name."""
 
 

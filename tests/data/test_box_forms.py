@@ -25,8 +25,7 @@ WRITTEN = {
     "xywh": lambda x, y, w, h: [x, y, w, h],
     "xywh-norm1000": lambda x, y, w, h: [x / 1.28, y / 0.96, w / 1.28, h / 0.96],
     "xywh-norm1": lambda x, y, w, h: [x / WIDE, y / HIGH, w / WIDE, h / HIGH],
-    "": lambda x, y, w, h: [x, y, x + w, y + h],
-}
+    "": lambda x, y, w, h: [x, y, x + w, y + h]}
 
 
 @pytest.mark.parametrize("form", WRITTEN)

@@ -32,7 +32,6 @@ def decoded(monkeypatch):
     def decode(path, *rest):
         seen.append(path.name)
         return own(path, *rest)
-
     monkeypatch.setattr(loading, "decode", decode)
     return seen
 
@@ -92,7 +91,6 @@ def test_threads_wait_for_the_one_that_decodes(film, decoded, monkeypatch):
         begun.set()
         assert go.wait(10)
         return own(*arguments)
-
     monkeypatch.setattr(loading, "decode", slow)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(load, film, cache) for _ in range(4)]

@@ -12,10 +12,8 @@ def sample(width=640, height=480, **row):
 
 
 @pytest.mark.parametrize(("convention", "written", "original"), [
-    ("original", [64, 48, 320, 240], [64, 48, 320, 240]),
-    ("norm1000", [100, 100, 500, 1000], [64, 48, 320, 480]),
-    ("norm999", [0, 0, 999, 999], [0, 0, 640, 480]),
-    ("norm1", [0.1, 0.5, 0.5, 1.0], [64, 240, 320, 480]),
+    ("original", [64, 48, 320, 240], [64, 48, 320, 240]), ("norm1000", [100, 100, 500, 1000], [64, 48, 320, 480]),
+    ("norm999", [0, 0, 999, 999], [0, 0, 640, 480]), ("norm1", [0.1, 0.5, 0.5, 1.0], [64, 240, 320, 480]),
     ("processed", [28, 14, 140, 84], [64, 32, 320, 192]),  # 280x210 processed, so 16/7 original pixels each
 ])
 def test_both_ways(convention, written, original):
@@ -59,11 +57,9 @@ def test_a_row_overrides_the_setting():
     ("processed", {}, ["r1", "processed_size", "task.coordinates"]),
     ("processed", {"processed_size": [0, 5]}, ["r1", "processed_size=0"]),
     ("processed", {"processed_size": 28}, ["r1", "processed_size=28"]),
-    ("norm1000", {"width": None}, ["r1", "width=None"]),
-    ("norm1000", {"height": -3}, ["r1", "height=-3"]),
+    ("norm1000", {"width": None}, ["r1", "width=None"]), ("norm1000", {"height": -3}, ["r1", "height=-3"]),
     ("norm1000", {"height": True}, ["r1", "height=True"]),
-    ("original", {"coordinates": "norm100"}, ["r1", "norm100", "norm1000"]),
-])
+    ("original", {"coordinates": "norm100"}, ["r1", "norm100", "norm1000"])])
 def test_a_row_that_cannot_be_converted_is_named(convention, row, words):
     with pytest.raises(DataError) as error:
         make(convention).to_original(sample(**row), [1, 2, 3, 4])

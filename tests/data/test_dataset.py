@@ -35,7 +35,6 @@ def folder(tmp_path):
 
 # --- rows ---
 
-
 def test_json_lines_and_lists(tmp_path):
     rows = [{"id": "1", "label": "ü"}, {"id": "2"}]
     assert read_rows(write(tmp_path / "a.jsonl", [rows[0], "", rows[1], ""])) == rows
@@ -50,8 +49,7 @@ def test_json_lines_and_lists(tmp_path):
     ("a.json", ['{"id": 1}'], r"a\.json must hold a list of rows, not a dict"),
     ("a.json", ["[" * 100_000], r"a\.json: not JSON"),
     ("a.json", ['[{"id": 1}, 2]'], r"a\.json, row 2: a row must be a JSON object"),
-    ("a.txt", ["id"], r"\.jsonl .* \.json"),
-])
+    ("a.txt", ["id"], r"\.jsonl .* \.json")])
 def test_bad_files_name_the_line(tmp_path, name, lines, words):
     with pytest.raises(DataError, match=words):
         read_rows(write(tmp_path / name, lines))
@@ -69,7 +67,6 @@ def test_files_that_cannot_be_read(tmp_path):
 
 # --- samples ---
 
-
 def test_sample_from_row(folder):
     sample = sample_from_row({"id": 7, "image": "a.png", "images": ["b.png"], "video": "c.mp4", "video_start": 1.5,
                               "difficulty": 0.25, "weight": 2, "shape": "round", "meta": {"x": 1}}, folder)
@@ -83,21 +80,15 @@ def test_sample_from_row(folder):
 
 
 @pytest.mark.parametrize(("row", "words"), [
-    ({}, "id=None"),
-    ({"id": ""}, "id=''"),
-    ({"id": True}, "id=True"),
-    ({"id": ["x"]}, "id="),
+    ({}, "id=None"), ({"id": ""}, "id=''"), ({"id": True}, "id=True"), ({"id": ["x"]}, "id="),
     ({"id": "r", "image": "http://x/a.png"}, "row 'r'.*URL"),
-    ({"id": "r", "image": "../a.png"}, "row 'r'.*lies outside"),
-    ({"id": "r", "images": [3]}, "row 'r'.*media path 3"),
+    ({"id": "r", "image": "../a.png"}, "row 'r'.*lies outside"), ({"id": "r", "images": [3]}, "row 'r'.*media path 3"),
     ({"id": "r", "difficulty": 50}, "row 'r': difficulty=50 must be a number from 0 to 1"),
     ({"id": "r", "difficulty": "hard"}, "row 'r': difficulty='hard'"),
-    ({"id": "r", "weight": -1}, "row 'r': weight=-1"),
-    ({"id": "r", "weight": float("nan")}, "row 'r': weight=nan"),
+    ({"id": "r", "weight": -1}, "row 'r': weight=-1"), ({"id": "r", "weight": float("nan")}, "row 'r': weight=nan"),
     ({"id": "r", "weight": float("inf")}, "row 'r': weight=inf must be a finite number of at least 0"),
     ({"id": "r", "weight": 10**400}, r"row 'r': weight=10{199}\.\.\. must be a finite number"),
-    ({"id": "r", "weight": True}, "row 'r': weight=True"),
-    ({"id": "r", "width": float("inf")}, "row 'r': width=inf"),
+    ({"id": "r", "weight": True}, "row 'r': weight=True"), ({"id": "r", "width": float("inf")}, "row 'r': width=inf"),
     ({"id": "r", "video_start": "soon"}, "row 'r': video_start='soon'"),
     ({"id": "r", "video_end": float("nan")}, "row 'r': video_end=nan"),
     ({"id": "r", "coordinates": "norm100"}, "row 'r': coordinates='norm100' is not a coordinate.*'norm1000'"),
@@ -107,8 +98,7 @@ def test_sample_from_row(folder):
     ({"id": "r", "processed_size": 64}, "row 'r': processed_size=64"),
     ({"id": "\ud800"}, r"row '\\ud800': 'id' holds text that is not Unicode: '\\ud800'"),
     ({"id": "r", "meta": {"note": ["a\udfff"]}}, "row 'r': 'meta' holds text that is not Unicode"),
-    ({"id": "r", "\ud800": 1}, "row 'r': .*not Unicode"),
-])
+    ({"id": "r", "\ud800": 1}, "row 'r': .*not Unicode")])
 def test_a_bad_row_is_named(folder, row, words):
     with pytest.raises(DataError, match=words):
         sample_from_row(row, folder)
@@ -121,7 +111,6 @@ def test_a_weight_of_null_is_one(folder):
     class Own(Plain):
         def sample_from_row(self, row, root=None):
             return Sample(id=row["id"], row=row)
-
     own = Own()
     own.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1", "weight": None}])))
     assert read_samples(own, "train")[0].weight == 1.0
@@ -204,7 +193,6 @@ def test_a_task_that_trips_over_a_row_names_it(folder):
     class Strict(Plain):
         def sample_from_row(self, row, root=None):
             return Sample(id=row["key"])
-
     strict = Strict()
     strict.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}])))
     with pytest.raises(DataError, match=r"rows\.jsonl:1: row '1': KeyError: 'key'"):
@@ -216,7 +204,6 @@ def test_a_task_that_makes_no_sample_stops(folder):
         def sample_from_row(self, row, root=None):
             if row["id"] == "1":
                 raise RuntimeError("no")
-
     lazy = Lazy()
     lazy.data = DataSettings(train=str(write(folder / "rows.jsonl", [{"id": "1"}, {"id": "2"}])), quarantine=True)
     with pytest.raises(TaskError, match="task 'plain': sample_from_row returned NoneType, expected a Sample"):

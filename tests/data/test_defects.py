@@ -30,8 +30,7 @@ SOUND = {
     "preference": {"id": "p", "image": "b.png", "question": "best?", "responses": ["one", "two"], "answer": 2},
     "driving": {"id": "d", "images": ["b.png"], "plan": {"speed": "KEEP", "path": ["STRAIGHT", "LEFT_TURN"]},
                 "trajectory": [[1, 0, 0.5]]},
-    "classification": {"id": "c", "image": "b.png", "label": "cat", "labels": ["cat", "dog"]},
-}
+    "classification": {"id": "c", "image": "b.png", "label": "cat", "labels": ["cat", "dog"]}}
 """A row without fault by family."""
 DEFECTS = {
     # file: (family, changes, kind, words of the reason); a change to None takes the field away
@@ -63,8 +62,7 @@ DEFECTS = {
     "a plan of no image": ("driving", {"images": None, "trajectory": None}, "field", "add the field 'image'"),
     "a class of no image": ("classification", {"image": None}, "field", "label='cat' refers to images"),
     "spans of no video": ("video", {"video": None}, "field", "add the field 'video'"),
-    "a label of none": ("classification", {"label": "dgo"}, "field", "Did you mean 'dog'"),
-}
+    "a label of none": ("classification", {"label": "dgo"}, "field", "Did you mean 'dog'")}
 
 
 def sound_only(path: Path) -> None:

@@ -102,7 +102,6 @@ def kept(policy):
 
 # --- which addresses ---
 
-
 PRIVATE = """127.0.0.1 127.255.255.254 0.0.0.0 0.1.2.3 10.0.0.1 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1
     192.0.0.1 192.0.2.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255 192.88.99.1
     :: ::1 ::127.0.0.1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::127.0.0.1 64:ff9b::169.254.169.254 64:ff9b:1::8.8.8.8
@@ -201,7 +200,6 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
 
 # --- what may be asked for ---
 
-
 HOSTS = [
     (None, "https://a.org/x", True), (None, "http://a.org/x", False), (None, "https://a.org:8443/x", False),
     ("a.org", "https://a.org/x", True), ("a.org", "https://A.org./x", True), ("a.org", "https://b.a.org/x", False),
@@ -247,7 +245,6 @@ def test_bad_entries_of_the_setting():
 
 # --- redirects ---
 
-
 def test_redirects_are_followed_by_hand(serve, policy):
     server = serve({"/a.png": (302, {"Location": "b/c.png"}, b""), "/b/c.png": (200, {}, png())})
     assert get(server.url(), policy()).read_bytes() == png()
@@ -279,7 +276,6 @@ def test_redirects_end(serve, policy):
 
 
 # --- how much and how long ---
-
 
 def test_an_endless_body_is_cut_off(serve, policy):
     def endless(handler):
@@ -372,7 +368,6 @@ def test_a_server_that_says_nothing_is_asked_again(policy):
 
 
 # --- what comes of it ---
-
 
 def test_the_content_decides_not_what_the_server_says(serve, policy):
     server = serve({"/a.html": (200, {"Content-Type": "text/html"}, png()),

@@ -121,7 +121,6 @@ def test_videos_as_bytes_and_as_frames(tmp_path):
     assert all(a is b for a, b in zip(ours.frames, file.frames, strict=True))  # one entry of the clip cache
     with pytest.raises(DataError, match=r"^media inside row 'r' .* cannot be read as a video"):
         loaded({"video": b"RIFF" + bytes(99)})
-
     frames = [encoded(c) for c in ("red", "green", "blue", "white")]
     for name, video in (("bytes", frames), ("structs", [{"bytes": f, "path": None} for f in frames]),
                         ("nested", [[{"bytes": f, "path": None} for f in frames]]), ("urls", list(map(url, frames)))):
@@ -209,8 +208,7 @@ SHAPES = {
     "ms-swift": {"messages": [{"role": "user", "content": f"<image>{ASKED}"}, {"role": "assistant", "content": "3"}],
                  "images": HELD},
     "llama-factory": {"conversations": [{"from": "human", "value": f"<image>{ASKED}"}, {"from": "gpt", "value": "3"}],
-                      "images": HELD},
-}
+                      "images": HELD}}
 
 
 @pytest.mark.parametrize("index", ["memory", "lazy"])

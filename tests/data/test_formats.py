@@ -127,8 +127,7 @@ CASES = {
         "points": [[50, 50]]}),
     "label studio, the small export": ("label_studio", {"id": 5, "image": "/data/local-files/?d=x/a.png", "label": [
         {"x": 0, "y": 0, "width": 50, "height": 50, "rectanglelabels": ["mug"], "original_width": 200,
-         "original_height": 100}]}, {
-        "id": 5, "image": "x/a.png", "width": 200, "height": 100, "labels": ["mug"],
+         "original_height": 100}]}, {"id": 5, "image": "x/a.png", "width": 200, "height": 100, "labels": ["mug"],
         "boxes": [{"box": [0, 0, 100, 50], "label": "mug"}]}),
     # place, label and text of a region are results of their own; an ellipse has a centre and radii; ground truth counts
     "label studio, all in parts": ("label_studio", {"id": 5, "data": {"image": "/data/upload/3/a.png"}, "annotations": [
@@ -221,8 +220,7 @@ CASES = {
     "own": ("canonical", {"id": 1, "image": "a.png", "question": "q", "answer": "a", "box": [1, 2, 3, 4]},
             {"id": 1, "image": "a.png", "question": "q", "answer": "a", "box": [1, 2, 3, 4]}),
     "grounding": ("canonical", {**ABOUT, "expression": "x", "boxes": [], "bbox": [1, 2, 3, 4]},
-                  {**ABOUT, "expression": "x", "boxes": [], "bbox": [1, 2, 3, 4]}),
-}
+                  {**ABOUT, "expression": "x", "boxes": [], "bbox": [1, 2, 3, 4]})}
 
 
 @pytest.mark.parametrize(("format", "record", "row"), CASES.values(), ids=CASES)
@@ -259,8 +257,7 @@ WRONG = {
                     "one with --columns label=label"),
     "a solution": ({**CASES["r1-v"][1], "solution": {"a": 1}}, "solution={'a': 1} must be a string, a number or a box"),
     "a shape": ({"shapes": [5], "text": "x"}, "shapes: 5 is not a shape"),
-    "a rate": ({**CASES["gui-g1"][1], "rate": -1}, "rate=-1 must be a finite number of at least 0"),
-}
+    "a rate": ({**CASES["gui-g1"][1], "rate": -1}, "rate=-1 must be a finite number of at least 0")}
 
 
 @pytest.mark.parametrize(("record", "words"), WRONG.values(), ids=WRONG)
@@ -301,7 +298,6 @@ def test_native_rows_are_scored_as_they_are(capsys, tmp_path):
 
 
 # --- numbers and sizes ------------------------------------------------------------------------------------------------
-
 
 def test_numbers():
     assert numbers("[1, 2.5]", (2,), "p") == [1, 2.5] and numbers("1 2;3,4", (4,), "p") == [1, 2, 3, 4]

@@ -45,8 +45,7 @@ TOLD = {
     "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is not text, image"),
     "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "at OpenAI"),
     "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
-    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "only turns can"),
-}
+    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "only turns can")}
 
 
 @pytest.mark.parametrize(("talk", "words"), TOLD.values(), ids=TOLD)
@@ -117,8 +116,7 @@ def test_which_answer_counts_where_two_are_given():
     ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
     ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
     ({"system": "Be loud."}, "the system prompt is 'Be brief.' in its conversation, but 'Be loud.'"),
-    ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, but the record has 2"),
-])
+    ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, but the record has 2")])
 def test_two_readings_of_a_record_are_asked_about(beside, words):
     talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]
     (row,) = canonical_rows({"image": "a.png", "messages": talk, **beside})
@@ -157,8 +155,7 @@ MARKS = {
     "numbered, in order": ("Is <image 1> like <image 2>?", {"image_1": "a.png", "image_2": "b.png"},
                            "Is <image> like <image>?"),
     "numbered, twice": ("Is <image 1> odd? <image 1>", {"image_1": "a.png"}, "Is image 1 odd? image 1"),
-    "numbered, one of two": ("Look at <image 2>.", {"image_1": "a.png", "image_2": "b.png"}, "Look at image 2."),
-}
+    "numbered, one of two": ("Look at <image 2>.", {"image_1": "a.png", "image_2": "b.png"}, "Look at image 2.")}
 
 
 @pytest.mark.parametrize(("question", "media", "wanted"), MARKS.values(), ids=MARKS)
@@ -224,8 +221,7 @@ def test_content_parts_may_hold_the_media():
     ({"messages": turns_of("Who?", "x"), "prompt": turns_of("Where?"), "answer": "x"}, "each hold a conversation",
      {"messages": "prompt"}, {"question": "Where?"}),
     ({"prompt": turns_of("Who?"), "problem": "Where?", "answer": "here"}, "the field 'problem' asks",
-     {"question": "problem"}, {"question": "Where?"}),
-])
+     {"question": "problem"}, {"question": "Where?"})])
 def test_two_fields_that_differ_are_asked_about_and_columns_decide(record, words, column, wanted, tmp_path):
     (row,) = canonical_rows(record)
     assert isinstance(row, DataError) and words in str(row)

@@ -63,7 +63,6 @@ def test_screenspot_with_corners_instead_of_sides(tmp_path):
         file = save(tmp_path / "spot.json", [{"img_filename": f"{n}.png", "instruction": "x", "data_type": "icon",
                                               "bbox": b, **sized} for n, b in enumerate(given)])
         return [row["box"] for _, row in rows_in(file)]
-
     assert boxes([10, 20, 30, 40]) == [[10, 20, 40, 60]]  # both are possible: sides, as in the paper's data
     assert boxes([150, 20, 190, 40]) == [[150, 20, 190, 40]]  # as sides it would reach out of the image
     assert boxes([150, 20, 190, 40], [150, 20, 40, 20])[1] == [150, 20, 190, 40]  # the second can only be sides
@@ -135,8 +134,7 @@ HOSTILE = {
     "deep": ('{"id": 1, "meta": ' + "[" * 300 + "]" * 300 + "}", "more than 64 deep"),
     "deeper": ('{"id": 1, "meta": ' + "[" * 10**5, "not JSON"),
     "long": ('{"id": "' + "x" * (json_text.MOST_LINE + 1) + '"}', "characters, more than the 16777216 that one row"),
-    "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON"),
-}
+    "digits": ('{"id": 1, "width": 1' + "0" * 5000 + "}", "not JSON")}
 
 
 @pytest.mark.parametrize(("line", "words"), HOSTILE.values(), ids=HOSTILE)
@@ -184,8 +182,7 @@ def test_actions_as_json_text():
 @pytest.mark.parametrize("annotations, words", [
     ([], "the task has no valid annotation"),
     ([{"was_cancelled": True, "result": []}], "the task has no valid annotation"),
-    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is a brush mask"),
-])
+    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is a brush mask")])
 def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
     with pytest.raises(DataError, match=words):
         one({"id": 1, "data": {"image": "a.png"}, "annotations": annotations, "predictions": [{"result": []}]})
@@ -197,8 +194,7 @@ def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
     ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a decimal point instead of a comma"),
     ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
     (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
-    ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data"),
-])
+    ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data")])
 def test_tables_that_cannot_be_understood(tmp_path, capsys, text, words):
     (tmp_path / "t.csv").write_text(text)
     assert main(["data", "convert", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl")]) == 1
@@ -241,7 +237,6 @@ def test_pictures_of_a_table_outside_the_root(tmp_path):
 
 
 # --- folders, and files of others -------------------------------------------------------------------------------------
-
 
 def picture(path: Path, size=(20, 10)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)

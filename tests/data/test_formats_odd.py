@@ -63,8 +63,7 @@ REFUSED = {
     "no class of a clip": ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "swim"},
                            "answer='swim' is none of the classes that its instruction lists: ['run', 'walk']"),
     "one sentence as text": ({"timestamps": [[1, 3]], "sentences": "He sits."}, "sentences='He sits.' must be a list"),
-    "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends"),
-}
+    "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends")}
 
 
 @pytest.mark.parametrize(("record", "words"), REFUSED.values(), ids=REFUSED)
@@ -92,8 +91,7 @@ def test_what_was_read_wrongly_is_refused(record, words):
     ({**ASK, "options": {"0": "cat", "1": "dog"}, "answer": "1"}, {"options": ["cat", "dog"], "answer": "B"}),
     ({**ASK, "options": ["B. B. King", "J. S. Bach"], "answer": "A"}, {"answer": "A"}),
     ({**FILM, "answer": "x", "start": 2, "duration": 30}, {"video_start": 2, "video_end": None, "duration": 30}),
-    ({**FILM, "answer": "x", "end": "0:05"}, {"video_start": None, "video_end": 5}),
-])
+    ({**FILM, "answer": "x", "end": "0:05"}, {"video_start": None, "video_end": 5})])
 def test_what_is_told_is_read(record, row):
     found = one(record)
     assert {name: found.get(name) for name in row} == row

@@ -29,8 +29,7 @@ QUESTIONS = {
     "video-r1": ("video_r1", {
         "problem_id": 12, "problem": "What?", "data_type": "video", "problem_type": "multiple choice",
         "options": ["A. cat", "B. dog"], "solution": "<answer>B</answer>", "path": "./x/a.mp4", "data_source": "LLaVA",
-        "reward": 1.0}, {
-        "id": 12, "video": "x/a.mp4", "question": "What?", "options": ["cat", "dog"], "answer": "B",
+        "reward": 1.0}, {"id": 12, "video": "x/a.mp4", "question": "What?", "options": ["cat", "dog"], "answer": "B",
         "answer_type": "choice", "source": "LLaVA", "meta": {"reward": 1.0}}),
     "video-r1, an image": ("video_r1", {
         "problem_id": 3, "problem": "How far?", "data_type": "image", "problem_type": "numerical", "options": [],
@@ -117,12 +116,10 @@ QUESTIONS = {
         "meta": {"step_id": 2, "coat_action_desc": "tap the bell"}}),
     "aitw, a scroll": ("aitw", {
         "goal": "Look on", "image": "a.png", "result_action_type": "dual_point", "result_touch_yx": [0.8, 0.5],
-        "result_lift_yx": [0.2, 0.5]}, {
-        "id": "r-1", "image": "a.png", "instruction": "Look on", "platform": "mobile",
+        "result_lift_yx": [0.2, 0.5]}, {"id": "r-1", "image": "a.png", "instruction": "Look on", "platform": "mobile",
         "action": {"type": "scroll", "direction": "up"}}),
     "qa": ("qa", {"images": ["a.png"], "problem": "<image>Find x.", "answer": "3"}, {
-        "id": "r-1", "image": "a.png", "question": "Find x.", "answer": "3", "answer_type": "number"}),
-}
+        "id": "r-1", "image": "a.png", "question": "Find x.", "answer": "3", "answer_type": "number"})}
 """Format, a record and its whole row."""
 
 
@@ -223,8 +220,7 @@ OTHERS = {
     "thinking before the answer": ({**ASK, "answer": "<think>two and five</think>\n7"}, {"answer": "7"}),
     "true or not": ({"image": "a.png", "pid": 1, "question": "Red?", "answer": True}, {"answer": "yes"}),
     "own words stay": ({"id": 1, **ASK, "answer": 5, "level": 3}, {"answer": 5, "level": 3}),
-    "own answers stay": ({"id": 1, **ASK, "answer": {"x": 1}}, {"answer": {"x": 1}, "answer_type": None}),
-}
+    "own answers stay": ({"id": 1, **ASK, "answer": {"x": 1}}, {"answer": {"x": 1}, "answer_type": None})}
 
 
 @pytest.mark.parametrize(("record", "row"), OTHERS.values(), ids=OTHERS)
@@ -272,8 +268,7 @@ WRONG = {
     "captions": ({"timestamps": [[1, 2]], "sentences": []}, "it has 1 timestamps and 0 sentences"),
     "negatives": ({**SEED, "answer": "a", "negative_answers": ["a"]}, "negative_answers has no answer that differs"),
     "a data type": ({**QUESTIONS["video-r1"][1], "data_type": "audio"}, "data_type='audio' must be 'video' or 'image'"),
-    "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is not one of"),
-}
+    "a type": ({**QUESTIONS["video-r1"][1], "problem_type": "essay"}, "problem_type='essay' is not one of")}
 
 
 @pytest.mark.parametrize(("record", "words"), WRONG.values(), ids=WRONG)
@@ -300,12 +295,10 @@ def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data
 
 # --- order, times and options -----------------------------------------------------------------------------------------
 
-
 def test_which_response_stands_first_goes_by_the_id_alone(tmp_path):
     def pairs(*ids):
         rows = [{"id": i, "prompt": "q", "chosen": "good", "rejected": "bad"} for i in ids]
         return {row["id"]: (row["responses"], row["answer"]) for row in read_rows(save(tmp_path / "p.json", rows))}
-
     found = pairs(*range(400))
     assert all(pair[answer - 1] == "good" for pair, answer in found.values())
     assert 160 < sum(answer == 1 for _, answer in found.values()) < 240

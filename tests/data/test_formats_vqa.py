@@ -83,8 +83,7 @@ CASES = {
     "ShowUI": ({"id": "s", "img_url": "a.png", "img_size": [1000, 500], "element_size": 1, "element": [
         {"instruction": "Search", "bbox": [0.1, 0.2, 0.3, 0.4], "data_type": "text", "point": [0.2, 0.3]}]},
         {"id": "s-1", "image": "a.png", "width": 1000, "height": 500, "instruction": "Search",
-         "box": [100, 100, 300, 200], "element_type": "text"}),
-}
+         "box": [100, 100, 300, 200], "element_type": "text"})}
 
 
 @pytest.mark.parametrize(("record", "wanted"), CASES.values(), ids=CASES)
@@ -121,8 +120,7 @@ READ = {
                  "question_id": 0}, "A", "choice", 1),
     "DriveLM": ({"id": "s", "image": ["a.png", "b.png"], "conversations": [
         {"from": "human", "value": "<image>\nWhat is ahead?"}, {"from": "gpt", "value": "A truck."}]},
-        "A truck.", "text", 2),
-}
+        "A truck.", "text", 2)}
 
 
 @pytest.mark.parametrize(("record", "answer", "kind", "images"), READ.values(), ids=READ)
@@ -184,8 +182,7 @@ DOCUMENTS = {
             "language_queries": [{"clip_start_sec": 1.0, "clip_end_sec": 3.5, "query": "Where is the cup?"},
                                  {"clip_start_sec": 1.0, "clip_end_sec": 3.5, "query": None}]}]}]}]},
         {"id": "n-0", "video": "c.mp4", "question": "Where is the cup?", "answer_type": "span", "spans": [[1, 3.5]],
-         "group_key": "v"}),
-}
+         "group_key": "v"})}
 
 
 @pytest.mark.parametrize(("document", "wanted"), DOCUMENTS.values(), ids=DOCUMENTS)
@@ -201,8 +198,7 @@ def test_a_document_of_questions(document, wanted, tmp_path):
     ({**CASES["VQAv2"][0], "answers": ["yes", "no"]}, "1 of its answers are yes and as many are no"),
     ({**CASES["IconQA"][0], "choices": "choice_0.png,choice_1.png", "answer": "choice_0.png"}, "is an image, but opt"),
     ({"sample_token": "3e87", "question": "Are there any cars?", "answer": "yes"}, "a sample of nuScenes, but no"),
-    ({"id": 1, "regions": [{"phrase": "x", "x": 1, "y": 2, "width": None, "height": 3}]}, "must have x, y, width and"),
-])
+    ({"id": 1, "regions": [{"phrase": "x", "x": 1, "y": 2, "width": None, "height": 3}]}, "must have x, y, width and")])
 def test_what_cannot_be_meant_is_refused(record, words):
     (row,) = canonical_rows(record)
     assert isinstance(row, DataError) and words in str(row)

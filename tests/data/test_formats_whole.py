@@ -20,8 +20,7 @@ FOUND = {"image": "a.png", "width": 9, "height": 9, "x1": 1, "y1": 2, "x2": 3, "
     (ASK, {**ASK, "answer": "ACCELERATE, STRAIGHT"}, ("answer", "ACCELERATE, STRAIGHT")),  # no plan among questions
     (ASK, {"id": 5, **ASK, "answer": "No"}, ("answer_type", "yes_no")),  # alone it would be a canonical row
     ({**ASK, "id": 1, "answer_type": "text"}, {**ASK, "id": 7, "options": ["x", "y"]}, ("answer", "Turning left.")),
-    ({"image": "a.png", "label": "cat"}, {"id": 7, "image": "a.png", "label": "dog"}, ("labels", ["cat", "dog"])),
-])
+    ({"image": "a.png", "label": "cat"}, {"id": 7, "image": "a.png", "label": "dog"}, ("labels", ["cat", "dog"]))])
 def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, wanted):
     rows = read_rows(save(tmp_path / "r.json", [usual, usual, other]))
     assert rows[2][wanted[0]] == wanted[1]
@@ -31,8 +30,7 @@ def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, want
     (FOUND, {**ASK, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, but most of the file's rows are of format tab"),
     (ASK, {"image": "a.png", "label": "cat"}, "of format labelled, but most of the file's rows are of format qa"),
     (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format ('image, caption'), but most of the file's"),
-    ({"image": "a.png", "label": "cat"}, ASK, "are those of format qa, but"),
-])
+    ({"image": "a.png", "label": "cat"}, ASK, "are those of format qa, but")])
 def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):
     file = save(tmp_path / "r.json", [usual, other, usual])
     wrong = [(where, row) for where, row in rows_in(file) if isinstance(row, DataError)]
@@ -80,7 +78,6 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
     def read(images, *annotations):
         found = [{"id": n, "category_id": 1, **a} for n, a in enumerate(annotations)]
         return [row for _, row in rows_in(save(tmp_path / "c.json", {"images": images, "annotations": found, **CATS}))]
-
     (row,) = read(IMAGES, {"image_id": "1", "bbox": [1, 2, 3, 4]}, {"image_id": 1, "bbox": [1, 2, 0, 4]})
     assert isinstance(row, dict) and row["boxes"] == [{"box": [1, 2, 4, 6], "label": "cat"}]
     assert row["meta"] == {"empty": [{"box": [1, 2, 1, 6], "label": "cat"}]}
@@ -97,8 +94,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
      ["answer=0 must say", "answer=1 is ambiguous: another row of the file has the answer 0"]),
     ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["box has no label", None]),
     ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
-    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds no question"]),
-])
+    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds no question"])])
 def test_what_would_be_read_wrongly_in_silence_is_refused(tmp_path, name, content, words):
     found = [row for _, row in rows_in(save(tmp_path / name, content))]
     assert all((word is None) == isinstance(row, dict) and (word or "") in str(row)

@@ -81,8 +81,7 @@ BAD = [
     ([0, 1, 2, float("inf")], "time inf of frame 4 must be"), ([0, 1, 2, 1e300], r"1e\+300 of frame 4 must be"),
     ([-1, 0, 1, 2], "the time -1 of frame 1 must be a number of seconds of at least 0"),
     ([False, 1, 2, 3], "False of frame 1 must be"), ([0, "1", 2, 3], "'1' of frame 2 must be"),
-    ([[0, 1, 2, 3], [0, 1]], "one list per video; the row has 1 videos"),
-]
+    ([[0, 1, 2, 3], [0, 1]], "one list per video; the row has 1 videos")]
 
 
 @pytest.mark.parametrize("times, words", BAD)
@@ -100,8 +99,7 @@ def test_times_that_are_none_of_these_frames(times, words):
     ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's video is a file, which has its own"),
     ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),
     ({"video": [NAMES, NAMES], "frame_times": TIMES}, "one list per video; the row has 2 videos"),
-    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each"),
-])
+    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each")])
 def test_times_that_contradict_the_rest_of_the_row(row, words):
     with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
         sample_from_row({"id": "r", **row})

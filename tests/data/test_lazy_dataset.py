@@ -57,7 +57,6 @@ def same(lazy, whole):
 
 # --- the same samples ---
 
-
 @pytest.mark.parametrize("form", [
     rows(), [*rows(), ""], ["  " + json.dumps(row) for row in rows()],
     ["", *rows()[:5], "", " \t", "\r", *rows()[5:], "", ""]], ids=["plain", "last line ended", "spaces", "blank lines"])
@@ -161,7 +160,6 @@ def test_other_formats_and_media(tmp_path):
 
 # --- which way ---
 
-
 def test_large_files_are_lazy_of_themselves(tmp_path, monkeypatch):
     path = lines(tmp_path / "a.jsonl", rows())
     assert isinstance(read(path, "auto"), Samples)
@@ -190,7 +188,6 @@ def test_what_cannot_be_lazy(tmp_path):
 
 
 # --- bad rows ---
-
 
 BAD = ['{"id": 1', "[1]", '{"id": "b", "difficulty": 7}', '{"id": "m", "image": "none.png"}',
        '{"id": "u", "image": "https://example.org/a.png"}', '{"id": "o", "image": "/etc/passwd"}', "\udcff\udcfe",
@@ -233,7 +230,6 @@ def test_samplers_and_evaluations_pass_by_bad_rows(mixed, tmp_path):
 
 
 # --- what is kept ---
-
 
 def places(tmp_path):
     return sorted((tmp_path / "cache" / "index").iterdir())

@@ -48,7 +48,6 @@ def broken_files():
 
 # --- images ---
 
-
 @pytest.mark.parametrize("suffix", ["png", "bmp", "webp", "gif", "tiff", "ppm"])
 def test_a_file_becomes_one_rgb_frame(tmp_path, suffix):
     options = {"lossless": True} if suffix == "webp" else {}
@@ -201,7 +200,6 @@ def test_limits_refuse_before_decoding(tmp_path):
 
 # --- paths ---
 
-
 def test_resolve_stays_under_its_root(tmp_path):
     root = tmp_path / "data"
     (root / "img").mkdir(parents=True)
@@ -234,7 +232,6 @@ def test_resolve_refuses_what_is_no_path(tmp_path, path):
 
 # --- a video given as frames ---
 
-
 def grey(count: int, size=(4, 4)):
     return [Image.new("RGB", size, (i, i, i)) for i in range(count)]
 
@@ -256,12 +253,10 @@ def test_frames_may_be_files(tmp_path):
 
 
 @pytest.mark.parametrize(("media", "words"), [
-    (Media(kind="video", source=grey(2)), "fps=None"),
-    (Media(kind="video", source=grey(2), fps=0.0), "fps=0.0"),
+    (Media(kind="video", source=grey(2)), "fps=None"), (Media(kind="video", source=grey(2), fps=0.0), "fps=0.0"),
     (Media(kind="video", source=grey(2), fps="1"), "fps='1'"),
     (Media(kind="video", source=[], fps=1.0), "has no frame"),
-    (Media(kind="video", source=[*grey(1), *grey(1, (2, 2))], fps=1.0), "differ in size"),
-])
+    (Media(kind="video", source=[*grey(1), *grey(1, (2, 2))], fps=1.0), "differ in size")])
 def test_bad_frames(media, words):
     with pytest.raises(DataError, match=words):
         load(media, LIMITS, VideoSampling(fps=2))

@@ -139,8 +139,7 @@ SHAPES: dict[str, tuple] = {
         ("conversations", 3, "value")),
     "M3IT: instruction, inputs, outputs": (
         {"instruction": "Answer the question.", "inputs": "Who is it?", "outputs": "a nurse", "image": "a.png"},
-        [("user", A, "Answer the question.\nWho is it?")], "a nurse", ("image",), ("inputs",), ("outputs",)),
-}
+        [("user", A, "Answer the question.\nWho is it?")], "a nurse", ("image",), ("inputs",), ("outputs",))}
 
 
 @pytest.fixture(scope="module")

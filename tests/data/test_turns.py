@@ -59,8 +59,7 @@ def test_every_task_shows_the_system_the_turns_and_the_media(name):
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"turns": "hi"}, "turns='hi' must be a list"), ({"turns": ["hi"]}, "the turn 'hi' must be"),
-    ({"turns": BEFORE[1:]}, "must be {\"role\": user, "),
-    ({"turns": BEFORE[:1]}, "its last turn must be the ass"),
+    ({"turns": BEFORE[1:]}, "must be {\"role\": user, "), ({"turns": BEFORE[:1]}, "its last turn must be the ass"),
     ({"turns": [BEFORE[0], {"role": "critic", "content": "x"}]}, "the turn .*critic"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": " "}]}, "is empty"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": ["x"]}]}, "a string"),
@@ -71,8 +70,7 @@ def test_every_task_shows_the_system_the_turns_and_the_media(name):
     ({"tools": "zoom"}, "tools='zoom' must be a list"), ({"tools": [{"function": {}}]}, "has no name"),
     ({"environment": "maze"}, "environment='maze' must be an object"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "zoom"}}]},
-                {"role": "tool", "content": "x"}, BEFORE[1]]}, "has no `tools`"),
-])
+                {"role": "tool", "content": "x"}, BEFORE[1]]}, "has no `tools`")])
 def test_a_row_that_cannot_be_meant_is_refused(change, words):
     with pytest.raises(DataError, match=f"row '1': .*{words}"):
         sample_from_row({**ROW, **change})

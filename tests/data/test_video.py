@@ -59,7 +59,6 @@ def numbers(loaded: LoadedMedia) -> list[int]:
 
 # --- files of many kinds ---
 
-
 @pytest.mark.parametrize("name", films.FILES)
 def test_the_model_is_told_true_times(made, name):
     """Of upright frames, within one frame of the file, whatever its rate, first time, size, rotation and order."""
@@ -152,7 +151,6 @@ def test_real_clips():
 
 
 # --- broken files ---
-
 
 def broken(made) -> dict[str, bytes]:
     whole = made[CONSTANT].read_bytes()
@@ -250,16 +248,13 @@ def test_without_a_decoder(made, monkeypatch):
 
 # --- which frames ---
 
-
 @pytest.mark.parametrize(("frames", "fps", "sampling", "span", "expected"), [
     (100, 10, VideoSampling(fps=1, max_frames=64), (None, None), [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]),
     (100, 10, VideoSampling(fps=1, max_frames=5), (None, None), [0, 33, 66, 99]),  # 5 is taken as 4
     (100, 10, VideoSampling(fps=0.01, min_frames=2), (None, None), [0, 99]),
     (100, 10, VideoSampling(fps=0.01, min_frames=3), (None, None), [0, 33, 66, 99]),  # 3 is taken as 4
     (3, 10, VideoSampling(fps=100, max_frames=64), (None, None), [0, 2]),  # no more than there are, and even
-    (100, 10, VideoSampling(fps=1, min_frames=2), (-5, 2.0), [0, 20]),
-    (1, 1, VideoSampling(), (None, None), [0, 0]),
-])
+    (100, 10, VideoSampling(fps=1, min_frames=2), (-5, 2.0), [0, 20]), (1, 1, VideoSampling(), (None, None), [0, 0])])
 def test_choose(frames, fps, sampling, span, expected):
     start, end = span
     assert choose(np.arange(frames) / fps, fps, sampling, start, end, "video").indices == expected
@@ -293,7 +288,6 @@ def test_constant_rates_are_sampled_as_by_qwen_vl_utils(monkeypatch):
 
 
 # --- the clock ---
-
 
 def told(*times, duration=3.0) -> dict:
     return clock(LoadedMedia(kind="video", frames=(), sha256="", timestamps=times,
@@ -360,7 +354,6 @@ def video_times(text):
 
 
 # --- how large ---
-
 
 @pytest.mark.parametrize("limits", [
     {}, {"min_pixels": 4000, "max_pixels": 60000}, {"min_pixels": 4000, "total_pixels": 300000},

@@ -91,8 +91,7 @@ def rewards(*values, std=0.1):
     ({"unreadable_above": 0.2}, [{"unreadable_frac": v} for v in (0.2, 0.3, 1.0, 0.0, 0.5)], [1, 4]),
     ({"truncated_above": 0.5}, [{"completion/truncated_frac": v} for v in (0.5, 0.75)], [1]),
     ({"skipped_above": 1, "window": 3}, [{"skipped": v} for v in (0, 2, 0, 0, 1, 1, 0)], [5]),
-    ({}, [{"kl": 0.0, "skipped": 0.0, "entropy": 0.0, "completion/truncated_frac": 1.0}] * 3, []),
-])
+    ({}, [{"kl": 0.0, "skipped": 0.0, "entropy": 0.0, "completion/truncated_frac": 1.0}] * 3, [])])
 def test_rules(tmp_path, settings, rows, told):
     said = []
     off = dict.fromkeys(RULES, None) if settings else {}
@@ -123,8 +122,7 @@ def evaluations(*values, split="heldout", half=0.05):
     (evaluations(-.4, -.3, -.6), [20]),
     ([{"step": 0, "split": "a", "acc": .9}, {"step": 0, "split": "b", "acc": .2}, {"step": 5, "split": "b", "acc": .2},
       {"step": 5, "split": "a", "acc": .2}], [5]),  # splits apart, without intervals
-    ([{"step": 0, "split": "a", "acc": None}, {"step": 5, "split": "a", "acc": .2}], []),
-])
+    ([{"step": 0, "split": "a", "acc": None}, {"step": 5, "split": "a", "acc": .2}], [])])
 def test_a_fall_of_the_held_out_result(tmp_path, lines, told):
     said = []
     found = [alerts(tmp_path, said).evaluated(lines[:i + 1], "acc") for i in range(len(lines))]

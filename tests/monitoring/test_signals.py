@@ -41,7 +41,6 @@ def started(path, before=None):
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
         if before:
             before()
-
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdin=theirs, stdout=theirs, stderr=theirs,
                                start_new_session=True, preexec_fn=own_terminal, close_fds=True, pass_fds=(theirs,))
     os.close(theirs)

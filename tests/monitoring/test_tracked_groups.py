@@ -78,7 +78,6 @@ def test_no_text_can_be_another_cell(texts):
 
 # --- the trackers' own files ------------------------------------------------------------------------------------------
 
-
 def sent(name, folder, start=0):
     """Two steps of a curve and one view, sent to one tracker as a run does; returns its own object."""
     from accelerate import Accelerator
@@ -172,7 +171,6 @@ def test_trackio(name, here):
         done = subprocess.run([sys.executable, "-c", *words], env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
-
     python(code, root, str(here / "run"))
     lines = json.loads(python(read).splitlines()[-1])
     assert [(x["step"], x["reward/mean"]) for x in lines if "reward/mean" in x] == [(0, 0.0), (1, 0.25)]

@@ -12,13 +12,11 @@ ANSWER = "<think>so</think><answer>cat</answer>"
 
 
 @pytest.mark.parametrize(("text", "confidence", "format"), [
-    (f"{ANSWER}<confidence>0.8</confidence>", 0.8, 1),
-    (f" {ANSWER}\n<confidence> 1 </confidence>\n", 1, 1),
+    (f"{ANSWER}<confidence>0.8</confidence>", 0.8, 1), (f" {ANSWER}\n<confidence> 1 </confidence>\n", 1, 1),
     (f"{ANSWER}<analysis>It may be a dog.</analysis>\n<confidence>.5</confidence>", 0.5, 1),
     (f"{ANSWER}<analysis>a</analysis> b<confidence>.5</confidence>", 0.5, 0),
     (f"{ANSWER}<analysis>a</analysis><analysis>b</analysis><confidence>.5</confidence>", 0.5, 0),
-    (f"{ANSWER}<confidence>0.8</confidence> sure", 0.8, 0),
-    (f"{ANSWER} so <confidence>0.8</confidence>", 0.8, 0),
+    (f"{ANSWER}<confidence>0.8</confidence> sure", 0.8, 0), (f"{ANSWER} so <confidence>0.8</confidence>", 0.8, 0),
     (f"<confidence>0.8</confidence>{ANSWER}", None, 0),  # before the end of the thinking
     ("<think><confidence>0.8</confidence></think><answer>cat</answer>", None, 0),
     ("<think><answer>cat</answer><confidence>0.8</confidence>", None, 0),
@@ -26,11 +24,8 @@ ANSWER = "<think>so</think><answer>cat</answer>"
     (f"{ANSWER}<confidence>1</confidence><confidence>0</confidence>", None, 0),
     *((f"{ANSWER}<confidence>{q}</confidence>", None, 0) for q in (
         "", "85", "85%", "-0.1", "1.01", "nan", "inf", "high", "0.8 or 0.2", "1e400", "\u00b9")),
-    (f"{ANSWER}<confidence>\u0661</confidence>", 1.0, 1),
-    (f"{ANSWER}<confidence>0.8", None, 0),
-    (ANSWER, None, 0),
-    ("", None, 0),
-])
+    (f"{ANSWER}<confidence>\u0661</confidence>", 1.0, 1), (f"{ANSWER}<confidence>0.8", None, 0), (ANSWER, None, 0),
+    ("", None, 0)])
 def test_confidence_is_read(text, confidence, format):
     assert read_confidence(text) == confidence and confidence_format(text) == format
 

@@ -19,13 +19,10 @@ def test_inside(point, within, strictly):
 
 
 @pytest.mark.parametrize(("box", "point", "coverage"), [
-    (BOX, 1, 1),
-    ([40, 10, 80, 50], math.exp(-0.5), math.exp(-0.125)),  # one sigma off in x
+    (BOX, 1, 1), ([40, 10, 80, 50], math.exp(-0.5), math.exp(-0.125)),  # one sigma off in x
     ([30, 20, 50, 40], 1, 0.8),  # half the sides: 250 / 200 on both axes, exp(-ln 1.25)
     ([60, 50, 20, 10], 1, 0),  # inverted: the centre is still there
-    ([40, 30, 40, 30], 1, 0),
-    ([120, 10, 160, 50], math.exp(-12.5), math.exp(-3.125)),
-])
+    ([40, 30, 40, 30], 1, 0), ([120, 10, 160, 50], math.exp(-12.5), math.exp(-3.125))])
 def test_gaussians(box, point, coverage):
     assert gaussian_point(box, BOX) == pytest.approx(point)
     assert gaussian_coverage(box, BOX) == pytest.approx(coverage, abs=1e-6)

@@ -28,8 +28,7 @@ def test_a_place_of_screenspot_is_any_two_or_four_numbers(text, point):
     (typed("milk bread"), typed("Milk soup"), (1, 1)), (typed("milk bread"), typed("milk"), (1, 0)),
     (typed("milk"), typed("MILK"), (1, 1)), (typed("Clock", "open_app"), typed("clock", "open_app"), (1, 1)),
     (typed("up", "scroll"), typed("Up", "scroll"), (1, 0)), (typed("up", "scroll"), typed("up", "scroll"), (1, 1)),
-    ({"type": "wait"}, {"type": "wait"}, (1, 1)), ({"type": "wait"}, {"type": "Wait"}, (0, 0)),
-])
+    ({"type": "wait"}, {"type": "wait"}, (1, 1)), ({"type": "wait"}, {"type": "Wait"}, (0, 0))])
 def test_os_atlas(right, given, values):
     assert tuple(steps.os_atlas_step(right, given).values()) == values
 
@@ -55,8 +54,7 @@ def test_what_gui_r1_reads(text, action):
     ({"type": "open_app", "text": "a b c d"}, {"type": "type", "text": "[a] x", "point": [0, 0]}, (0, 0)),
     ({"type": "type", "text": "milk [bread]"}, {"type": "type", "text": "Bread", "point": [0, 0]}, (1, 1)),
     ({"type": "type"}, {"type": "type", "text": "", "point": [0, 0]}, (1, 0)),
-    ({"type": "press_back"}, {"type": "press_back", "text": "x", "point": [0, 0]}, (1,)),
-])
+    ({"type": "press_back"}, {"type": "press_back", "text": "x", "point": [0, 0]}, (1,))])
 def test_gui_r1(right, given, values):
     assert tuple(steps.gui_r1_step(right, given, (800, 600)).values()) == values
 
@@ -72,8 +70,7 @@ def test_gui_r1(right, given, values):
     (typed("abcd"), typed("abxy"), None, (1, 1, 1)), (typed("abcd"), typed("axyz"), None, (1, 0, 0)),
     (typed("up", "scroll"), typed("UP", "scroll"), None, (1, 1)),
     (typed("up", "scroll"), typed("down", "scroll"), None, (1, 0)),
-    ({"type": "press_home"}, {"type": "press_home", "text": "x"}, None, (1, 1)),
-])
+    ({"type": "press_home"}, {"type": "press_home", "text": "x"}, None, (1, 1))])
 def test_gui_odyssey(right, given, box, values):
     assert tuple(steps.odyssey_step(right, given, box).values()) == values
 
@@ -99,8 +96,7 @@ ELEMENTS = [[0, 0, 100, 50], [0, 50, 100, 100], [10, 10, 20, 20], [0, 0, 100, 50
     (typed("the", "answer"), {"type": "answer"}, (1, 0, 0)),
     ({"type": "wait"}, {"type": "wait"}, (1, 0, 0)), ({"type": "wait"}, None, (0, 0, 0)),
     ({"type": "select", "box": ELEMENTS[1], "element": 1, "text": "a yes"},
-     {"type": "select", "box": [0, 50, 100, 100], "text": "yes"}, (1, 1, 1)),
-])
+     {"type": "select", "box": [0, 50, 100, 100], "text": "yes"}, (1, 1, 1))])
 def test_gui_act(right, given, values):
     assert tuple(steps.gui_act_step(right, given, ELEMENTS).values()) == pytest.approx(values, abs=1e-9)
 

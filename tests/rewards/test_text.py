@@ -30,15 +30,10 @@ TAGGED = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>
 
 
 @pytest.mark.parametrize(("text", "first", "last"), [
-    ("<answer>1</answer> <answer>2</answer>", "1", "2"),
-    ("<answer>one\nline</answer>", "one\nline", "one\nline"),
+    ("<answer>1</answer> <answer>2</answer>", "1", "2"), ("<answer>one\nline</answer>", "one\nline", "one\nline"),
     ("<answer>1</answer> <answer>2", "1", "1"),  # the second is not closed
-    ("<answer>1<answer>2</answer></answer>", "1<answer>2", "1<answer>2"),
-    ("<answer></answer>", "", ""),
-    ("</answer>1<answer>", None, None),
-    ("<answer>1", None, None),
-    ("<ANSWER>1</ANSWER>", None, None),
-    ("", None, None),
+    ("<answer>1<answer>2</answer></answer>", "1<answer>2", "1<answer>2"), ("<answer></answer>", "", ""),
+    ("</answer>1<answer>", None, None), ("<answer>1", None, None), ("<ANSWER>1</ANSWER>", None, None), ("", None, None),
 ])
 def test_extract_tag(text, first, last):
     assert extract_tag(text, "answer") == first
@@ -46,34 +41,23 @@ def test_extract_tag(text, first, last):
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("<think>a loop</think><answer>8</answer>", 1),
-    ("\n <think>a\nloop</think>\n\n<answer>8</answer> ", 1),
-    ("<think></think><answer></answer>", 1),
-    ("<answer>8</answer><think>a</think>", 0),
-    ("<think>a</think>so<answer>8</answer>", 0),
-    ("<think>a</think><answer>8</answer>!", 0),
+    ("<think>a loop</think><answer>8</answer>", 1), ("\n <think>a\nloop</think>\n\n<answer>8</answer> ", 1),
+    ("<think></think><answer></answer>", 1), ("<answer>8</answer><think>a</think>", 0),
+    ("<think>a</think>so<answer>8</answer>", 0), ("<think>a</think><answer>8</answer>!", 0),
     ("ok <think>a</think><answer>8</answer>", 0),
     ("<think>a</think><answer>8</answer><think>a</think><answer>8</answer>", 0),
     ("<think><think>a</think><answer>8</answer>", 0),  # a plain fullmatch of the pattern would accept it
-    ("<think><answer>8</answer></think>", 0),
-    ("<think>a</think><answer>8", 0),
-    ("8", 0),
-    ("", 0),
-])
+    ("<think><answer>8</answer></think>", 0), ("<think>a</think><answer>8", 0), ("8", 0), ("", 0)])
 def test_think_answer_format(text, expected):
     assert think_answer_format(text) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("<think>a</think><answer>8</answer>", 1),
-    ("So: <think>a</think>\n<answer>8</answer> That is all.", 1),
-    ("<think>a</think>so<answer>8</answer>", 0),
-    ("<answer>8</answer><think>a</think>", 0),
-    ("<think><answer>8</answer></think>", 0),
-    ("<think>a</think><answer>8</answer><answer>8</answer>", 0),
+    ("<think>a</think><answer>8</answer>", 1), ("So: <think>a</think>\n<answer>8</answer> That is all.", 1),
+    ("<think>a</think>so<answer>8</answer>", 0), ("<answer>8</answer><think>a</think>", 0),
+    ("<think><answer>8</answer></think>", 0), ("<think>a</think><answer>8</answer><answer>8</answer>", 0),
     ("<think>a</think><answer>9</answer>", 0),  # the content asked for is not there
-    ("", 0),
-])
+    ("", 0)])
 def test_think_answer_within(text, expected):
     assert think_answer_within(text, lambda content: "8" in content) == expected
 
@@ -81,28 +65,20 @@ def test_think_answer_within(text, expected):
 @pytest.mark.parametrize(("text", "first", "last", "whole"), [
     ("<answer>1</answer><answer>2</answer>", "1", "2", "1"),
     ("<think><answer>1</answer></think><answer>2</answer>", "2", "2", "2"),  # no answer stands in the thinking
-    ("<think><answer>1</answer></think>2", None, None, "2"),
-    ("<think>a</think><answer>3", None, None, "3"),
-    ("<think>1", None, None, ""),
-    ("4", None, None, "4"),
-    ("", None, None, ""),
-])
+    ("<think><answer>1</answer></think>2", None, None, "2"), ("<think>a</think><answer>3", None, None, "3"),
+    ("<think>1", None, None, ""), ("4", None, None, "4"), ("", None, None, "")])
 def test_answers_after_the_thinking(text, first, last, whole):
     assert (answer_tag(text), answer_tag(text, "last"), answer_text(text)) == (first, last, whole)
 
 
 @pytest.mark.parametrize(("text", "reasoning", "final"), [
-    ("<think>a loop</think><answer> 8 </answer>", "a loop", "8"),
-    ("<think>a</think> 8 ", "a", "8"),
+    ("<think>a loop</think><answer> 8 </answer>", "a loop", "8"), ("<think>a</think> 8 ", "a", "8"),
     ("a loop</think>8", "a loop", "8"),  # the prompt opened the tag
-    (" 8 ", "", "8"),
-    ("<think>never closed 8", "never closed 8", ""),
+    (" 8 ", "", "8"), ("<think>never closed 8", "never closed 8", ""),
     ("<think>a</think><answer>1</answer><answer>2</answer>", "a", "2"),
-    ("<think>a</think><answer>1</answer><answer>2", "a", "1"),
-    ("<answer>1</answer> so it is 2", "", "1"),
+    ("<think>a</think><answer>1</answer><answer>2", "a", "1"), ("<answer>1</answer> so it is 2", "", "1"),
     ("<think><answer>1</answer></think>2", "<answer>1</answer>", "2"),  # no answer stands in the thinking
-    ("", "", ""),
-])
+    ("", "", "")])
 def test_parse_answer(text, reasoning, final):
     answer = parse_answer(text, n_tokens=3, truncated=True, step=7)
     assert (answer.reasoning, answer.final) == (reasoning, final)
@@ -231,7 +207,6 @@ def test_hostile_text_takes_linear_time(text):
 
 
 # --- what a prompt has opened -----------------------------------------------------------------------------------------
-
 
 OPENED = ("<think>\n", "<think>", "Sure.\n<think>\n", "<think>\n\n</think>\n\n", "<think></think>\n", "Answer: ")
 

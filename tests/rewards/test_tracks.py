@@ -10,15 +10,10 @@ A, B, FAR = [0, 0, 10, 10], [5, 0, 15, 10], [90, 90, 99, 99]  # A and B share a 
 
 
 @pytest.mark.parametrize(("track", "truth", "each"), [
-    ([A, B], [A, B], [1, 1]),
-    ([A, A], [A, B], [1, 1 / 3]),
-    ([A, None], [A, B], [1, 0]),
+    ([A, B], [A, B], [1, 1]), ([A, A], [A, B], [1, 1 / 3]), ([A, None], [A, B], [1, 0]),
     ([A, B], [A, None], [1]),  # unseen: whatever is said
-    ([A, None], [A, None], [1]),
-    ([A], [A, B], [0, 0]),  # another number of frames
-    ([A, B, B], [A, B], [0, 0]),
-    ([], [A], [0]),
-    ([A], [None], []),
+    ([A, None], [A, None], [1]), ([A], [A, B], [0, 0]),  # another number of frames
+    ([A, B, B], [A, B], [0, 0]), ([], [A], [0]), ([A], [None], []),
     ([[10, 10, 0, 0], FAR], [A, A], [0, 0])])
 def test_by_hand(track, truth, each):
     assert overlaps(track, truth) == pytest.approx(each)

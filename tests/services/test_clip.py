@@ -34,8 +34,7 @@ def _tokenizer(length):
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<unk>", "<s>", "</s>", *dict.fromkeys(WORDS)])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>",
-                                                        special_tokens=[("<s>", 2), ("</s>", 3)])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)])
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", bos_token="<s>",
                                    eos_token="</s>", model_max_length=length)
 

@@ -96,7 +96,6 @@ def hang(handler):
 def test_a_bad_reply_is_asked_for_again_and_never_a_verdict(tmp_path, bad, reason):
     def script(body, number):
         return bad if number < 2 else YES
-
     with judging(script, tmp_path, timeout_s=0.2) as (server, judge):
         assert ask(judge, Question("?", fields=FIELDS)) == ([YES], []) and count_of(server) == 3
         assert judge.take("train", 3).counts["retries"] == 2
@@ -150,7 +149,6 @@ def test_calls_are_made_at_once(tmp_path):
     def script(body, number):
         barrier.wait(60)
         return "met"
-
     with judging(script, tmp_path, concurrency=64) as (_, judge):
         assert ask(judge, *map(str, range(64)))[0] == ["met"] * 64
 
@@ -162,7 +160,6 @@ def test_several_groups_share_one_call_for_the_same_question(tmp_path):
         started.set()
         go.wait(30)
         return YES
-
     with judging(script, tmp_path) as (server, judge):
         found = []
         threads = [threading.Thread(target=lambda: found.append(ask(judge, "a"))) for _ in range(4)]
@@ -196,7 +193,6 @@ def test_pictures_are_part_of_the_question(tmp_path):
         data = base64.b64decode(shown["image_url"]["url"].partition(",")[2])
         assert text == {"type": "text", "text": "what?"}
         return str(np.asarray(Image.open(io.BytesIO(data)))[0, 0, 0])
-
     with judging(script, tmp_path) as (server, judge):
         found, _ = ask(judge, *(Question("what?", [Media(source=p)]) for p in (picture, other, picture)))
         assert found == ["0", "9", "0"] and count_of(server) == 2
@@ -223,7 +219,6 @@ def test_votes(tmp_path, votes, reply):
     def script(body, number):
         vote = votes[by_seed.setdefault(body["seed"], len(by_seed)) % 3]
         return 400 if vote is None else json.dumps({"verdict": vote})
-
     with judging(script, tmp_path, votes=3, temperature=0.7, concurrency=1) as (server, judge):
         (found,), failures = ask(judge, Question("?", fields=FIELDS))
         assert (found and json.loads(found)["verdict"]) == reply and bool(failures) == (reply is None)

@@ -36,7 +36,6 @@ def test_the_tokens_of_the_last_answer(text, content):
 
     def decode(ids):
         return bytes(ids).decode("utf-8", "replace")
-
     start, end = answer_span(tokens, decode)
     assert decode(tokens[start:end]) == content
 
@@ -48,12 +47,10 @@ def test_the_tokens_of_the_last_answer(text, content):
 def test_a_token_that_holds_part_of_a_tag_counts(pieces, span):
     def decode(ids):
         return "".join(pieces[i] for i in ids)
-
     assert answer_span(np.arange(len(pieces)), decode) == span
 
 
 # --- against a plain forward ------------------------------------------------------------------------------------------
-
 
 class Both(Number):
     """Reads its answers, and "a dog" in their place and alone."""
@@ -113,7 +110,6 @@ def test_both_policies_equal_a_plain_forward(tiny_models, more):
         inside = [plain(policy, encode, prompt, text + "a dog", "a dog") for text in (
             "<think>no</think><answer>", TEXTS[2].removesuffix("two dogs"), "<answer>")]
         return own, [inside[0], [], *inside[1:]]
-
     before = [wanted(prompt) for prompt in prompts]
     with torch.no_grad():
         for _, parameter in policy.trainable():
@@ -161,7 +157,6 @@ def test_any_text_in_place_is_found_again(reader, before, text):
 
 # --- in a group -------------------------------------------------------------------------------------------------------
 
-
 class Sure(Number):
     rewards = {"right": 1.0, "sure": 0.5}
     needs = {"reference_logprobs"}
@@ -182,7 +177,6 @@ def test_the_group_is_handed_its_own_answers_values():
         known: dict[Key, np.ndarray] = {(i, None): np.asarray(v) for i, v in enumerate(values)}
         likely = {"reference_logprobs": known} if values else None
         return make_group(task, SEVEN, prompt, answers, group_id="0", split="train", step=0, likely=likely)
-
     found = group(np.log([0.25, 1.0]), np.log([0.5]))
     assert [r.parts["sure"] for r in found.rollouts] == pytest.approx([0.5, 0.5])
     assert group().weights == {"right": 1.0}  # an evaluation without the service
@@ -220,7 +214,6 @@ def test_the_greedy_answer_is_read_too():
     def likelihoods(visits, split, step):
         read.append([len(visit.members) for visit in visits])
         return [{"reference_logprobs": {(i, None): np.log([0.5]) for i in range(len(v.members))}} for v in visits]
-
     s = scripted(lambda prompt, i: prompt.text)
     task = Sure()
     task.name = "number"

@@ -175,7 +175,6 @@ def test_grades_by_principles(tmp_path):
         found = [said for name, _, said in QUOTED.findall(text_of(body)) if name == "answer"]
         seen.append([number(said) for said in found])
         return json.dumps({f"answer_{i + 1}": min(10, number(said) + i / 8) for i, said in enumerate(found)})
-
     seen = []
     task = task_of({"name": "principles", "samples": 3}, rewards={"accuracy": 0, "format": 0})
     with judging(graded, tmp_path, concurrency=1) as (server, judge):
@@ -196,7 +195,6 @@ def test_grades_by_principles(tmp_path):
 
 
 # --- parts and tasks --------------------------------------------------------------------------------------------------
-
 
 def test_any_task_can_have_them_beside_its_own(tmp_path):
     """The task's own parts, criterion and group parts stay; without the service the further parts are left out. What
@@ -241,8 +239,7 @@ def test_a_task_that_needs_a_service_of_its_own(tmp_path):
     (["jugde"], r"task\.parts\.0='jugde' is not known\. Did you mean 'judge'"),
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
-    (["judge", "judge"], "'judge' is given twice"),
-    (["tests/services/own.py:plain"], "does not declare its parts"),
+    (["judge", "judge"], "'judge' is given twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
 def test_what_is_wrong_is_named(parts, said):
     with pytest.raises(ConfigError, match=said):

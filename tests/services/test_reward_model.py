@@ -81,7 +81,6 @@ def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
 
     def one(text):
         return own(folders / "chat", [f"user {question_text(task, sample)} assistant {text} "], False)[0]
-
     if pairs:
         steps, both = [one(t) for t in ("a cat", "two cars", " on the road")], [
             one("a cat\n\ntwo cars"), one("two cars\n\n on the road")]

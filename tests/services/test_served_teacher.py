@@ -113,7 +113,6 @@ def test_a_server_that_was_started_again_gets_the_weights_again(scene, served): 
         if server.scored == 22:  # of the second run
             server.version, server.scored = "", 100
         return next(failing, None)
-
     server.planted = dies
     _, stats = stepped(scene, settings())
     assert stats["distillation/kl"] == pytest.approx(whole["distillation/kl"], abs=1e-6)
@@ -165,7 +164,6 @@ def test_what_a_server_must_not_say(scene, served):  # noqa: F811
     def changed(**more):
         server.scored = 0
         return lambda body: None if "base" in body or server.scored < last else (200, {**server.score(body)[1], **more})
-
     server.planted = changed(outputs=[{"tokens": [1], "logprobs": [-float("inf")], "finish": "length"}])
     with pytest.raises(TrainingError, match=r"group .*: a log-probability is not finite.*engine\.dtype"):
         stepped(scene, settings())
@@ -187,7 +185,6 @@ def test_pictures_that_an_observation_shows_are_refused(scene, served):  # noqa:
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-
 
 def test_a_teacher_that_a_server_cannot_read(scene, tmp_path):  # noqa: F811
     *_, folder, other = scene

@@ -69,7 +69,6 @@ def test_prints_are_bounded(capfd, monkeypatch):
             print("x" * 99)
         print("y", file=sys.stderr)
         connection.send_bytes(b"done")
-
     monkeypatch.setattr(fork_server, "MOST_PRINTED", 1000)
     server = ForkServer(chatty)
     assert server.start("")[0].recv_bytes() == b"done"

@@ -53,7 +53,6 @@ def test_the_reference_answer_in_place_of_one_s_own():
     def value_of(one):
         assert isinstance(one, Reading) and one.text == "4"
         return [0.3] if one.answer is None else values[one.answer.reasoning]
-
     found = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", value_of))
     assert [s.reward for s in found] == pytest.approx([0.2, 0.5, 0], abs=1e-9)
     plain = task_of({"name": "likelihood", "debias": False}, rewards={"accuracy": 0, "format": 0})
@@ -81,7 +80,6 @@ def test_correct_answers_that_the_reference_finds_likely():
 
     def services(one):
         return likely(one, sample, answers, "reference_logprobs", lambda a: values[a.reasoning])
-
     found = score_group(task, sample, answers, 0, services(task))
     assert [s.parts["consistency"] for s in found] == [1, 0, 1, 0]
     assert [s.reward for s in found] == [1.5, 1, 1.5, 0]

@@ -108,7 +108,6 @@ def source(script, config, task=None):
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
-
 def test_samples_go_through_the_tasks_in_turn():
     found = mixture(5, 2).samples("train")
     assert [s.id for s in found] == ["number/train-0", "letter/train-0", "number/train-1", "letter/train-1",
@@ -141,7 +140,6 @@ def test_a_million_samples_are_not_made():
         def __getitem__(self, index):
             made.append(index)
             return Sample(id=str(index))
-
     found = Interleaved({"a": Endless(), "b": Endless()})
     assert len(found) == 1_000_000 and found[999_999].id == "b/499999" and made == [499_999]
     assert Counter(found.tasks) == {"a": 500_000, "b": 500_000} and made == [499_999]
@@ -170,7 +168,6 @@ def test_services_are_asked_for_by_task():
     class Judged(Letter):
         rewards = {"letter": 1.0, "liked": 0.0}
         needs = {"judge": ["liked"]}
-
     task = Mixture({"number": Number(), "judged": Judged()})
     found = drop_unserved_parts(task, OFFERED, task.samples("train"))
     assert [list(t.weights) for t in found.members] == [["right", "short"], ["letter"]]
@@ -180,7 +177,6 @@ def test_services_are_asked_for_by_task():
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------
-
 
 def labels_of(prompts, draws):
     return [prompts.field("task")[d.index] for d in draws]
@@ -304,7 +300,6 @@ def test_any_sampler_draws_within_shares(name):
             prompts.history.note(outcomes, step)
             sampler.observe(outcomes, step)
         return out
-
     (task, prompts, sampler), (_, other, resumed) = made(), made()
     for one in (sampler, resumed) if hasattr(sampler, "missing") else ():
         places = one.missing()
@@ -339,7 +334,6 @@ def test_a_part_of_a_history_counts_in_the_whole():
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
-
 
 def test_training_metrics_by_task():
     s = source(lambda prompt, i: "5" if i else "ab", settings(2, 1))
@@ -401,7 +395,6 @@ def test_rows_to_score_name_their_task(tmp_path):
     def score(**row):
         (found,) = score_lines(mixture(), [json.dumps({"completions": ["a", "1"], **row}).encode()], tmp_path)
         return found
-
     row = {"id": "r1", "n": 1, "answer": "1"}
     letter, number = (json.loads(score(sample=row, task=label)[0]) for label in ("letter", "number"))
     assert [r["reward"] for r in letter["rewards"]] == [2.0, 0.0] and letter["weights"] == {"letter": 2.0}
@@ -411,7 +404,6 @@ def test_rows_to_score_name_their_task(tmp_path):
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-
 
 BASE = {"model": {"name": "x"}}
 

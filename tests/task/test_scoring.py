@@ -28,7 +28,6 @@ def task(score, group=None):
 
         def score_group(self, sample, answers, services):
             return group(answers) if group else []
-
     return Odd()
 
 
@@ -147,13 +146,11 @@ def test_rewards_too_large_for_a_float():
 
 
 @pytest.mark.parametrize(("given", "kept", "says"), [
-    ({"m": 1, "n": np.float32(0.5)}, {"m": 1.0, "n": 0.5}, None),
-    ({"m": None, "n": True}, {"n": 1.0}, None),
+    ({"m": 1, "n": np.float32(0.5)}, {"m": 1.0, "n": 0.5}, None), ({"m": None, "n": True}, {"n": 1.0}, None),
     ({"m": math.nan, "n": 2}, {"n": 2.0}, "metrics: 'm' was nan"),
     ({"m": "1", "n": 2}, {"n": 2.0}, "metrics: 'm' was '1' (str), which is not a number"),
     ({3: 1.0, "n": 2}, {"n": 2.0}, "metrics: 3 is not a name"),
-    (None, {}, "metrics: returned NoneType, expected {name: number}"),
-    (KeyError("k"), {}, "metrics: KeyError: 'k'"),
+    (None, {}, "metrics: returned NoneType, expected {name: number}"), (KeyError("k"), {}, "metrics: KeyError: 'k'"),
     ({}, {}, None)])
 def test_metrics_of_a_sample(given, kept, says):
     class T(Task):
@@ -273,8 +270,7 @@ def test_tasks_load_by_name_module_and_file(tmp_path):
     ("raise SystemExit(3)\n", r"broken.py:1: SystemExit: 3"),
     ("x = '\0'\n", r"(Syntax|Value)Error: .*null bytes"),  # the latter before Python 3.11.4
     ("from vlrl.task import Task\nclass T(Task):\n    def __init__(self):\n        1 / 0\n",
-     r"broken.py:4: ZeroDivisionError: division by zero"),
-])
+     r"broken.py:4: ZeroDivisionError: division by zero")])
 def test_a_task_file_that_cannot_be_imported(tmp_path, text, says):
     file = tmp_path / "broken.py"
     file.write_text(text)
@@ -304,5 +300,4 @@ def test_marks_of_an_answer(drawn, kept):
     class T(Task):
         def overlay(self, sample, parsed):
             return drawn()
-
     assert overlay_marks(T(), SAMPLE, None) == kept

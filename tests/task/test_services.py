@@ -15,7 +15,6 @@ from vlrl.types import Answer, Sample
 
 # --- what is not available -------------------------------------------------------------------------------------------
 
-
 class Judged(Number):
     rewards = {"right": 1.0, "quality": 0.5, "order": 0.25}
     needs = {"judge": ("quality",)}

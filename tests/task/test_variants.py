@@ -46,7 +46,6 @@ LIMITS = LimitsSettings()
 
 # --- edits ------------------------------------------------------------------------------------------------------------
 
-
 def clip(colours, **more):
     return Media(kind="video", source=[Image.new("RGB", (8, 8), (c, c, c)) for c in colours], fps=2.0, **more)
 
@@ -80,7 +79,6 @@ def test_noise_is_that_of_forward_diffusion(tmp_path):
     def pixels(*arguments) -> tuple[np.ndarray, LoadedMedia]:
         found = load_media(Media(source=path, edits=(("noise", *arguments),)), LIMITS)
         return np.asarray(found.frames[0], float), found
-
     # two betas, 1e-4 and 1e-4 + 0.0199 / 999: abar = 0.9999 * 0.99988008 = 0.99978009
     values, media = pixels(2, 7)
     assert values.std() == pytest.approx(127.5 * (1 - 0.99978009) ** 0.5, rel=0.05) and media.path is None
@@ -113,7 +111,6 @@ def test_bad_variants_are_named(variants, says):
     class Bad(Number):
         def variants(self, sample, n, step) -> Any:
             return variants
-
     with pytest.raises(TaskError, match=says):
         variants_of(Bad(), SAMPLES["text"], 3, 0)
 
@@ -169,7 +166,6 @@ def test_the_task_on_the_page_does_what_the_page_says():
 
 
 # --- with a model -----------------------------------------------------------------------------------------------------
-
 
 class Looking(Vowels):
     """A tiny model's answers, with noisy ones among them and shuffled or noisy ones beside."""
@@ -237,7 +233,6 @@ def test_both_branches_of_t_grpo_show_other_pixels_and_a_still_clip_has_one_bran
             (group,) = source.next_groups(1, 0)
             shown = prefetch.take("shuffled", lambda: with_media_of(sample, variants_of(task, sample, 4, 0)[0]))[1]
         return group, same_pixels(shown, group.prompt)
-
     moving, same = seen([0, 90, 200])
     assert [r.variant for r in moving.aside] == ["shuffled"] * 2 and not same
     still, same = seen([90, 90, 90])
@@ -311,7 +306,6 @@ def test_a_run_with_variants_goes_on_exactly(seen, tmp_path, more):
 
     def run(name, *rest):
         return train(configs.load(path, [f"run.dir={tmp_path}/{name}", *words, *more, *rest]))
-
     whole = run("whole", "steps=4", "data.workers=0", "rollout.score_ahead=false")
     run("broken", "steps=2", "data.workers=2")
     broken = run("broken", "steps=4", "data.workers=2")

@@ -43,17 +43,10 @@ def score(mode, text, **row):
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("text", "accuracy", "format"), [
-    ("Tabby cat", 1, 1),
-    ("tabby", 1, 1),  # a synonym
-    ("dog", 0, 1),
-    ("tabby cat", 0, 0),  # exact, as CLS-RL compares
-    ("Tabby cat.", 0, 0),
-    ("<answer>Tabby cat</answer>", 0, 0),
-    ("Tabby cat dog", 0, 0),
-    ("", 0, 0),
-])
+    ("Tabby cat", 1, 1), ("tabby", 1, 1),  # a synonym
+    ("dog", 0, 1), ("tabby cat", 0, 0),  # exact, as CLS-RL compares
+    ("Tabby cat.", 0, 0), ("<answer>Tabby cat</answer>", 0, 0), ("Tabby cat dog", 0, 0), ("", 0, 0)])
 def test_without_thinking_the_whole_text_is_compared(text, accuracy, format):
     assert score("no_thinking", text) == {"accuracy": accuracy, "format": format}
 
@@ -61,17 +54,12 @@ def test_without_thinking_the_whole_text_is_compared(text, accuracy, format):
 @pytest.mark.parametrize(("text", "accuracy", "format"), [
     ("<think>stripes</think><answer>Tabby cat</answer>", 1, 1),
     ("<think>stripes</think>\n<answer> tabby CAT. </answer>", 1, 1),
-    ("<think>stripes</think><answer>tabby</answer>", 1, 1),
-    ("<think>stripes</think><answer>dog</answer>", 0, 1),
+    ("<think>stripes</think><answer>tabby</answer>", 1, 1), ("<think>stripes</think><answer>dog</answer>", 0, 1),
     ("<think>Tabby cat</think><answer>a pet</answer>", 0, 1),  # named in the thinking only
-    ("<think><answer>Tabby cat</answer></think>Tabby cat", 0, 0),
-    ("<answer>Tabby cat</answer>", 1, 0),
+    ("<think><answer>Tabby cat</answer></think>Tabby cat", 0, 0), ("<answer>Tabby cat</answer>", 1, 0),
     ("<think>a</think><answer>dog</answer><answer>Tabby cat</answer>", 1, 0),
     ("<think>a</think><answer>Tabby cat, dog</answer>", 0, 1),  # all the names
-    ("Tabby cat", 0, 0),
-    ("<think>a</think>Tabby cat", 0, 0),
-    ("", 0, 0),
-])
+    ("Tabby cat", 0, 0), ("<think>a</think>Tabby cat", 0, 0), ("", 0, 0)])
 def test_with_thinking_the_answer_tag_is_compared(text, accuracy, format):
     assert score("thinking", text) == {"accuracy": accuracy, "format": format}
 
@@ -99,8 +87,7 @@ TABLES = {
         f"{think('dog')}<confidence>0.5</confidence>": (0, 1, -0.25),
         f"{think('dog')}<confidence>1</confidence>": (0, 1, -1), f"{think('dog')}<confidence>0</confidence>": (0, 1, 0),
         think("tabby cat"): (1, 0, 0), think("dog"): (0, 0, -1), "": (0, 0, -1),
-        f"{think('tabby cat')}<confidence>sure</confidence>": (1, 0, 0)},
-}
+        f"{think('tabby cat')}<confidence>sure</confidence>": (1, 0, 0)}}
 
 
 @pytest.mark.parametrize("recipe", TABLES)
@@ -226,7 +213,6 @@ def test_unknown_values(given):
 
 # --- few shots, base and new classes ----------------------------------------------------------------------------------
 
-
 def test_few_shots_are_nested_and_follow_ids_alone():
     samples = [(f"s{i}", ("cat", "dog", "mug")[i % 3:i % 3 + 1]) for i in range(60)] + [("rare", ("yak",))]
     sizes = {shots: few_shot_places(samples, shots, 0) for shots in (1, 2, 4, 8, 16, 100)}
@@ -347,7 +333,6 @@ def test_summary_of_halves_and_of_confidence():
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
-
 def test_folders_and_tables_are_read(tmp_path):
     for split in ("train", "test"):
         for name in ("sea_lion", "C++"):
@@ -364,7 +349,6 @@ def test_folders_and_tables_are_read(tmp_path):
 
 
 # --- configs, cheats, bounds ------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "digits"])
 def test_every_config_scores_its_perfect_answer(name):

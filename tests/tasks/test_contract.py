@@ -18,13 +18,9 @@ from vlrl.testing.texts import special_tokens
 
 VARIANTS = {
     "grounding": [{"drawn": True, "count": 40}, {}],
-    "classification": [{"thinking": "no_thinking"}, {"thinking": "thinking"}],
-    "digits": [{"thinking": "both"}],
-    "gui": [{}],
-    "driving": [{}],
-    "drive": [{"scenarios": ("merge",), "seconds": 3, "width": 64, "traffic": 0}],
-    "repair": [{"base": "grounding", "base_settings": {"drawn": True, "count": 40}}, {}],
-}
+    "classification": [{"thinking": "no_thinking"}, {"thinking": "thinking"}], "digits": [{"thinking": "both"}],
+    "gui": [{}], "driving": [{}], "drive": [{"scenarios": ("merge",), "seconds": 3, "width": 64, "traffic": 0}],
+    "repair": [{"base": "grounding", "base_settings": {"drawn": True, "count": 40}}, {}]}
 ROWS = {
     "grounding": [{"expression": "mug", "boxes": [{"box": [1, 2, 30.5, 40]}]}, {"expression": "cup", "boxes": []},
                   {"expression": "cat", "boxes": [{"box": [40, 20, 85, 50]}], "coordinates": "norm1"},
@@ -44,8 +40,7 @@ ROWS = {
     "preference": [{"question": "What is it?", "responses": ["a cat", "a dog"], "answer": answer, "category": "x"}
                    for answer in (1, 2, 2, 1)],
     "classification": [{"label": "cat", "labels": ["cat", "dog"]}, {"label": "7"}, {"label": "C++", "question": "?"},
-                       {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}],
-}
+                       {"label": "tabby", "synonyms": ["tabby cat"], "question": "Which cat?"}]}
 IN_A_BROWSER = ("web",)
 """What is checked in tests/tasks/test_web_pages.py instead, as it needs one."""
 CASES = [(name, i) for name in builtin_names() if name not in IN_A_BROWSER

@@ -148,7 +148,6 @@ def test_cheats_of_plans(recipe):
 
     def earned(text):
         return scored(recipe, ROW, text, *others)[0].reward
-
     cheats = (wrap(EVERY), wrap(""), "", LONG, wrap(EVERY) * 2, f"<think>{EVERY}</think>",
               "KEEP LEFT_TURN " * 500 + EVERY, f"<think>KEEP, LEFT_TURN</think><answer>{EVERY}</answer>",
               "the plan above", wrap(ROW["navigation"]))
@@ -226,7 +225,6 @@ def test_the_contract(recipe, tmp_path):
 
 # --- rows, prompts, metrics, marks ------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize(("recipe", "change", "words"), [
     ("plan", {"plan": None}, "plan=None must be"), ("alphadrive", {"plan": {"speed": "KEEP"}}, "plan=.*must be"),
     ("plan", {"plan": {"speed": "FAST", "path": "STRAIGHT"}}, "KEEP, ACCELERATE"),
@@ -235,11 +233,9 @@ def test_the_contract(recipe, tmp_path):
     ("trajectory", {"trajectory": None}, "the row has no trajectory"),
     ("trajectory", {"trajectory": [[1, 2]]}, r"trajectory=\[\[1, 2\]\]: a way-point must be"),
     ("plan", {"trajectory": [[1, 2, 0]]}, "t must rise from above 0"),
-    ("plan", {"trajectory": [[[1, 2, 3]]]}, "way-point"),
-    ("plan", {"trajectory": []}, "1 to 100 way-points"),
+    ("plan", {"trajectory": [[[1, 2, 3]]]}, "way-point"), ("plan", {"trajectory": []}, "1 to 100 way-points"),
     ("plan", {"obstacles": [{"center": [1, 2]}]}, r"obstacles\[0\]=.*size must be"),
-    ("plan", {"obstacles": 3}, "a list"),
-    ("plan", {"drivable": [[[1, 2], [3, 4]]]}, r"drivable\[0\]=.*at least three"),
+    ("plan", {"obstacles": 3}, "a list"), ("plan", {"drivable": [[[1, 2], [3, 4]]]}, r"drivable\[0\]=.*at least three"),
     ("plan", {"ego_size": [0, 1]}, "ego_size="), ("plan", {"to_pixels": [[1, 2], [3, 4]]}, "to_pixels="),
     ("plan", {"speed_mps": "fast"}, "speed_mps=fast"), ("plan", {"navigation": 3}, "navigation=3"),
     ("plan", {"cameras": ["front", "left"]}, "for each of the 1 pictures"), ("plan", {"frames": [1]}, "seconds <= 0"),
@@ -253,7 +249,6 @@ def test_prompts():
     def text(recipe, row, **settings):
         task = load("driving", {"recipe": recipe, **settings}) if settings else built(recipe)
         return task.messages(task.sample_from_row(row))[0]["content"][-1]["text"]
-
     assert text("plan", ROW).startswith(
         "You are driving. You see the view from the vehicle. Speed: 8.2 m/s. Navigation: Turn left. Answer with the ")
     views = {"images": ["a.png", "b.png", "c.png"], "image": None}
@@ -310,7 +305,6 @@ def test_the_path_in_the_picture():
 
 
 # --- pictures of outcomes, configs ------------------------------------------------------------------------------------
-
 
 def brightness(images, texts):
     """A service whose cosine with the first text falls with brightness, and with the others rises."""

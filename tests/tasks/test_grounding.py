@@ -22,19 +22,13 @@ def score(task, text, **row):
 
 
 @pytest.mark.parametrize(("text", "iou", "format"), [
-    ("[20, 10, 60, 50]", 1.0, 1),
-    ("[20, 10, 60, 30]", 0.5, 1),
-    ("[40, 30, 80, 70]", 400 / 2800, 1),
+    ("[20, 10, 60, 50]", 1.0, 1), ("[20, 10, 60, 30]", 0.5, 1), ("[40, 30, 80, 70]", 400 / 2800, 1),
     ("[60, 50, 20, 10]", 0.0, 1),  # inverted
-    ("[20, 10, 60]", 0.0, 0),
-    ("It is [20, 10, 60, 50]", 1.0, 0),
+    ("[20, 10, 60]", 0.0, 0), ("It is [20, 10, 60, 50]", 1.0, 0),
     ('[{"bbox_2d": [20, 10, 60, 50], "label": "mug"}]', 1.0, 0),
     ("<think>[0, 0, 1, 1]</think><answer>[20, 10, 60, 50]</answer>", 1.0, 1),
-    ("<answer>[0, 0, 1, 1]</answer><answer>[20, 10, 60, 50]</answer>", 1.0, 1),
-    ("[٢٠, ١٠, ٦٠, ٥٠]", 0.0, 0),
-    ("none", 0.0, 0),
-    ("", 0.0, 0),
-])
+    ("<answer>[0, 0, 1, 1]</answer><answer>[20, 10, 60, 50]</answer>", 1.0, 1), ("[٢٠, ١٠, ٦٠, ٥٠]", 0.0, 0),
+    ("none", 0.0, 0), ("", 0.0, 0)])
 def test_soft_iou_by_hand(task, text, iou, format):
     assert score(task, text) == pytest.approx({"iou": iou, "format": format}, abs=1e-5)
 
@@ -82,21 +76,13 @@ def test_metrics_and_overlay(task):
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"expression": None}, "expression=None"),
-    ({"width": None}, "width=None"),
-    ({"height": 0}, "height=0"),
-    ({"boxes": None}, "boxes=None"),
-    ({"boxes": [[1, 2, 3, 4]]}, "box None"),
-    ({"boxes": [{"box": [3, 2, 1, 4]}]}, "x1 < x2"),
-    ({"boxes": [{"box": ["a", 2, 3, 4]}]}, "x1 < x2"),
-    ({"boxes": [{"box": [1, 2, 3]}]}, "x1 < x2"),
-    ({"boxes": [{"box": [1, 2, 3, 10**400]}]}, "x1 < x2"),
+    ({"expression": None}, "expression=None"), ({"width": None}, "width=None"), ({"height": 0}, "height=0"),
+    ({"boxes": None}, "boxes=None"), ({"boxes": [[1, 2, 3, 4]]}, "box None"),
+    ({"boxes": [{"box": [3, 2, 1, 4]}]}, "x1 < x2"), ({"boxes": [{"box": ["a", 2, 3, 4]}]}, "x1 < x2"),
+    ({"boxes": [{"box": [1, 2, 3]}]}, "x1 < x2"), ({"boxes": [{"box": [1, 2, 3, 10**400]}]}, "x1 < x2"),
     ({"boxes": [{"box": [1, 2, 3, float("inf")]}]}, "x1 < x2"),
-    ({"boxes": [{"box": [float("nan"), 2, 3, 4]}]}, "x1 < x2"),
-    ({"boxes": [{"box": [True, 2, 3, 4]}]}, "x1 < x2"),
-    ({"width": 10**400}, "width=1000"),
-    ({"height": float("nan")}, "height=nan"),
-])
+    ({"boxes": [{"box": [float("nan"), 2, 3, 4]}]}, "x1 < x2"), ({"boxes": [{"box": [True, 2, 3, 4]}]}, "x1 < x2"),
+    ({"width": 10**400}, "width=1000"), ({"height": float("nan")}, "height=nan")])
 def test_bad_rows_are_named(task, change, words):
     with pytest.raises(DataError, match=rf"row 'r1'.*{words}"):
         task.sample_from_row({**ROW, **change})

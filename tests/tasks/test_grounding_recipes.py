@@ -38,29 +38,21 @@ def parts(recipe, row, text, step=0, **settings):
 
 
 REC = [
-    (ROW, think('{"bbox_2d": [20, 10, 60, 50]}'), 1, 1),
-    (ROW, think('{"bbox_2d": [20, 10, 60, 30]}'), 0.5, 1),
+    (ROW, think('{"bbox_2d": [20, 10, 60, 50]}'), 1, 1), (ROW, think('{"bbox_2d": [20, 10, 60, 30]}'), 0.5, 1),
     (ROW, think("[20, 10, 60, 50]"), 1, 0),  # the format wants braces
-    (ROW, "", 0, 0),
-    (ROW, think('{"bbox_2d": [20, 10, 60'), 0, 0),
+    (ROW, "", 0, 0), (ROW, think('{"bbox_2d": [20, 10, 60'), 0, 0),
     (ROW, think('{"bbox_2d": [60, 50, 20, 10]}'), 0, 1),  # inverted
     (ROW, think('{"bbox_2d": [20.0, 10, 60, 50]}'), 0, 0),  # whole numbers only
     (ROW, think('{"bbox_2d": [-20, 10, 60, 50]}'), 0, 0),
     (ROW, think("{[0, 0, 10, 10]}") + "<answer>{[20, 10, 60, 50]}</answer>", 0, 0),  # the first tag counts
     (ROW, "<think><answer>{[20, 10, 60, 50]}</answer></think><answer>{[0, 0, 10, 10]}</answer>", 0, 0),
     (ROW, think('{"bbox_2d": [20, 10, 60, 50]}') + " as you see", 1, 1),  # text around is allowed
-    (ROW, think('{"框🙂": [20, 10, 60, 50]}'), 1, 1),
-    (ROW, think('{"box": [٢٠, ١٠, ٦٠, ٥٠]}'), 0, 0),
-    (ROW, think(LONG + '{"bbox_2d": [20, 10, 60, 50]}'), 1, 1),
-    (ROW, "<answer>" * 12_000, 0, 0),
-    (ROW, think("None"), 0, 0),
-    (ABSENT, think("None"), 1, 1),
-    (ABSENT, think('{"bbox_2d": [20, 10, 60, 50]}'), 0, 1),
-    (ABSENT, "", 0, 0),
-]
+    (ROW, think('{"框🙂": [20, 10, 60, 50]}'), 1, 1), (ROW, think('{"box": [٢٠, ١٠, ٦٠, ٥٠]}'), 0, 0),
+    (ROW, think(LONG + '{"bbox_2d": [20, 10, 60, 50]}'), 1, 1), (ROW, "<answer>" * 12_000, 0, 0),
+    (ROW, think("None"), 0, 0), (ABSENT, think("None"), 1, 1), (ABSENT, think('{"bbox_2d": [20, 10, 60, 50]}'), 0, 1),
+    (ABSENT, "", 0, 0)]
 OVD = [
-    (TWO, think(fenced(MUG, CAT)), 1, 1),
-    (TWO, think(fenced(MUG)), 0.5, 1),
+    (TWO, think(fenced(MUG, CAT)), 1, 1), (TWO, think(fenced(MUG)), 0.5, 1),
     (TWO, think(fenced(MUG, MUG, CAT)), 2 / 3, 1),  # one box too many: times 2 / 3
     (TWO, think(fenced(HALF, CAT)), 0.55, 1),  # IoU .5 counts at one of ten thresholds
     (TWO, think(fenced((20, 10, 60, 50, "dog"), CAT)), 0.5, 1),
@@ -70,37 +62,22 @@ OVD = [
     (TWO, think("```json\n[{\"bbox_2d\": [20, 10\n```"), 0, 1),
     (TWO, think(fenced(MUG)) + f"<answer>{fenced(MUG, CAT)}</answer>", 1, 0),  # the last tag counts
     (TWO, f"<think><answer>{fenced(MUG, CAT)}</answer></think><answer>None</answer>", 0, 0),
-    (TWO, think(fenced(MUG, CAT)) + " there", 1, 0),
-    (TWO, think("🙂 " + fenced(MUG, CAT)), 1, 1),
-    (TWO, think(LONG + fenced(MUG, CAT)), 1, 1),
-    (TWO, fenced(MUG, CAT), 0, 0),
-    (TWO, "", 0, 0),
-    (ABSENT, think("None"), 1, 1),
-    (ABSENT, think("```json\n[]\n```"), 1, 1),
-    (ABSENT, think(fenced(MUG)), 0, 1),
-    (ABSENT, think(""), 0, 1),
-    (ABSENT, think("[1, 2"), 0, 1),  # unreadable is not empty
-    (ABSENT, "", 0, 0),
-]
+    (TWO, think(fenced(MUG, CAT)) + " there", 1, 0), (TWO, think("🙂 " + fenced(MUG, CAT)), 1, 1),
+    (TWO, think(LONG + fenced(MUG, CAT)), 1, 1), (TWO, fenced(MUG, CAT), 0, 0), (TWO, "", 0, 0),
+    (ABSENT, think("None"), 1, 1), (ABSENT, think("```json\n[]\n```"), 1, 1), (ABSENT, think(fenced(MUG)), 0, 1),
+    (ABSENT, think(""), 0, 1), (ABSENT, think("[1, 2"), 0, 1),  # unreadable is not empty
+    (ABSENT, "", 0, 0)]
 GRIFFON = [
-    (TWO, fenced(MUG, CAT), 1, 1, 1),
-    (TWO, fenced(CAT, MUG), 1, 1, 1),
-    (TWO, fenced(MUG), 1, 0.5, 1),
+    (TWO, fenced(MUG, CAT), 1, 1, 1), (TWO, fenced(CAT, MUG), 1, 1, 1), (TWO, fenced(MUG), 1, 0.5, 1),
     (TWO, fenced((20, 10, 60, 34, "mug"), CAT), 0.8, 1, 1),  # GIoU .6: precision (.6 + 1) / 2, recalled at .5
     (TWO, fenced((20, 10, 60, 29, "mug"), CAT), 0.5, 0.5, 1),  # GIoU .475 is below both bars
     (TWO, fenced((20, 10, 60, 50, "dog"), (100, 20, 140, 60, "dog")), 1, 1, 1),  # labels decide the matching only
     (TWO, "[20, 10, 60, 50], [100, 20, 140, 60]", 1, 1, 0),  # read plainly
     (TWO, fenced((60, 50, 20, 10, "mug")), 0, 0, 1),  # inverted ones are dropped
-    (TWO, "```json\n[{\"bbox_2d\": [20, 10]}]\n```", 0, 0, 0),
-    (TWO, f"<think>{fenced(MUG, CAT)}</think>none", 0, 0, 0),
-    (TWO, "<answer>" + fenced(MUG, CAT) + "</answer> 🙂", 1, 1, 1),
-    (TWO, LONG + fenced(MUG, CAT), 1, 1, 1),
-    (TWO, "[]", 0, 0, 0),
-    (TWO, "", 0, 0, 0),
-    (ABSENT, "", 1, 1, 1),
-    (ABSENT, "[]", 1, 1, 1),
-    (ABSENT, fenced(MUG), 0, 0, 0),
-]
+    (TWO, "```json\n[{\"bbox_2d\": [20, 10]}]\n```", 0, 0, 0), (TWO, f"<think>{fenced(MUG, CAT)}</think>none", 0, 0, 0),
+    (TWO, "<answer>" + fenced(MUG, CAT) + "</answer> 🙂", 1, 1, 1), (TWO, LONG + fenced(MUG, CAT), 1, 1, 1),
+    (TWO, "[]", 0, 0, 0), (TWO, "", 0, 0, 0), (ABSENT, "", 1, 1, 1), (ABSENT, "[]", 1, 1, 1),
+    (ABSENT, fenced(MUG), 0, 0, 0)]
 
 
 def positions(*boxes):
@@ -114,20 +91,15 @@ VISUAL_RFT = [
     (TWINS, think(positions((*M, 0.9), (*M, 0.9))), 0.5, 0.9, 1),  # exact duplicates are one
     (TWINS, think(positions((*M, 0.8), (20, 10, 60, 42, 0.9))), 0.4, 0.55, 1),  # the surer one has the mug
     (TWINS, think(positions((*M, 5), (*C, -1))), 1, 0.5, 1),  # a confidence lies in [0, 1]
-    (TWINS, think("[{'Position': [20, 10, 60, 50]}]"), 0, 0, 1),
-    (TWINS, think("[{'Position': [20, 10"), 0, 0, 1),
+    (TWINS, think("[{'Position': [20, 10, 60, 50]}]"), 0, 0, 1), (TWINS, think("[{'Position': [20, 10"), 0, 0, 1),
     (TWINS, think(positions((60, 50, 20, 10, 1.0))), 0, 0, 1),
     (TWINS, think(positions((*M, 0.9))) + think("x"), 0.5, 0.9, 0),
     (TWINS, f"<think><answer>{positions((*M, 1.0))}</answer></think><answer>No Objects</answer>", 0, 0, 0),
     (TWINS, think(positions((*M, 0.9), (*C, 0.9))) + " done", 1, 0.9, 0),
     (TWINS, think("\n" + positions((*M, 0.9), (*C, 0.9)) + "\n"), 1, 0.9, 1),  # over several lines
-    (TWINS, think("🙂"), 0, 0, 1),
-    (TWINS, think(LONG), 0, 0, 1),
-    (TWINS, "", 0, 0, 0),
-    (ABSENT, think("No Objects"), 1, 1, 1),
-    (ABSENT, think(positions((*M, 0.9))), 0, 0.1, 1),
-    (ABSENT, think(""), 0, 0, 1),
-]
+    (TWINS, think("🙂"), 0, 0, 1), (TWINS, think(LONG), 0, 0, 1), (TWINS, "", 0, 0, 0),
+    (ABSENT, think("No Objects"), 1, 1, 1), (ABSENT, think(positions((*M, 0.9))), 0, 0.1, 1),
+    (ABSENT, think(""), 0, 0, 1)]
 
 
 def marked(*boxes):
@@ -135,24 +107,12 @@ def marked(*boxes):
 
 
 PERCEPTION = [
-    (ROW, marked(M), 1, 1),
-    (ROW, marked((20, 10, 60, 30)), 0.25, 1),
-    (ROW, marked(M, OFF), 0.5, 1),
-    (TWINS, marked(C, M), 1, 1),
-    (TWINS, marked(M), 0.5, 1),
-    (ROW, "(20,10),(60,50)", 0, 0),
-    (ROW, marked((60, 50, 20, 10)), 0, 1),
-    (ROW, "the mug " + marked(M), 1, 0),
-    (ROW, marked(M) + " there", 1, 0),
-    (ROW, f"<think>{marked(M)}</think>{marked(OFF)}", 0, 1),
-    (ROW, "<|box_start|>(20,10)<|box_end|>", 0, 0),
-    (ROW, "🙂", 0, 0),
-    (ROW, LONG + marked(M), 1, 0),
-    (ROW, "", 0, 0),
-    (ABSENT, "none", 1, 1),
-    (ABSENT, marked(M), 0, 0),
-    (ABSENT, "", 0, 0),
-]
+    (ROW, marked(M), 1, 1), (ROW, marked((20, 10, 60, 30)), 0.25, 1), (ROW, marked(M, OFF), 0.5, 1),
+    (TWINS, marked(C, M), 1, 1), (TWINS, marked(M), 0.5, 1), (ROW, "(20,10),(60,50)", 0, 0),
+    (ROW, marked((60, 50, 20, 10)), 0, 1), (ROW, "the mug " + marked(M), 1, 0), (ROW, marked(M) + " there", 1, 0),
+    (ROW, f"<think>{marked(M)}</think>{marked(OFF)}", 0, 1), (ROW, "<|box_start|>(20,10)<|box_end|>", 0, 0),
+    (ROW, "🙂", 0, 0), (ROW, LONG + marked(M), 1, 0), (ROW, "", 0, 0), (ABSENT, "none", 1, 1),
+    (ABSENT, marked(M), 0, 0), (ABSENT, "", 0, 0)]
 QUESTION = {"id": "r1", "width": 200, "height": 100, "question": "Is it red?", "answer": "No"}
 BINARY = [
     (ROW, think("yes"), 1, 1), (ROW, think("no"), 0, 1), (ROW, "yes", 1, 0), (ROW, think("unknown"), 0, 1),
@@ -160,8 +120,7 @@ BINARY = [
     (QUESTION, think("false"), 1, 1), (ROW, "<think>yes</think><answer>no</answer>", 0, 1),
     (ROW, "<think>a</think><answer>yes", 1, 0),  # an unclosed answer is still read
     (ROW, think("no") + think("yes"), 0, 0), (ROW, "<think>yes", 0, 0), (ROW, think("是 🙂"), 0, 1),
-    (ROW, think(LONG), 0, 1), (ROW, think("yes") + " sure", 1, 0), (ROW, "", 0, 0),
-]
+    (ROW, think(LONG), 0, 1), (ROW, think("yes") + " sure", 1, 0), (ROW, "", 0, 0)]
 OPTIONS = {"id": "r1", "width": 200, "height": 100, "question": "Which?", "options": ["a", "b", "c"], "answer": "B"}
 CHOICE = [
     (TWO, think("A,B"), 1, 1), (TWO, think("A, B"), 1, 1), (TWO, think("B,A"), 0, 1), (TWO, think("A"), 0, 1),
@@ -170,11 +129,9 @@ CHOICE = [
     (OPTIONS, think("A, B"), 0, 1), (OPTIONS, "B", 1, 0), (OPTIONS, "<think>B</think><answer>C</answer>", 0, 1),
     (OPTIONS, think("C") + think("B"), 0, 0), (OPTIONS, think("B") + " indeed", 1, 0), (OPTIONS, think("Ｂ"), 0, 1),
     (OPTIONS, think(LONG), 0, 1), (OPTIONS, "", 0, 0), (TWO, think("A and B"), 1, 1), (OPTIONS, think("A and B"), 0, 1),
-    (OPTIONS, think("B is wrong"), 0, 1),
-]
+    (OPTIONS, think("B is wrong"), 0, 1)]
 OPEN = [
-    (ROW, think('{"bbox_2d": [20, 10, 60, 50]}'), 1, 1),
-    (ROW, think('{"bbox_2d": [20, 10, 60, 31]}'), 1, 1),
+    (ROW, think('{"bbox_2d": [20, 10, 60, 50]}'), 1, 1), (ROW, think('{"bbox_2d": [20, 10, 60, 31]}'), 1, 1),
     (ROW, think('{"bbox_2d": [20, 10, 60, 30]}'), 0, 1),  # .5 is not above .5
     (ROW, think("[20.0, 10.0, 60.0, 50.0]"), 1, 0), (ROW, "[20, 10, 60, 50]", 1, 0),
     (ROW, think('{"bbox_2d": [60, 50, 20, 10]}'), 0, 1), (ROW, think("{[20, 10, 60"), 0, 0),
@@ -182,28 +139,24 @@ OPEN = [
     (ROW, think("{[0, 0, 5, 5]}") + think("{[20, 10, 60, 50]}"), 0, 0),
     (ROW, think("{[20, 10, 60, 50]}") + " there", 1, 0), (ROW, think("{🙂 [20, 10, 60, 50]}"), 1, 1),
     (ROW, think("{" + LONG + "[20, 10, 60, 50]}"), 1, 1), (ROW, "", 0, 0),
-    (ABSENT, think("none"), 1, 1), (ABSENT, think("{[20, 10, 60, 50]}"), 0, 1), (ABSENT, "", 0, 0),
-]
+    (ABSENT, think("none"), 1, 1), (ABSENT, think("{[20, 10, 60, 50]}"), 0, 1), (ABSENT, "", 0, 0)]
 REASONING = [
     (ROW, think("[20, 10, 60, 50]"), 1, 1), (ROW, think("(20,10),(60,50)"), 1, 1),
     (ROW, think("[30, 20, 70, 60]"), 900 / 2300 - 200 / 2500, 1), (ROW, think("[100, 60, 120, 90]"), 0, 1),
     (ROW, think("[60, 50, 20, 10]"), 0, 1), (ROW, "[20, 10, 60, 50]", 0, 0), (ROW, think(LONG), 0, 1), (ROW, "", 0, 0),
-    (ABSENT, think("none"), 1, 1),
-]
+    (ABSENT, think("none"), 1, 1)]
 COUNTING = [
     (TWINS, think("2"), 1, 1), (TWINS, think("There are 2 mugs"), 1, 1), (TWINS, think("two"), 0, 1),
     (TWINS, "2", 1, 0), (TWINS, think("12"), 0, 1), (ABSENT, think("0"), 1, 1), (ABSENT, "", 0, 0),
     ({**QUESTION, "question": "How many?", "answer": 4}, think("4"), 1, 1), ({**ROW, "count": 7}, think("7"), 1, 1),
     (TWINS, think("2^3"), 0, 1), (TWINS, think("2%"), 0, 1), (TWINS, think("2 is wrong"), 0, 1),
-    (TWINS, think("4/2"), 0, 1), (TWINS, think("\uff12"), 1, 1),
-]
+    (TWINS, think("4/2"), 0, 1), (TWINS, think("\uff12"), 1, 1)]
 POINTS = {**ROW, "points": [[40, 30], [120, 40]]}
 POINTING = [
     (TWINS, "[[40, 30], [120, 40]]", 1, 1), (TWINS, "[[40, 30]]", 0.5, 1), (TWINS, "[40, 30]", 0.5, 1),
     (TWINS, "[[40, 30], [41, 30]]", 0.5, 1), (TWINS, '```json\n[{"point_2d": [40, 30]}]\n```', 0.5, 1),
     (TWINS, "40, 30 and 120, 40", 1, 0), (POINTS, "[[45, 30], [120, 49]]", 1, 1), (POINTS, "[[45, 40]]", 0, 1),
-    (ABSENT, "none", 1, 1), (ABSENT, "[]", 1, 1), (ABSENT, "[[1, 1]]", 0, 1), (ROW, "", 0, 0), (ROW, LONG, 0, 0),
-]
+    (ABSENT, "none", 1, 1), (ABSENT, "[]", 1, 1), (ABSENT, "[[1, 1]]", 0, 1), (ROW, "", 0, 0), (ROW, LONG, 0, 0)]
 TABLES = {"vlm_r1_rec": REC, "vlm_r1_ovd": OVD, "vision_r1_griffon": GRIFFON, "visual_rft_detection": VISUAL_RFT,
           "perception_r1": PERCEPTION, "curr_reft_binary": BINARY, "curr_reft_choice": CHOICE, "curr_reft_open": OPEN,
           "reasoning": REASONING, "counting": COUNTING, "pointing": POINTING}
@@ -296,7 +249,6 @@ def test_prompts_name_what_is_asked():
     def asked(recipe, row):
         task = load("grounding", {"recipe": recipe})
         return task.messages(task.sample_from_row(row))[0]["content"][-1]["text"]
-
     assert "objects: [mug, cat]" in asked("vlm_r1_ovd", TWO) and "category 'mug'" in asked("visual_rft_detection", ROW)
     assert asked("curr_reft_binary", ROW).startswith("Is there any mug in the image?")
     assert asked("curr_reft_choice", OPTIONS).startswith("Which?\nA. a\nB. b\nC. c\n")
@@ -329,7 +281,6 @@ def test_marks_of_every_kind_of_answer():
         sample = task.sample_from_row(row)
         return [(m["kind"], m["at"], m["label"], m["role"])
                 for m in task.overlay(sample, task.parse(sample, parse_answer(text)))]
-
     assert marks("vlm_r1_ovd", TWO, think(fenced(MUG)))[1:] == [
         ("box", [100, 20, 140, 60], "cat", "target"), ("box", [20, 10, 60, 50], "mug", "answer")]
     assert marks("pointing", POINTS, "[[1, 2]]")[2:] == [("point", [1, 2], "mug", "answer")]

@@ -36,41 +36,26 @@ def fenced(*boxes):
 BOX = (20, 10, 60, 50)
 INVERTED = 4 / (2 / 0.8 + 2 / 0.6)
 G1 = [
-    (ROW, fenced(BOX), 1, 1, 1),
-    (ROW, fenced((20, 10, 60, 30)), 1, 0.5, 4 / (3 + 1 / 0.8)),
+    (ROW, fenced(BOX), 1, 1, 1), (ROW, fenced((20, 10, 60, 30)), 1, 0.5, 4 / (3 + 1 / 0.8)),
     (ROW, fenced((0, 0, 200, 100)), 0, 0.08, 4 / (2 / 0.9 + 1 / 0.3 + 2)),
     (ROW, fenced((60, 50, 20, 10)), 1, 0, INVERTED),  # inverted: the centre is inside
     (ROW, fenced((60, 30, 100, 70)), 0, 0, 4 / (2 / 0.8 + 2 / 0.8)),
     (ROW, fenced((40, 30, 80, 70)), 1, 400 / 2800, 4 / (2 / 0.9 + 2 / 0.8)),  # the centre on the corner counts
     (ROW, fenced((0, 0, 9, 9), BOX), 0, 0, 4 / (1 / 0.9 + 1 / 0.9 + 1 / 0.745 + 1 / 0.59)),  # the first entry
     (ROW, "[{'bbox_2d': [20, 10, 60, 50], 'label': 'x'}]", 1, 1, 1),
-    (ROW, "Here: " + fenced(BOX) + " done 🙂", 1, 1, 1),
-    (ROW, f"<think>{fenced(BOX)}</think>none", 0, 0, 0),
-    (ROW, '```json\n[{"bbox_2d": [20, 10, 60', 0, 0, 0),
-    (ROW, '[{"bbox_2d": [20, 10, 60]}]', 0, 0, 0),
-    (ROW, LONG + fenced(BOX), 1, 1, 1),
-    (ROW, LONG, 0, 0, 0),
-    (ROW, "[]", 0, 0, 0),
-    (ROW, "", 0, 0, 0),
-]
+    (ROW, "Here: " + fenced(BOX) + " done 🙂", 1, 1, 1), (ROW, f"<think>{fenced(BOX)}</think>none", 0, 0, 0),
+    (ROW, '```json\n[{"bbox_2d": [20, 10, 60', 0, 0, 0), (ROW, '[{"bbox_2d": [20, 10, 60]}]', 0, 0, 0),
+    (ROW, LONG + fenced(BOX), 1, 1, 1), (ROW, LONG, 0, 0, 0), (ROW, "[]", 0, 0, 0), (ROW, "", 0, 0, 0)]
 G2 = [
-    (ROW, "[20, 10, 60, 50]", 1, 1, 1),
-    (ROW, "[40, 10, 80, 50]", 0.607, 0.882, 1),  # exp(-.5), exp(-.125)
-    (ROW, "[30, 20, 50, 40]", 1, 0.8, 1),
-    (ROW, "[60, 50, 20, 10]", 1, 0, 1),  # inverted: no coverage
-    (ROW, "[ 20 ,10,60, 50 ]", 1, 1, 1),
-    (ROW, "[20.0, 10.0, 60.0, 50.0]", 1, 1, 0),  # whole numbers without a sign
-    (ROW, "[+20, 10, 60, 50]", 1, 1, 0),
-    (ROW, "[20, 10, 60, 50] there", 1, 1, 0),
+    (ROW, "[20, 10, 60, 50]", 1, 1, 1), (ROW, "[40, 10, 80, 50]", 0.607, 0.882, 1),  # exp(-.5), exp(-.125)
+    (ROW, "[30, 20, 50, 40]", 1, 0.8, 1), (ROW, "[60, 50, 20, 10]", 1, 0, 1),  # inverted: no coverage
+    (ROW, "[ 20 ,10,60, 50 ]", 1, 1, 1), (ROW, "[20.0, 10.0, 60.0, 50.0]", 1, 1, 0),  # whole numbers without a sign
+    (ROW, "[+20, 10, 60, 50]", 1, 1, 0), (ROW, "[20, 10, 60, 50] there", 1, 1, 0),
     (ROW, "<answer>[20, 10, 60, 50]</answer>", 1, 1, 0),  # the bare box is asked for
     (ROW, "[0, 0, 5, 5] [20, 10, 60, 50]", round(math.exp(-0.5 * ((37.5 / 20) ** 2 + (27.5 / 20) ** 2)), 3),
      round(math.exp(-(37.5 ** 2 + 27.5 ** 2) / 203.125 / 8) * 50 / 203.125, 3), 0),  # the first box
-    (ROW, "[20, 10, 60", 0, 0, 0),
-    (ROW, "<think>[20, 10, 60, 50]</think>", 0, 0, 0),
-    (ROW, "[٢٠, ١٠, ٦٠, ٥٠]", 0, 0, 0),
-    (ROW, LONG, 0, 0, 0),
-    (ROW, "", 0, 0, 0),
-]
+    (ROW, "[20, 10, 60", 0, 0, 0), (ROW, "<think>[20, 10, 60, 50]</think>", 0, 0, 0),
+    (ROW, "[٢٠, ١٠, ٦٠, ٥٠]", 0, 0, 0), (ROW, LONG, 0, 0, 0), (ROW, "", 0, 0, 0)]
 
 
 def call(x, y):
@@ -78,22 +63,15 @@ def call(x, y):
 
 
 SE = [
-    (ROW, call(40, 30), 2, 1),
-    (ROW, call(60, 30), 2 - 0.01 / 1.13, 1),
-    (ROW, call(100, 30), 1 - 0.09 / 1.13, 1),
-    (ROW, think(call(40, 30)), 2, 1),
-    (ROW, think('{"arguments": {"coordinate": [40, 30]}}') + " done", 2, 1),
-    (ROW, '{"arguments": {"coordinate": [40, 30]}}', 2, 0),
-    (ROW, call(40, 30) + call(40, 30), 2, 0),
+    (ROW, call(40, 30), 2, 1), (ROW, call(60, 30), 2 - 0.01 / 1.13, 1), (ROW, call(100, 30), 1 - 0.09 / 1.13, 1),
+    (ROW, think(call(40, 30)), 2, 1), (ROW, think('{"arguments": {"coordinate": [40, 30]}}') + " done", 2, 1),
+    (ROW, '{"arguments": {"coordinate": [40, 30]}}', 2, 0), (ROW, call(40, 30) + call(40, 30), 2, 0),
     (ROW, f"<think>{call(40, 30)}</think>none", 0, 1),  # the form is that of a call, the place is not read
     (ROW, '<tool_call>{"arguments": {"coordinate": [40', 0, 0),
     (ROW, '<tool_call>{"arguments": [40, 30]}</tool_call>', 0, 1),
     (ROW, "<tool_call>{}</tool_call>", 0, 0),  # the form of a call holds a point
-    (ROW, '<tool_call>{"arguments": {"coordinate": [40]}}</tool_call>', 0, 0),
-    (ROW, "🙂", 0, 0),
-    (ROW, LONG, 0, 0),
-    (ROW, "", 0, 0),
-]
+    (ROW, '<tool_call>{"arguments": {"coordinate": [40]}}</tool_call>', 0, 0), (ROW, "🙂", 0, 0), (ROW, LONG, 0, 0),
+    (ROW, "", 0, 0)]
 UI_R1 = [
     (CLICK, think("[{'action': 'click', 'coordinate': [40, 30]}]"), 1, 1, 1),
     (ROW, think("[{'action': 'click', 'coordinate': [60, 50]}]"), 1, 1, 1),  # the edge counts
@@ -109,10 +87,8 @@ UI_R1 = [
     (ROW, think("[{'action': 'click', 'coordinate': [40"), 0, 0, 1),
     (ROW, think("[{'action': 'scroll'}]") + think("[{'action': 'click', 'coordinate': [40, 30]}]"), 0, 0, 0),
     (ROW, "<think><answer>[{'action': 'click', 'coordinate': [40, 30]}]</answer></think><answer>🙂</answer>", 0, 0, 0),
-    (ROW, think("[{'action': 'click', 'coordinate': [40, 30]}]") + " done", 1, 1, 0),
-    (ROW, think(LONG), 0, 0, 1),
-    (ROW, "", 0, 0, 0),
-]
+    (ROW, think("[{'action': 'click', 'coordinate': [40, 30]}]") + " done", 1, 1, 0), (ROW, think(LONG), 0, 0, 1),
+    (ROW, "", 0, 0, 0)]
 
 
 def act(action, point=(-100, -100), text="no input text"):
@@ -121,54 +97,36 @@ def act(action, point=(-100, -100), text="no input text"):
 
 APP = {**BARE, "action": {"type": "open_app", "text": "Clock"}}
 GUI_R1 = [
-    (CLICK, think(act("click", (40, 30))), 1, 1),
-    (CLICK, think(act("CLICK", (40, 30))), 1, 1),
+    (CLICK, think(act("click", (40, 30))), 1, 1), (CLICK, think(act("CLICK", (40, 30))), 1, 1),
     (CLICK, think(act("click", (60, 50))), 0, 1),  # strictly inside
     (POINT, think(act("click", (190, 50))), 1, 1),
     ({**POINT, "width": 2000}, think(act("click", (240, 50))), 0, 1),  # 140 pixels are too far
-    (TYPE, think(act("type", text="hello there")), 1, 1),
-    (TYPE, think(act("type", text="hello")), 1, 1),  # F1 2/3
-    (TYPE, think(act("type", text="goodbye")), 0, 1),
-    (TYPE, think(act("type")), 0, 0),
-    (SCROLL, think(act("scroll", text="down")), 1, 1),
-    (SCROLL, think(act("scroll", text="up")), 0, 1),
-    (SCROLL, think(act("scroll", text="somewhere")), 0, 0),
-    (BACK, think(act("press_back")), 1, 1),
+    (TYPE, think(act("type", text="hello there")), 1, 1), (TYPE, think(act("type", text="hello")), 1, 1),  # F1 2/3
+    (TYPE, think(act("type", text="goodbye")), 0, 1), (TYPE, think(act("type")), 0, 0),
+    (SCROLL, think(act("scroll", text="down")), 1, 1), (SCROLL, think(act("scroll", text="up")), 0, 1),
+    (SCROLL, think(act("scroll", text="somewhere")), 0, 0), (BACK, think(act("press_back")), 1, 1),
     (APP, think(act("open_app", text="Maps")), 1, 1),  # which app is not compared
-    (APP, think(act("open_app")), 1, 0),
-    (APP, think(act("type", text="Clock")), 0, 1),
+    (APP, think(act("open_app")), 1, 0), (APP, think(act("type", text="Clock")), 0, 1),
     (CLICK, think("[{'action': 'click', 'point': [40.5, 30], 'input_text': ''}]"), 1, 0),  # whole numbers
     (CLICK, think("[{'action': 'click', 'point': [40, 30]}]"), 1, 0),
     (CLICK, think("{'action': 'click', 'point': [40, 30], 'input_text': ''}"), 1, 0),
-    (CLICK, think("__import__('os').system('x')"), 0, 0),
-    (CLICK, act("click", (40, 30)), 0, 0),
+    (CLICK, think("__import__('os').system('x')"), 0, 0), (CLICK, act("click", (40, 30)), 0, 0),
     (CLICK, think(act("click", (40, 30))) + " done", 1, 0),
-    (CLICK, f"<think>{act('click', (40, 30))}</think><answer>🙂</answer>", 0, 0),
-    (CLICK, think(LONG), 0, 0),
-    (CLICK, "", 0, 0),
-]
+    (CLICK, f"<think>{act('click', (40, 30))}</think><answer>🙂</answer>", 0, 0), (CLICK, think(LONG), 0, 0),
+    (CLICK, "", 0, 0)]
 INFIGUI = [  # accuracy, format
     (CLICK, think('{"action": "click", "coordinate": [40, 30]}'), 1, 1),
-    (CLICK, think('{"action": "click", "coordinate": [61, 30]}'), 0.2, 1),
-    (CLICK, think('{"action": "scroll"}'), 0, 1),
+    (CLICK, think('{"action": "click", "coordinate": [61, 30]}'), 0.2, 1), (CLICK, think('{"action": "scroll"}'), 0, 1),
     (TYPE, think('{"action": "type", "text": "Hello there"}'), 1, 1),
     (TYPE, think('{"action": "type", "text": "hello"}'), 0.2, 1),
     (BACK, "<think>so</think>{'action': 'press_back'}", 1, 1),
     (CLICK, '<think>a</think><tool_call>{"arguments": {"action": "click", "coordinate": [40, 30]}}</tool_call>', 1, 1),
-    (ROW, think("[40, 30]"), 1, 1),
-    (ROW, think("(61, 30)"), 0, 1),
-    (ROW, think('[{"point_2d": [40, 30]}]'), 1, 1),
+    (ROW, think("[40, 30]"), 1, 1), (ROW, think("(61, 30)"), 0, 1), (ROW, think('[{"point_2d": [40, 30]}]'), 1, 1),
     (ROW, think('{"bbox_2d": [20, 10, 60, 24]}'), 0.5, 1),  # IoU .35 of .7
-    (ROW, think('{"bbox_2d": [20, 10, 60, 40]}'), 1, 1),
-    (ROW, think('{"bbox_2d": [60, 50, 20, 10]}'), 0, 1),
+    (ROW, think('{"bbox_2d": [20, 10, 60, 40]}'), 1, 1), (ROW, think('{"bbox_2d": [60, 50, 20, 10]}'), 0, 1),
     (ROW, "[40, 30]", 0, 0),  # accuracy counts in the right format only
-    (ROW, "<think>[40, 30]</think>", 0, 0),
-    (ROW, "<think>a</think><think>b</think>[40, 30]", 0, 0),
-    (ROW, think("[40, 30]") + " done", 0, 0),
-    (ROW, think("🙂"), 0, 1),
-    (ROW, think(LONG), 0, 1),
-    (ROW, "", 0, 0),
-]
+    (ROW, "<think>[40, 30]</think>", 0, 0), (ROW, "<think>a</think><think>b</think>[40, 30]", 0, 0),
+    (ROW, think("[40, 30]") + " done", 0, 0), (ROW, think("🙂"), 0, 1), (ROW, think(LONG), 0, 1), (ROW, "", 0, 0)]
 
 
 def boxed(text):
@@ -216,12 +174,8 @@ GLM = [
     (BACK, boxed('{"action_type": "press_back"}').replace("so", "<answer>"), 0),
     (BACK, boxed('{"action_type": "press_back"}<|begin_of_box|>'), 0),
     (BACK, think('\\boxed{x}<|begin_of_box|>{"action_type": "press_back"}<|end_of_box|>'), 0),
-    (BACK, boxed('{"action_type": "press_ba'), 0),
-    (BACK, boxed('{"action_type": NaN, "x": 1e999}'), 0),
-    (TYPE, boxed('{"action_type": "type", "text": "' + LONG + '"}'), 0),
-    (BACK, boxed("🙂"), 0),
-    (BACK, "", 0),
-]
+    (BACK, boxed('{"action_type": "press_ba'), 0), (BACK, boxed('{"action_type": NaN, "x": 1e999}'), 0),
+    (TYPE, boxed('{"action_type": "type", "text": "' + LONG + '"}'), 0), (BACK, boxed("🙂"), 0), (BACK, "", 0)]
 ELEMENT = [(ROW, "[20, 10, 60, 50]", 1, 1, 1), (ROW, "[40, 30]", 1, 0, 0), (ROW, "(61, 30)", 0, 0, 0),
            (ROW, "", 0, 0, 0)]
 POINTED = [(ROW, "[40, 30]", 1, 1), (ROW, "at (40, 30)", 1, 0), (ROW, "[20, 10, 60, 50]", 1, 0), (ROW, "", 0, 0)]
@@ -250,8 +204,7 @@ def test_the_published_totals():
 GROUPS = [
     (["[0, 0, 10, 10]", "[0, 0, 10, 10]", "[5, 0, 15, 10]"], [250 / 300, 250 / 300, 200 / 300]),
     (["[0, 0, 10, 10]", "", "[10, 10, 0, 0]", "junk", "[1, 2, 3]", "[1, 2, 3, 4, 5]"], [1, 0, 0, 0, 0, 0]),
-    (["", "junk"], [0, 0]),
-    (["[0, 0, 10, 10]", "[50, 50, 60, 60]"], [1, 1]),  # nothing shared
+    (["", "junk"], [0, 0]), (["[0, 0, 10, 10]", "[50, 50, 60, 60]"], [1, 1]),  # nothing shared
     (["[60, 50]", "[60, 50]"], [1, 1]),
     (["[60, 50]", "[10, 0, 110, 100]"], [1, 1]),  # a point grows by 50 pixels to each side
     (["<think>[0, 0, 9, 9]</think>[0, 0, 10, 10]", "```json\n[{\"bbox_2d\": [0, 0, 10, 10]}]\n```"], [1, 1]),
@@ -277,7 +230,6 @@ def test_region_vote():
 
 
 # --- rows, coordinates, metrics ---------------------------------------------------------------------------------------
-
 
 def test_one_letter_is_no_text():
     row = {**BARE, "action": {"type": "type", "text": "Settings"}}
@@ -368,7 +320,6 @@ def test_marks():
         sample = task.sample_from_row(row)
         return [(m["kind"], m["at"], m["label"], m["role"])
                 for m in task.overlay(sample, task.parse(sample, parse_answer(text)))]
-
     assert marks("gui_g2", ROW, "[1, 2, 3, 4]") == [("box", [20, 10, 60, 50], "element", "target"),
                                                     ("box", [1, 2, 3, 4], "element", "answer")]
     assert marks("ui_r1", POINT, think("[{'action': 'click', 'coordinate': [1, 2]}]")) == [

@@ -71,7 +71,6 @@ def test_the_beginning_is_part_of_a_row():
 
 # --- what environments are told ---------------------------------------------------------------------------------------
 
-
 def test_an_action_behind_its_thinking_is_an_action():
     task = load_task("recall", {})
     sample = task.samples("train")[0]

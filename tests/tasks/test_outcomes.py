@@ -64,7 +64,6 @@ def wrong(name, task, sample):
 
 # --- own tasks --------------------------------------------------------------------------------------------------------
 
-
 class Shaped(Task):
     rewards = {"format": 1.0, "near": 1.0, "far": 0.5}
     outcome = {"near": 0.8, "far": 0.2}
@@ -96,8 +95,7 @@ def test_what_counts_where_the_task_says_nothing(rewards, expected):
 
 @pytest.mark.parametrize(("part", "least", "expected"), [
     (None, None, [True, False]), ("far", None, [True, True]),
-    ("format", None, [True, True]), ("far", 0.3, [True, True]),
-    (None, 0.1, [True, True]),
+    ("format", None, [True, True]), ("far", 0.3, [True, True]), (None, 0.1, [True, True]),
     ("of another task", None, [True, False])])
 def test_the_settings_of_a_run_override_it(part, least, expected):
     task = Shaped()
@@ -115,7 +113,6 @@ def test_an_own_rule_decides_unless_the_settings_do():
     class Own(Shaped):
         def correct(self, sample, answer, parts):
             return len(answer.text) == 3
-
     task = Own()
     assert said(task, "0.8", "0.79") == [True, False]
     task.override_outcome("near", 0.5)
@@ -126,7 +123,6 @@ def test_an_own_rule_that_fails_is_an_error_of_its_own():
     class Own(Shaped):
         def correct(self, sample, answer, parts):
             raise KeyError("gone")
-
     (found,) = scored(Own(), Sample(id="1", row={}), "0.8")
     assert found.reward == pytest.approx(1.95) and found.correct is None and "KeyError" in (found.error or "")
 

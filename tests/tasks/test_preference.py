@@ -57,8 +57,7 @@ TABLES = {
                   "<think><answer>2</answer>": (0, 0), think("1", "<answer>2</answer>"): (0, 0),
                   think("2", "<answer>1</answer>"): (1, 0), "<answer>2</answer><answer>1</answer>": (0, 0),
                   "<answer>1</answer><answer>2</answer>": (0, 0), think("2") + "<answer>2</answer>": (0, 0),
-                  think("-2"): (0, 1), think("2.0"): (0, 1), "": (0, 0)},
-}
+                  think("-2"): (0, 1), think("2.0"): (0, 1), "": (0, 0)}}
 
 
 @pytest.mark.parametrize("recipe", TABLES)
@@ -124,7 +123,6 @@ def test_rows_that_cannot_be_used(change, words):
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
-
 @pytest.fixture
 def data(tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -180,7 +178,6 @@ def test_who_always_says_one_shows_it(data, said, bias, agreement):
 
 
 # --- configs, cheats, bounds ------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):

@@ -98,12 +98,10 @@ TYPES = [
     (GUESS, {"40": 1, "30": 0.75, "I say 44": 0.9, "90": 0, "": 0}),
     (MATH, {"0.5": 1, "$\\frac{2}{4}$": 1, "x=1/2": 1, "so it is 1/2": 1, "2": 0, "1/2, 1/3": 0,
             "\\boxed{1/2} \\boxed{1/3}": 0, "half of it": 0, "": 0, "1 2": 0}),
-    ({**MATH, "answer": 12}, {"12": 1, "112": 0, "10, 11, 12": 0, "1 to 12": 0}),
-]
+    ({**MATH, "answer": 12}, {"12": 1, "112": 0, "10, 11, 12": 0, "1 to 12": 0})]
 
 
-@pytest.mark.parametrize(("row", "table"), [case for case in TYPES if case[1]],
-                         ids=lambda v: v.get("answer_type", ""))
+@pytest.mark.parametrize(("row", "table"), [case for case in TYPES if case[1]], ids=lambda v: v.get("answer_type", ""))
 def test_types_by_hand(row, table):
     found = scored(row, *table, recipe="direct")
     assert all(s.error is None for s in found)
@@ -142,8 +140,7 @@ FORMS = {  # text -> accuracy, format, of the count 12
                         f"<think>{STAGES.replace('r<', 'r<caption><')}</think><answer>12</answer>": (1, 0),
                         f"<think>{STAGES * 2}</think><answer>12</answer>": (1, 0),
                         f"<think>{STAGES.replace('<caption>c', '<caption> ')}</think><answer>12</answer>": (1, 0),
-                        f"<think>{STAGES[21:]}</think><answer>12</answer>": (1, 0), STAGES + "12": (1, 0)},
-}
+                        f"<think>{STAGES[21:]}</think><answer>12</answer>": (1, 0), STAGES + "12": (1, 0)}}
 
 
 @pytest.mark.parametrize("recipe", FORMS)
@@ -204,7 +201,6 @@ def test_half_of_a_group_sees_noise():
 
 # --- one item in three forms ------------------------------------------------------------------------------------------
 
-
 def test_forms_of_an_item():
     def asked(row, form, number=0):
         return load("qa", {"form": form}).sample_from_row({"id": f"r{number}", **row}).row
@@ -230,7 +226,6 @@ def test_forms_of_an_item():
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"question": " "}, "question= "), ({"question": None}, "question=None"), ({"answer_type": "sum"}, "one of choice"),
@@ -280,15 +275,13 @@ def test_accuracy_by_type_and_category():
 
 # --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
     task = build_task.make_task(found)
     for row in (CHOICE, COUNT, TEXT):
         sample = sample_of(task, row)
-        (right, silent) = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0,
-                                      NEVER)
+        (right, silent) = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0, NEVER)
         assert right.reward == pytest.approx(task.combine(dict.fromkeys(task.weights, 1.0) | {"length": 0.0},
                                                           task.weights_at(0))) and not silent.reward
     if name != "tiny":

@@ -45,7 +45,6 @@ def rewards(task, sample, *texts):
 
 # --- configs ----------------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])

@@ -37,97 +37,44 @@ FACE = {**CHOICE, "question": "Which are the eyebrows?", "attribute": "eyebrows"
 think = timed.think
 
 VIDEO_R1 = [  # accuracy, format
-    (CHOICE, think("B"), 1, 1),
-    (CHOICE, think(" B\n"), 1, 1),
-    (CHOICE, think("B."), 0, 1),  # the letter alone
-    (CHOICE, think("(B)"), 0, 1),
-    (CHOICE, think("b"), 0, 1),
-    (CHOICE, think("a dog"), 0, 1),
-    (CHOICE, think("Both"), 0, 1),
-    (CHOICE, think("A, B, C"), 0, 1),
-    (CHOICE, "<think>so</think>\n<answer>B</answer>", 1, 1),
-    (CHOICE, think("B") + " done", 1, 0),
+    (CHOICE, think("B"), 1, 1), (CHOICE, think(" B\n"), 1, 1), (CHOICE, think("B."), 0, 1),  # the letter alone
+    (CHOICE, think("(B)"), 0, 1), (CHOICE, think("b"), 0, 1), (CHOICE, think("a dog"), 0, 1),
+    (CHOICE, think("Both"), 0, 1), (CHOICE, think("A, B, C"), 0, 1),
+    (CHOICE, "<think>so</think>\n<answer>B</answer>", 1, 1), (CHOICE, think("B") + " done", 1, 0),
     (CHOICE, "<think>so</think><answer>A</answer><answer>B</answer>", 0, 0),  # the first
-    (CHOICE, "<think><answer>B</answer></think><answer>A</answer>", 0, 0),
-    (CHOICE, "<think>B</think>", 0, 0),
-    (CHOICE, "B", 0, 0),
-    ({**CHOICE, "answer": "a dog"}, think("B"), 1, 1),
+    (CHOICE, "<think><answer>B</answer></think><answer>A</answer>", 0, 0), (CHOICE, "<think>B</think>", 0, 0),
+    (CHOICE, "B", 0, 0), ({**CHOICE, "answer": "a dog"}, think("B"), 1, 1),
     ({**CHOICE, "answer": "B. a dog", "options": ["A. a cat", "B. a dog"]}, think("B"), 1, 1),
-    ({**CHOICE, "options": None, "answer": "E"}, think("E"), 1, 1),
-    (NUMBER, think("3"), 1, 1),
-    (NUMBER, think("3.0"), 0, 1),
-    (NUMBER, think("3 cars"), 0, 1),
-    (NUMBER, think("13"), 0, 1),
-    (NUMBER, think("0123456789"), 0, 1),
-    ({**NUMBER, "answer": 3}, think("3"), 1, 1),
+    ({**CHOICE, "options": None, "answer": "E"}, think("E"), 1, 1), (NUMBER, think("3"), 1, 1),
+    (NUMBER, think("3.0"), 0, 1), (NUMBER, think("3 cars"), 0, 1), (NUMBER, think("13"), 0, 1),
+    (NUMBER, think("0123456789"), 0, 1), ({**NUMBER, "answer": 3}, think("3"), 1, 1),
     ({**NUMBER, "answer": 3.0}, think("3"), 1, 1),  # a JSON number has no point to agree on
-    ({**NUMBER, "answer": "3.14"}, think("3.142"), 1, 1),
-    ({**NUMBER, "answer": "1,200"}, think("1,200"), 1, 1),
-    (OCR, think("EXIT only left"), 1, 1),
-    (OCR, think("exit only left"), 2 / 3, 1),
-    (OCR, think("EXIT left"), 2 / 3, 1),
-    (OCR, think(LONG), 0, 1),
-    (TEXT, think("A red car stops."), 1, 1),
+    ({**NUMBER, "answer": "3.14"}, think("3.142"), 1, 1), ({**NUMBER, "answer": "1,200"}, think("1,200"), 1, 1),
+    (OCR, think("EXIT only left"), 1, 1), (OCR, think("exit only left"), 2 / 3, 1), (OCR, think("EXIT left"), 2 / 3, 1),
+    (OCR, think(LONG), 0, 1), (TEXT, think("A red car stops."), 1, 1),
     (TEXT, think("the red cars stopped"), (6 / 8 + 4 / 6 + 6 / 8) / 3, 1),
-    (TEXT, think("stops"), (0.4 + 0 + 0.4) / 3, 1),
-    (TEXT, think("nothing"), 0, 1),
-    (SIZE, think("5"), 0.75, 1),
-    (SIZE, think("8.5"), 0, 1),
-    (SIZE, think("4"), 1, 1),
-    (SIZE, think("4 m"), 0, 1),
-    (SIZE, think("1e999"), 0, 1),
-    (SIZE, "", 0, 0),
-    (CHOICE, LONG, 0, 0),
-]
+    (TEXT, think("stops"), (0.4 + 0 + 0.4) / 3, 1), (TEXT, think("nothing"), 0, 1), (SIZE, think("5"), 0.75, 1),
+    (SIZE, think("8.5"), 0, 1), (SIZE, think("4"), 1, 1), (SIZE, think("4 m"), 0, 1), (SIZE, think("1e999"), 0, 1),
+    (SIZE, "", 0, 0), (CHOICE, LONG, 0, 0)]
 SEED = [
-    (CHOICE, think("B"), 1, 1),
-    (CHOICE, think("B."), 1, 1),
-    (CHOICE, think("B. a dog"), 1, 1),
-    (CHOICE, think("a dog"), 1, 1),
-    (CHOICE, think("Both"), 0, 1),
-    (CHOICE, think("B, C"), 0, 1),
-    (CHOICE, think("A cat"), 0, 1),
-    (CHOICE, "<answer>B</answer>", 1, 0),
-    (CHOICE, "B", 0, 0),
-]
+    (CHOICE, think("B"), 1, 1), (CHOICE, think("B."), 1, 1), (CHOICE, think("B. a dog"), 1, 1),
+    (CHOICE, think("a dog"), 1, 1), (CHOICE, think("Both"), 0, 1), (CHOICE, think("B, C"), 0, 1),
+    (CHOICE, think("A cat"), 0, 1), (CHOICE, "<answer>B</answer>", 1, 0), (CHOICE, "B", 0, 0)]
 FAVCHAT = [
-    (FACE, think("(b)"), 1, 1),
-    (FACE, think("A"), 0, 1),
-    (LABEL, think("out of focus."), 1, 1),
-    (LABEL, think("Sharp, Out of focus"), 0, 1),
-    (TEXT, think("a red car stops"), 1, 1),
-    (FACE, "(B)", 0, 0),
-]
+    (FACE, think("(b)"), 1, 1), (FACE, think("A"), 0, 1), (LABEL, think("out of focus."), 1, 1),
+    (LABEL, think("Sharp, Out of focus"), 0, 1), (TEXT, think("a red car stops"), 1, 1), (FACE, "(B)", 0, 0)]
 DIRECT = [
-    (CHOICE, "B", 1, 1),
-    (CHOICE, "(b) a dog", 1, 1),
-    (CHOICE, "A dog.", 1, 1),
-    (CHOICE, "A", 0, 1),
-    (CHOICE, "A, B, C", 0, 1),
-    (CHOICE, "A or B", 0, 1),
-    (CHOICE, "B\nbecause it barks", 1, 0),
-    (CHOICE, think("B"), 1, 1),
-    (CHOICE, "<think>B</think>A", 0, 1),
-    (CHOICE, "<think>B", 0, 0),
+    (CHOICE, "B", 1, 1), (CHOICE, "(b) a dog", 1, 1), (CHOICE, "A dog.", 1, 1), (CHOICE, "A", 0, 1),
+    (CHOICE, "A, B, C", 0, 1), (CHOICE, "A or B", 0, 1), (CHOICE, "B\nbecause it barks", 1, 0),
+    (CHOICE, think("B"), 1, 1), (CHOICE, "<think>B</think>A", 0, 1), (CHOICE, "<think>B", 0, 0),
     ({**CHOICE, "answer_type": "span+choice", "spans": [[1, 2]]}, "B", 1, 1),
-    ({**CHOICE, "options": None, "labels": ["a cat", "a dog"]}, "a dog", 1, 1),
-    (NUMBER, "3 cars", 1, 1),
-    (NUMBER, "3.0", 1, 1),
-    (NUMBER, "3 or 4", 0, 1),
-    ({**NUMBER, "tolerance": 1}, "4", 1, 1),
-    (LABEL, "OUT OF FOCUS", 1, 1),
-    (LABEL, "Sharp", 0, 1),
-    (OCR, "EXIT only", 2 / 3, 1),
-    (SIZE, "5", 0.75, 1),
-    (timed.SPAN, "10 to 20", 1, 1),
-    (timed.SPAN, "10 to 15", 0.5, 1),
-    (timed.SPAN, "20 to 10", 0, 0),
+    ({**CHOICE, "options": None, "labels": ["a cat", "a dog"]}, "a dog", 1, 1), (NUMBER, "3 cars", 1, 1),
+    (NUMBER, "3.0", 1, 1), (NUMBER, "3 or 4", 0, 1), ({**NUMBER, "tolerance": 1}, "4", 1, 1),
+    (LABEL, "OUT OF FOCUS", 1, 1), (LABEL, "Sharp", 0, 1), (OCR, "EXIT only", 2 / 3, 1), (SIZE, "5", 0.75, 1),
+    (timed.SPAN, "10 to 20", 1, 1), (timed.SPAN, "10 to 15", 0.5, 1), (timed.SPAN, "20 to 10", 0, 0),
     (timed.TRACK, "[[0, 0, 100, 50], [20, 0, 120, 50], null, [100, 50, 200, 100]]", 1, 1),
-    (timed.TRACK, "[[0, 0, 100, 50], null, null, null]", 1 / 3, 1),
-    (timed.TRACK, "[[0, 0, 100, 50]]", 0, 0),
-    (CHOICE, "", 0, 0),
-    (CHOICE, LONG, 0, 1),
-]
+    (timed.TRACK, "[[0, 0, 100, 50], null, null, null]", 1 / 3, 1), (timed.TRACK, "[[0, 0, 100, 50]]", 0, 0),
+    (CHOICE, "", 0, 0), (CHOICE, LONG, 0, 1)]
 TABLES = {"video_r1": VIDEO_R1, "grpo_care": VIDEO_R1, "seed_bench_r1": SEED, "favchat": FAVCHAT, "direct": DIRECT}
 ROWS = {**{name: [row] for name, row in timed.ROWS.items()},
         **{name: [CHOICE, NUMBER, OCR, TEXT, SIZE] for name in TABLES}, "seed_bench_r1": [CHOICE]}
@@ -171,10 +118,8 @@ RIGHT, WRONG, BARE = think("B"), think("A"), "<answer>B</answer>"
 @pytest.mark.parametrize(("row", "texts", "shuffled", "paid"), [
     (CLIP, (RIGHT, WRONG, BARE), (WRONG, WRONG), (1, 0, 1)),
     (CLIP, (RIGHT, WRONG), (RIGHT, WRONG), (1, 0)),  # .5 > .8 * .5
-    (CLIP, (RIGHT, WRONG), (RIGHT, RIGHT), (0, 0)),
-    (CLIP, (WRONG, WRONG), (WRONG,), (0, 0)),
-    (CLIP, (RIGHT, RIGHT), (), (0, 0)),
-    (STILL, (RIGHT, RIGHT), (WRONG,), (0, 0)),  # images are left alone
+    (CLIP, (RIGHT, WRONG), (RIGHT, RIGHT), (0, 0)), (CLIP, (WRONG, WRONG), (WRONG,), (0, 0)),
+    (CLIP, (RIGHT, RIGHT), (), (0, 0)), (STILL, (RIGHT, RIGHT), (WRONG,), (0, 0)),  # images are left alone
     ({**CLIP, **TEXT}, (think("a red car stops"), think("a car")), (think("car"),), (1, 1))])
 def test_temporal(row, texts, shuffled, paid):
     services = Services(variants={"shuffled": [parse_answer(text) for text in shuffled]} if shuffled else {})
@@ -184,7 +129,6 @@ def test_temporal(row, texts, shuffled, paid):
 def test_length_is_paid_for_right_answers_of_its_range():
     def paid(tokens, *texts, **settings):
         return [parts["length"] for parts in scored("video_r1", CLIP, *texts, tokens=tokens, **settings)]
-
     assert [paid(n, RIGHT, WRONG, RIGHT) for n in (319, 320, 512, 513)] == [[0] * 3, [1, 0, 1], [1, 0, 1], [0] * 3]
     assert paid(400, RIGHT, WRONG) == [0, 0]
     assert paid(9, RIGHT, RIGHT, length_range=(8, 9)) == [1, 1]
@@ -219,8 +163,7 @@ def test_shuffled_clips():
     ((RIGHT, RIGHT, WRONG), ([0.8], [0.6], [0.99]), (1, 0, 0)),
     ((RIGHT, RIGHT), ([1.0, 0.2], [0.6, 0.6]), (1, 1)),  # the mean of the probabilities is .6 for both
     ((RIGHT, RIGHT), ([1.0, 0.15], [0.6, 0.6]), (0, 1)),  # .575, and .5875 - .01 is needed
-    ((RIGHT, WRONG), ([0.1], [0.9]), (1, 0)),
-    ((RIGHT, RIGHT), ([0.7], []), (1, 0)),  # no token, no likelihood
+    ((RIGHT, WRONG), ([0.1], [0.9]), (1, 0)), ((RIGHT, RIGHT), ([0.7], []), (1, 0)),  # no token, no likelihood
     ((WRONG, WRONG), ([0.7], [0.7]), (0, 0))])
 def test_consistency(texts, likely, paid):
     services = reference([np.array(values) for values in likely])
@@ -236,7 +179,6 @@ def test_the_margin_of_consistency():
 
 
 # --- rows, prompts, metrics -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("recipe", "row", "words"), [
     ("direct", {**CHOICE, "question": ""}, "question="),
@@ -291,7 +233,6 @@ def test_summary_by_type_level_and_attribute():
 
 
 # --- every recipe -----------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):

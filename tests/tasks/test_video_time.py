@@ -40,29 +40,19 @@ def scored(recipe, row, *texts):
 
 
 TIME_R1 = [  # span, format
-    (SPAN, think("10 to 20"), 1, 1),
-    (SPAN, think("12.00 to 20.00"), 0.8 * 0.95, 1),
+    (SPAN, think("10 to 20"), 1, 1), (SPAN, think("12.00 to 20.00"), 0.8 * 0.95, 1),
     (SPAN, think("The event is from 5 and 15."), 1 / 3 * 0.875 * 0.875, 1),
     (SPAN, think("0 to 40"), 0.25 * 0.75 * 0.5, 1),  # the whole clip
     (SPAN, think("0 to 70"), 0, 1),  # one end off by more than the clip
-    (SPAN, think("20 to 10"), 0, 1),
-    (SPAN, think("15 to 15"), 0, 1),
-    (SPAN, think("50 to 60"), 0, 1),
-    (SPAN, think("10  to\n20"), 1, 1),
-    (SPAN, think("1 to 2, no: 10 to 20"), 1, 1),  # the last
-    (SPAN, think("10 to 20, or 1 to 2"), 0, 1),
-    (SPAN, think("10s to 20s"), 0, 1),  # bare seconds
-    (SPAN, think("10 - 20"), 0, 1),
-    (SPAN, think("-10 to 20"), 0, 1),
-    (SPAN, think("nan to 1e999"), 0, 1),
+    (SPAN, think("20 to 10"), 0, 1), (SPAN, think("15 to 15"), 0, 1), (SPAN, think("50 to 60"), 0, 1),
+    (SPAN, think("10  to\n20"), 1, 1), (SPAN, think("1 to 2, no: 10 to 20"), 1, 1),  # the last
+    (SPAN, think("10 to 20, or 1 to 2"), 0, 1), (SPAN, think("10s to 20s"), 0, 1),  # bare seconds
+    (SPAN, think("10 - 20"), 0, 1), (SPAN, think("-10 to 20"), 0, 1), (SPAN, think("nan to 1e999"), 0, 1),
     (SPAN, "<think>so</think><answer>1 to 2</answer><answer>10 to 20</answer>", 1, 0),  # the last tag
-    (SPAN, think("10 to 20") + " done", 1, 0),
-    (SPAN, "<answer>10 to 20</answer>", 1, 0),
+    (SPAN, think("10 to 20") + " done", 1, 0), (SPAN, "<answer>10 to 20</answer>", 1, 0),
     (SPAN, "<think>10 to 20</think><answer>30 to 31</answer>", 0, 1),
-    (SPAN, "<think><answer>10 to 20</answer></think><answer>30 to 31</answer>", 0, 0),
-    (SPAN, "<think>10 to 20", 0, 0),
-    (SPAN, "10 to 20", 0, 0),
-    (SPAN, think(LONG), 0, 1),
+    (SPAN, "<think><answer>10 to 20</answer></think><answer>30 to 31</answer>", 0, 0), (SPAN, "<think>10 to 20", 0, 0),
+    (SPAN, "10 to 20", 0, 0), (SPAN, think(LONG), 0, 1),
     (SPAN, "", 0, 0)]
 VIDEOCHAT_SPAN = [(SPAN, think("12 to 20"), 0.8, 1), (SPAN, think("0 to 40"), 0.25, 1), (SPAN, think("20 to 10"), 0, 1),
                   (SPAN, think("10 and 20") + ".", 1, 0), (SPAN, think("soon"), 0, 1), (SPAN, "", 0, 0)]
@@ -82,24 +72,19 @@ ONE = {"answer": "B", "spans": [[5, 10]]}
 VIDEOCHAT_GQA = [  # accuracy, iou, format
     (GQA, glue("B", "[(5, 10), (20, 25)]"), 1, 1, 1),
     (GQA, glue("(B) to eat", "[(5.0,10.0),(7, 10),(20, 25),]"), 1, 1, 1),
-    (GQA, glue("The best answer is B", "[(5, 10)]"), 1, 0.5, 1),
-    (GQA, glue("A", "[(5, 10), (30, 35)]"), 0, 1 / 3, 1),
+    (GQA, glue("The best answer is B", "[(5, 10)]"), 1, 0.5, 1), (GQA, glue("A", "[(5, 10), (30, 35)]"), 0, 1 / 3, 1),
     (GQA, glue("b", "[(0, 40)]"), 1, 0.25, 1),  # the whole clip
     (GQA, glue("Because", "[]"), 0, 0, 1),
     (GQA, glue("A and B", "[]"), 0, 0, 1), (GQA, glue("B, not A", "[]"), 1, 0, 1),  # the first letter
     (GQA, glue("Because of B", "[]"), 1, 0, 1), (GQA, glue("D, so B", "[]"), 1, 0, 1),  # there are A to C
     (GQA, glue("B", "[(10, 5), (20, 25)]"), 1, 0, 0),  # one from end to start
-    (GQA, glue("B", "[[5, 10], [20, 25]]"), 1, 0, 0),
-    (GQA, glue("B", "[(5, 5)]"), 1, 0, 1),
-    (GQA, glue("B", "5 to 10"), 1, 0, 0),
-    (GQA, think("B"), 1, 0, 0),
+    (GQA, glue("B", "[[5, 10], [20, 25]]"), 1, 0, 0), (GQA, glue("B", "[(5, 5)]"), 1, 0, 1),
+    (GQA, glue("B", "5 to 10"), 1, 0, 0), (GQA, think("B"), 1, 0, 0),
     (GQA, "<glue>[(5, 10), (20, 25)]</glue>" + think("B"), 1, 0, 0),  # evidence before the thinking ends
     (GQA, "<think><glue>[(5, 10), (20, 25)]</glue></think><answer>B</answer><glue>[]</glue>", 1, 0, 0),
     (GQA, glue("B", "[]") + "<glue>[(5, 10), (20, 25)]</glue>", 1, 0, 0),  # the first <glue>
-    (GQA, glue("B", "[(5, 10), (20, 25)]") + " done", 1, 1, 0),
-    (NO_EVIDENCE, glue("B", "[]"), 1, 1, 1),
-    (NO_EVIDENCE, glue("B", "[(5, 5)]"), 1, 0, 1),
-    (GQA, glue("B", LONG), 1, 0, 0),
+    (GQA, glue("B", "[(5, 10), (20, 25)]") + " done", 1, 1, 0), (NO_EVIDENCE, glue("B", "[]"), 1, 1, 1),
+    (NO_EVIDENCE, glue("B", "[(5, 5)]"), 1, 0, 1), (GQA, glue("B", LONG), 1, 0, 0),
     (GQA, "", 0, 0, 0)]
 
 
@@ -211,8 +196,7 @@ def test_prompts_are_filled():
     ("span", {**SPAN, "spans": [[-1, 10]]}, "start at 0 or later"),
     ("span", {**SPAN, "spans": [[1]]}, "must be a list of .start, end"),
     ("span", {**SPAN, "spans": [[1, math.nan]]}, "must be a list of .start, end"),
-    ("span", {**SPAN, "duration": 0}, "duration=0"),
-    ("videochat_r1_gqa", {**GQA, "options": ["(A) one"]}, "options="),
+    ("span", {**SPAN, "duration": 0}, "duration=0"), ("videochat_r1_gqa", {**GQA, "options": ["(A) one"]}, "options="),
     ("videochat_r1_gqa", {**GQA, "answer": "Q"}, "answer='Q' must be"),
     ("videochat_r1_gqa", {**GQA, "spans": None}, "spans is missing"),
     ("videochat_r1_track", {**TRACK, "tracks": []}, "tracks is missing"),

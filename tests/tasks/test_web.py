@@ -60,8 +60,7 @@ def tagged(text: str) -> str:
     ("call", 'type("yes")', Action("type", None, None, "yes")),
     ("call", "drag(0, 0, 1000, 1000)", Action("drag", (0, 0), (160, 210))),
     ("call", 'key("ctrl+shift+ArrowLeft")', Action("key", None, None, "Control+Shift+ArrowLeft")),
-    ("call", "wait()", Action("wait")),
-])
+    ("call", "wait()", Action("wait"))])
 def test_an_action_is_read(form, text, expected):
     assert read(form, text) == expected
 
@@ -76,13 +75,10 @@ def test_an_action_is_read(form, text, expected):
     ("ui_tars", "click(start_box='(1,2)')", "no line `Action"),
     ("ui_tars", "Action: drag(start_box='(1,2)')", "drag needs a second point"),
     ("ui_tars", "Action: hotkey(key='meta q')", "there is no key 'meta q'"),
-    ("ui_tars", "Action: hotkey(key='')", "there is no key"),
-    ("call", "click(500 250)", "it is no call"),
+    ("ui_tars", "Action: hotkey(key='')", "there is no key"), ("call", "click(500 250)", "it is no call"),
     ("call", "scroll(1, 2, \"away\")", "scroll needs a direction"),
-    ("call", "click(True, False)", "click needs a point"),
-    ("call", "wait()" + " " * 20_000, "longer than"),
-    ("call", f'type("{"x" * 201}")', "type needs a text of at most 200"),
-])
+    ("call", "click(True, False)", "click needs a point"), ("call", "wait()" + " " * 20_000, "longer than"),
+    ("call", f'type("{"x" * 201}")', "type needs a text of at most 200")])
 def test_what_cannot_be_read_says_why(form, text, why):
     with pytest.raises(actions.UnreadableAction, match=why):
         read(form, text)
@@ -168,12 +164,9 @@ def test_samples_are_a_page_and_a_seed():
 
 @pytest.mark.parametrize(("given", "why"), [
     ({"pages": ("click-tset",)}, "task.pages: there is no page 'click-tset'.*Did you mean 'click-test'"),
-    ({"heldout_pages": ("../core",)}, "task.heldout_pages: there is no page"),
-    ({"pages": ()}, "task.pages=\\(\\)"),
+    ({"heldout_pages": ("../core",)}, "task.heldout_pages: there is no page"), ({"pages": ()}, "task.pages=\\(\\)"),
     ({"pages": ("click-test",), "heldout_pages": ("click-test",)}, "'click-test' is one of task.pages too"),
-    ({"html": "/nowhere"}, "task.html='/nowhere' is not a folder"),
-    ({"form": "gui_r2"}, "task.form='gui_r2'.*gui_r1"),
-])
+    ({"html": "/nowhere"}, "task.html='/nowhere' is not a folder"), ({"form": "gui_r2"}, "task.form='gui_r2'.*gui_r1")])
 def test_settings_that_cannot_act_are_refused(given, why):
     with pytest.raises(ConfigError, match=why):
         web(**given).samples("train")

@@ -60,8 +60,7 @@ def one(role: str, name: str, **state: Any) -> Element:
     (Check("closed", "dialog", "News"), 'Close the dialog "News"', page(), page(one("dialog", "News"))),
     (Check("pressed", "button", "Go"), 'Click the button "Go"',
      page(pressed=[("button", "Go")]), page(one("button", "Go"), pressed=[("link", "Go")])),
-    (Check("pressed", "text", "Ad"), 'Click "Ad"', page(pressed=[("text", "Ad")]), page(one("text", "Ad"))),
-])
+    (Check("pressed", "text", "Ad"), 'Click "Ad"', page(pressed=[("text", "Ad")]), page(one("text", "Ad")))])
 def test_what_a_check_says_and_when_it_holds(check, words, holds, fails):
     assert goals.request_text(check) == words and check.holds(holds) and not check.holds(fails)
 
@@ -94,21 +93,16 @@ def changed(number: int, **more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("more", "why"), [
-    ({"page": "login-usr"}, "no page 'login-usr'.*Did you mean 'login-user'"),
-    ({"page": None}, "no page None"),
-    ({"page": "click-dialog-2"}, "is one of task.heldout_pages"),
-    ({"seed": "12"}, "seed='12' is not an integer"),
-    ({"seed": True}, "seed=True is not an integer"),
-    ({"goals": []}, "goals must be a list of 1 to 20"),
-    ({"goals": ROW["goals"] * 11}, "goals must be a list of 1 to 20"),
-    ({"goals": ["Click."]}, "row '7': sub-goal 1"),
+    ({"page": "login-usr"}, "no page 'login-usr'.*Did you mean 'login-user'"), ({"page": None}, "no page None"),
+    ({"page": "click-dialog-2"}, "is one of task.heldout_pages"), ({"seed": "12"}, "seed='12' is not an integer"),
+    ({"seed": True}, "seed=True is not an integer"), ({"goals": []}, "goals must be a list of 1 to 20"),
+    ({"goals": ROW["goals"] * 11}, "goals must be a list of 1 to 20"), ({"goals": ["Click."]}, "row '7': sub-goal 1"),
     ({"goals": changed(1, check={"kind": "won", "role": "button", "name": "x"})}, "sub-goal 2.* no check 'won'"),
     ({"goals": changed(0, check={"kind": "typed", "role": "field", "name": "x"})}, "sub-goal 1: there is no check 't"),
     ({"goals": changed(0, check={"kind": "pressed", "role": "field"})}, "sub-goal 1.*a check has a kind"),
     ({"goals": changed(0, check={"kind": "pressed", "role": "x" * 201, "name": ""})}, "not a text of at most 200"),
     ({"goals": changed(1, actions=[{"verb": "fly"}])}, "sub-goal 2: there is no action 'fly'"),
-    ({"goals": changed(1, actions=[{"verb": "click", "point": [1]}])}, "a point must have two numbers"),
-])
+    ({"goals": changed(1, actions=[{"verb": "click", "point": [1]}])}, "a point must have two numbers")])
 def test_a_row_that_cannot_be_played_is_named(more, why):
     task = web()
     with pytest.raises(DataError, match=why):

@@ -177,8 +177,7 @@ def kill_below(number: int | None) -> None:
 FAULTS = {
     "endless": ("for (;;) {}", "did not answer within|has been closed"),  # closed, on a busy machine
     "heavy": ("const all = []; for (;;) all.push(new Array(1e6).fill(Math.random()))", "the page has crashed"),
-    "blank": ("location = 'about:blank'", "has navigated to another page|Execution context was destroyed"),
-}
+    "blank": ("location = 'about:blank'", "has navigated to another page|Execution context was destroyed")}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -203,8 +202,7 @@ HARMLESS = {
     "popup": "window.open('good.html'); setTimeout(() => finish(0.5), 200)",
     "download": "const a = document.createElement('a'); a.href = 'data:text/plain,x'; a.download = 'x.txt'; "
                 "document.body.append(a); a.click(); setTimeout(() => finish(0.5), 200)",
-    "nameless": "Promise.allSettled([fetch('/%00'), fetch('/' + 'x'.repeat(5000))]).then(() => finish(0.5))",
-}
+    "nameless": "Promise.allSettled([fetch('/%00'), fetch('/' + 'x'.repeat(5000))]).then(() => finish(0.5))"}
 
 
 def test_what_a_page_may_not_do_changes_nothing(tmp_path):
@@ -266,7 +264,6 @@ def test_a_page_reaches_no_address_but_its_folder(tmp_path):
                 while True:
                     take(ready)
                     seen.append(name)
-
         for ready, take, name in ((tcp, lambda s: s.accept()[0].close(), "tcp"),
                                   (udp, lambda s: s.recvfrom(99), "udp")):
             threading.Thread(target=listen, args=(ready, take, name), daemon=True).start()

@@ -65,7 +65,6 @@ def test_a_crop_can_be_read_and_the_whole_cannot(kind):
 
     def right(pixels):
         return RidgeClassifier().fit(pixels[:300], answers[:300]).score(pixels[300:], answers[300:])
-
     assert right(whole) <= 0.3
     if kind == "digit":
         assert right([c.ravel() for c in crop]) >= 0.85
