@@ -1,19 +1,19 @@
-"""Attention of rows whose completions share a prefix. It is exact and builds no T x T mask.
+"""Attention of rows in which several completions share a prefix. It is exact and builds no T x T mask.
 
 Training (`Layout`): a row consists of runs of tokens that form trees. Each run attends causally to itself, and to all
-its ancestors: a completion to its prompt and to prefixes shared with other completions of the group. Generation
-(`PromptCache`): the new tokens of a group's completions attend to one cached copy of the prompt and to the tokens of
-their own completion.
+its ancestors: a completion attends to its prompt and to prefixes that it shares with other completions of the group.
+
+Generation (`PromptCache`): each new token attends to the tokens of its own completion and to the cached prompt. The
+cache holds one copy of the prompt for all completions of a group.
 
 Training has several implementations (`IMPLEMENTATIONS`), equal up to rounding:
 
-- `merged` (CPU): PyTorch's flash kernel is called for each run over itself, and for all descendants of a run over that
-  run; the results are merged by their log-sum-exp. The completions of a group are further queries of one prompt, whose
-  keys are never copied;
-- `varlen` (CUDA, 16 bits): as `merged`, with one kernel call for all runs over themselves and one per depth of the
-  tree;
-- `flex` (CUDA): one call of FlexAttention that skips fully masked blocks;
-- `masked` (any device): scaled dot-product attention over [ancestors | run] with a mask."""
+- `merged` (CPU): calls PyTorch's flash kernel once for each run over itself, and once for all descendants of a run over
+  that run. The results are merged by their log-sum-exp. The keys of a prompt are never copied;
+- `varlen` (CUDA, 16 bits): like `merged`, but with one kernel call for all runs over themselves, and one call per depth
+  of the tree;
+- `flex` (CUDA): one call of FlexAttention, which skips fully masked blocks;
+- `masked` (any device): scaled dot-product attention of each run over [ancestors | run], with a mask."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """R runs of similar length as a batch, padded to the longest length A."""
+    """A batch of R runs of similar length, padded to the longest length A."""
 
     index: torch.Tensor
-    """[R * A] row position of each entry; a padded entry has the position of its run's last token."""
+    """[R * A] position in the row of each entry of the batch; a padded entry has the position of its run's last token.
+    """
     shape: tuple[int, int]
     valid: torch.Tensor | None
-    """[R * A] bool, False on padding; None without padding."""
+    """[R * A] bool, False on padding; None if there is no padding."""
     places: torch.Tensor
-    """[tokens] `index` without padding: the row position of each token, in the order of `flat`."""
+    """[tokens] position in the row of each token, without padding, in the order of `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
-        """Gathers row tokens into the padded batch, [T, H, ...] -> [R, H, A, ...]; fills padding with `padding` if not
-        None."""
+        """Gathers tokens of a row into the batch: [T, H, ...] -> [R, H, A, ...]. Fills the padding with `padding` if
+        not None."""
         x = x.index_select(0, self.index)
         if padding is not None and self.valid is not None:
             x[~self.valid] = padding
@@ -68,20 +69,21 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Runs with similarly long ancestors, for the masked implementation."""
+    """A batch of runs whose ancestors have similar total length, for the masked implementation."""
 
     runs: Grid
     before: Grid | None
-    """[R, P] the ancestors' tokens; None for runs without ancestors."""
+    """[R, P] the ancestors' tokens of each run; None for runs without ancestors."""
     mask: torch.Tensor | None
-    """[R, 1, A, P + A] bool, True = may attend."""
+    """[R, 1, A, P + A] bool, True where a query (of A) may attend to a key (of P + A); None for runs without ancestors.
+    """
 
 
 class Layout:
-    """The runs of tokens in a row of T tokens; passed to the attention as a keyword of the model's forward.
+    """The runs of tokens in a row of T tokens, passed to the attention as a keyword of the model's forward.
 
     `runs` lists all runs without gaps, each directly followed by its descendants. `kind` names the implementation.
-    Tensors that an implementation derives from the row are cached, so that all layers use them."""
+    Tensors that an implementation derives from the layout are cached, so that all layers share them."""
 
     def __init__(self, runs: Sequence[Run], length: int, kind: str = "auto"):
         self.row, self.length, self.kind = tuple(runs), length, kind
@@ -89,7 +91,7 @@ class Layout:
 
     @cached_property
     def above(self) -> tuple[tuple[Run, ...], ...]:
-        """The ancestors of each run, starting with the prompt."""
+        """The ancestors of each run, in the order of `row`. The first ancestor is the prompt; a prompt has none."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
         for run in self.row:
@@ -101,23 +103,24 @@ class Layout:
 
     @cached_property
     def ends(self) -> tuple[Grid, ...]:
-        """The leaves of the tree (runs with ancestors and no descendants), grouped by similar length."""
+        """The leaves of the tree (runs with ancestors and without descendants), in batches of similar length."""
         last = [(start, n) for (start, n, end), over in zip(self.row, self.above, strict=True)
                 if over and start + n == end]
         return tuple(_grid(alike) for alike in _alike(last))
 
     @cached_property
     def inner(self) -> tuple[Run, ...]:
-        """The runs that are not in `ends`: prompts, and runs with descendants."""
+        """All runs that are not leaves: prompts, and runs with descendants."""
         return tuple(run for run, over in zip(self.row, self.above, strict=True)
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-        """The buckets on a device, and the index [T] of each row token in their concatenated outputs."""
+        """The buckets of the masked implementation, and for each token of the row its index [T] in their concatenated
+        outputs."""
         return self.kept(_buckets, device)
 
     def kept(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
-        """Cached result of `make(layout, device)`, computed once per device."""
+        """The result of `make(layout, device)`, computed once per device and then cached."""
         if (make, device) not in self._memo:
             self._memo[make, device] = make(self, device)
         return self._memo[make, device]
@@ -125,26 +128,26 @@ class Layout:
 
 @dataclass(eq=False)
 class PromptCache:
-    """KV cache of P prompts, shared by the R completions being generated; a keyword of the model's forward in decoding.
-    """
+    """KV cache of P prompts, shared by the R completions that are being generated. It is passed as a keyword of the
+    model's forward."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     """Keys and values [P, H_kv, L, d] of each layer."""
     bias: torch.Tensor | None
-    """[P, 1, 1, L] attention bias: -inf where a prompt is padded, else 0; None without padding."""
+    """[P, 1, 1, L] attention bias: -inf on the padding of a prompt, else 0; None if there is no padding."""
     owner: torch.Tensor
-    """[R] index of each completion's prompt, ascending."""
+    """[R] index of each completion's prompt, in ascending order."""
     grid: torch.Tensor | None = field(init=False)
-    """[P * G] index of the completion behind each query, G = the largest number of completions of a prompt; None if
-    every prompt has G."""
+    """[P * G] completion at each of the G query slots of a prompt, where G is the largest number of completions of a
+    prompt. None if every prompt has G completions."""
     inverse: torch.Tensor = field(init=False)
-    """[R] index of each completion in `grid`."""
+    """[R] index in `grid` of each completion."""
 
     def __post_init__(self) -> None:
         self._arrange()
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keeps the completions `rows` (ascending), and the prompts that still have a completion."""
+        """Drops all completions except `rows` (ascending indices), and the prompts that have no completion left."""
         owners, self.owner = self.owner[rows].unique_consecutive(return_inverse=True)
         if len(owners) < len(self.layers[0][0]):
             self.layers = [(k[owners], v[owners]) for k, v in self.layers]
@@ -184,8 +187,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               prefix_layout: Layout | PromptCache | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
     """Attention function for transformers: query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d].
 
-    Uses `prefix_layout` if the attention is causal. Without a layout (padded rows), and in the vision tower, which also
-    receives the layout, it calls the stock implementation."""
+    Causal attention uses `prefix_layout`. The vision tower, which receives the layout too, and padded rows, which have
+    none, use transformers' sdpa attention."""
     if prefix_layout is None or not getattr(module, "is_causal", False):
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
                                             dropout=dropout, **kwargs)
@@ -205,7 +208,7 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 # --- implementations -------------------------------------------------------------------------------------------------
 
 Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float | None], torch.Tensor]
-"""(q [T, H, d], k and v [T, H_kv, d], layout, scale) -> output [T, H, d]."""
+"""Attention of a row: (q [T, H, d], k and v [T, H_kv, d], layout, scale) -> output [T, H, d]."""
 
 
 def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
@@ -218,9 +221,9 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
 
 IMPLEMENTATIONS = Table({"merged": merged, "masked": masked, "varlen": "vlrl.models.attention_kernels:varlen",
                          "flex": "vlrl.models.attention_kernels:flex"})
-"""Implementation for each value of train.attention."""
+"""The attention function for each value of train.attention."""
 DEVICES = {"merged": ("cpu",), "masked": ("cpu", "cuda"), "varlen": ("cuda",), "flex": ("cuda",)}
-"""Devices that each implementation can train on."""
+"""The devices on which each implementation can train."""
 
 
 def check(kind: str, device: str, dtype: torch.dtype) -> None:
@@ -241,7 +244,6 @@ def _implementation(q: torch.Tensor, v: torch.Tensor, kind: str) -> Implementati
 
 
 def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Repeats key or value heads, [T, H_kv, d] -> [T, H, d], to as many heads as `q` has."""
     repeat = q.shape[1] // keys.shape[1]
     return keys.repeat_interleave(repeat, 1) if repeat > 1 else keys
 
@@ -251,7 +253,7 @@ def _repeated(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, causal: bool = False,
            bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch's CPU flash kernel: output [B, H, T, d] and log-sum-exp [B, H, T]."""
+    """PyTorch's flash kernel for CPUs: output [B, H, T, d] and log-sum-exp [B, H, T]."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias,
                                                                           scale=scale)
@@ -261,14 +263,12 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
 
 
 def _merge(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
-    """Merges attention over two disjoint sets of keys, from the outputs [..., d] and log-sum-exps [...] over each set.
-    """
+    """Attention over two disjoint sets of keys, from the outputs [..., d] and log-sum-exps [...] over each set."""
     share = torch.sigmoid(a_lse - b_lse)[..., None]
     return torch.lerp(b.to(share.dtype), a.to(share.dtype), share).to(a.dtype)
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
-    """A view of row tensors as a batch of one: [T, H, ...] -> [1, H, T, ...]."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
@@ -329,7 +329,7 @@ class Merged(torch.autograd.Function):
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], scale: float | None,
                     causal: bool = False) -> Sequence[torch.Tensor]:
-    """Gradients of q, k, v [B, H, T, d]; `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
+    """Gradients of q, k, v [B, H, T, d]. `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
     q, k, v, out, lse = saved
     lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel ignores its strides
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -359,7 +359,7 @@ def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], 
 
 
 def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.device) -> Bucket:
-    """The Bucket of the given runs, each (offset, total length of its ancestors, length, ancestors)."""
+    """Makes a Bucket of runs, each given as (offset, total length of its ancestors, length, ancestors)."""
     own = _grid([(start, n) for start, _, n, _ in runs], device)
     (r, a), p = own.shape, max(m for _, m, _, _ in runs)
     index = np.zeros((r, p), np.int64)
@@ -373,8 +373,6 @@ def _bucket(runs: Sequence[tuple[int, int, int, Sequence[Run]]], device: torch.d
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    """Attention [T, H, d] over [ancestors | run] with a mask, one call per bucket of runs with similarly long
-    ancestors."""
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:
@@ -394,9 +392,8 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
 
 def _next_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: PromptCache, layer: int,
                 scale: float | None) -> torch.Tensor:
-    """Decoding attention of one new token per completion over its prompt and its own tokens.
-
-    query [R, H, 1, d] -> [R, 1, H, d]."""
+    """Decoding attention of one new token per completion over its prompt and its own tokens: query [R, H, 1, d] -> [R,
+    1, H, d]."""
     (rows, heads, _, d), kv_heads = query.shape, key.shape[1]
     keys, values = cache.layers[layer]
     q = query.view(rows, kv_heads, heads // kv_heads, d)  # query heads that share a key head become further queries

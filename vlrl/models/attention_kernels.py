@@ -27,10 +27,10 @@ BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Boundaries of consecutive runs of tokens, as variable-length flash attention takes them."""
+    """Boundaries of consecutive runs of tokens, in the form that variable-length flash attention takes."""
 
     edges: torch.Tensor
-    """[runs + 1] int32, the start of each run and the end of the last."""
+    """[runs + 1] int32: the start of each run, then the end of the last run."""
     longest: int
 
     @staticmethod
@@ -41,23 +41,23 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """The runs with descendants at one depth of the tree: M tokens, whose descendants have Q tokens."""
+    """All runs at one depth of the tree that have descendants: M tokens, whose descendants have Q tokens."""
 
     keys: torch.Tensor
-    """[M] row positions of the runs' tokens."""
+    """[M] positions in the row of the runs' tokens."""
     queries: torch.Tensor
-    """[Q] row positions of all descendants' tokens."""
+    """[Q] positions in the row of all descendants' tokens."""
     per_run: Lengths
     below: Lengths
 
 
 @dataclass(frozen=True, eq=False)
 class RowRuns:
-    """The runs of a row, by row order and by depth of the tree."""
+    """The runs of a row, in row order (`each`) and grouped by their depth in the tree (`levels`)."""
 
     each: Lengths
     levels: tuple[Level, ...]
-    """One Level per depth of the tree, starting with the prompts."""
+    """One Level per depth of the tree; the first holds the prompts."""
 
     @staticmethod
     def of(layout: Layout, device: torch.device) -> RowRuns:
@@ -79,7 +79,7 @@ def _level(runs: Sequence[Run], device: torch.device) -> Level:
 
 def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: float | None,
            causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [T, H, d] and log-sum-exp [H, T] float32; run i of the queries attends to run i of the keys."""
+    """Output [T, H, d] and log-sum-exp [H, T] float32, where run i of the queries attends to run i of the keys."""
     q, k, v = qkv
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, of_q.edges, of_k.edges, of_q.longest, of_k.longest, 0.0, causal, False, scale=scale)
@@ -88,7 +88,7 @@ def _flash(qkv: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths, scale: flo
 
 def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Lengths, of_k: Lengths,
                     scale: float | None, causal: bool = False) -> Sequence[torch.Tensor]:
-    """Gradients of q, k, v; `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
+    """Gradients of q, k, v. `saved` = (q, k, v, output, log-sum-exp), the last two over all keys."""
     q, k, v, out, lse = saved
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which is off
     return torch.ops.aten._flash_attention_backward(
@@ -99,8 +99,9 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Len
 class Varlen(torch.autograd.Function):
     """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d].
 
-    One kernel call computes all runs over themselves. One call per depth computes descendants over the runs of that
-    depth. Outputs and gradients are merged as in attention.Merged."""
+    One kernel call computes the attention of all runs over themselves. One call per depth of the tree computes the
+    attention of the descendants over the runs of that depth. Outputs and gradients are merged as in attention.Merged.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: RowRuns,
@@ -142,7 +143,7 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
     """Attention of a shared row by FlexAttention (arXiv 2412.05496): q [T, H, d], k and v [T, H_kv, d] -> [T, H, d].
 
-    Compiled on CUDA; on other devices not compiled and without gradient."""
+    The kernel is compiled on CUDA. On other devices it is not compiled and has no gradient."""
     call, at = _compiled() if q.is_cuda else flex_attention, q.device
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     out = call(q, k, v, block_mask=layout.kept(block_mask, at), scale=scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -155,9 +156,9 @@ def _compiled() -> Any:
 
 
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """The BlockMask of a row, computed from the number of visible (query, key) pairs in each block.
+    """The BlockMask of a row, computed from the number of visible (query, key) pairs of each block.
 
-    `create_block_mask` would build a T x T mask."""
+    PyTorch's `create_block_mask` would build a T x T mask."""
     last = np.zeros(layout.length, np.int64)
     count = np.zeros((-(-layout.length // BLOCK),) * 2, np.int64)
     for start, n, end in layout.row:
@@ -175,7 +176,7 @@ def block_mask(layout: Layout, device: torch.device) -> BlockMask:
 
 
 def _shares(start: int, stop: int) -> tuple[slice, np.ndarray]:
-    """The blocks that overlap positions start..stop, and the number of these positions in each block."""
+    """The blocks that overlap the positions start..stop, and how many of these positions each block contains."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     edges = np.clip(np.arange(first, last + 1) * BLOCK, start, stop)
     return slice(first, last), np.diff(edges)
@@ -192,8 +193,8 @@ def _add_causal(count: np.ndarray, start: int, stop: int) -> None:
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The marked blocks in the form of a BlockMask: number per row [1, 1, n], and column indices [1, 1, n, n] with
-    those of the marked blocks first; int32."""
+    """int32 tensors that describe the marked blocks to BlockMask: their number in each row [1, 1, n], and column
+    indices [1, 1, n, n] that begin with the marked blocks."""
     order = np.argsort(~blocks, axis=1, kind="stable")
     return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None]  # pyright: ignore[reportReturnType]
                  for x in (blocks.sum(1), order))

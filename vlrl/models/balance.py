@@ -19,7 +19,7 @@ from vlrl.types import Group
 WORTH_MOVING = 1.05
 """Groups move only if the largest load of a rank exceeds the mean load by this factor."""
 EVEN = 1.01
-"""No further group moves once the largest load is at most the mean load times this factor."""
+"""Moving ends once the largest load of a rank is at most the mean load times this factor."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +32,8 @@ class _Entry:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this rank trains on, and the metric `balance/imbalance`; called on every rank of several.
+    """The groups that this rank trains on after balancing, and the metric `balance/imbalance`; called on all of several
+    ranks.
 
     Within each optimizer step as few groups as possible move. The metric is the largest load divided by the mean load,
     after moving. A group that cannot be pickled, because it contains objects of a task, stays on its rank."""
@@ -54,7 +55,6 @@ def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list
 
 def _exchange(groups: Sequence[Group], entries: Sequence[_Entry], owners: list[int], packed: dict[str, bytes],
               steps: int) -> tuple[list[Group], dict[str, float]]:
-    """Sends the pickled groups to their new ranks; a group that could not be pickled stays."""
     moves = [(e, to) for e, to in zip(entries, owners, strict=True) if e.owner != to]
     sendable = {i for part in comm.gather(sorted(packed)) for i in part} if moves else set()
     owners = [to if e.id in sendable else e.owner for e, to in zip(entries, owners, strict=True)]
@@ -98,10 +98,11 @@ def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> 
 
 
 def assign(costs: Sequence[float], owners: Sequence[int], world: int) -> list[int]:
-    """The new rank of each group, starting from `owners`; unchanged below WORTH_MOVING.
+    """The new rank of each group, given the costs and present ranks (`owners`) of all groups.
 
-    Each round either moves one group from the busiest to the least busy rank or swaps two groups between these ranks,
-    whichever leaves their loads most equal. It ends when all loads are EVEN or no change helps."""
+    Nothing changes if the largest load is below WORTH_MOVING times the mean load. Otherwise each round moves one group
+    from the busiest to the least busy rank, or swaps two groups between these ranks, whichever leaves their loads most
+    equal. The rounds end when no load exceeds EVEN times the mean load, or when no change helps."""
     owners = list(owners)
     loads, mean = _loads(costs, owners, world), sum(costs) / world
     if max(loads) <= WORTH_MOVING * mean:

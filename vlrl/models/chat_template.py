@@ -1,8 +1,10 @@
-"""Renders messages with a processor's chat template, passing each turn's content in a form that the template supports.
+"""Renders messages with a processor's chat template, passing the content of each turn in a form that the template
+supports.
 
-Some templates expect content as a list of parts. Others print content as it is, or read only the first part for some
-roles. For each role a test turn is rendered in up to three forms: as parts, as parts with adjacent texts joined, and as
-one string. The first form is used for which the template renders the full text and no list or dictionary syntax."""
+Some templates expect content as a list of parts. Others print the content as it is, or read only the first part for
+some roles. For each role a test turn is rendered in up to three forms: as parts, as parts with adjacent texts joined,
+and as one string. The first form is used for which the template renders the full text without list or dictionary
+syntax."""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ Message = dict[str, Any]
 Parts = list[dict[str, Any]]
 Form = Callable[[Parts], Any]
 Template = Callable[..., str]
-"""(messages, **options) -> the rendered text of a conversation."""
+"""Renders a conversation: (messages, **options) -> text."""
 
 _TEXTS = ("Where is it?", "There it is.")
 _KEY = "vlrl-key"
-"""An extra key of a part; if the rendered text contains it, the template has printed the dictionary."""
+"""An extra key of a content part. If the rendered text contains this key, the template has printed the dictionary."""
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -34,7 +36,6 @@ def parts_of(content: str | Sequence[Mapping[str, Any]]) -> Parts:
 
 
 def _joined(parts: Parts) -> Parts:
-    """The parts with adjacent text parts joined."""
     out: Parts = []
     for part in parts:
         if out and part.get("type") == out[-1].get("type") == "text":
@@ -45,19 +46,18 @@ def _joined(parts: Parts) -> Parts:
 
 
 def _text(parts: Parts) -> str | Parts:
-    """The text parts joined to one string; the parts unchanged if they contain media."""
     return "".join(part["text"] for part in parts) if all(p.get("type") == "text" for p in parts) else parts
 
 
 _FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
 _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
-"""Roles of the turns that precede a test turn of this role; by default one user turn."""
+"""Roles of the turns that precede a test turn of each role; for a role not listed, one user turn."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """In the block, raises TimeoutError after `seconds` (main thread only): a template is code and may not terminate.
-    """
+    """In the block, raises TimeoutError after `seconds`, because the code of a template may not terminate. Main thread
+    only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -75,25 +75,25 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class ChatTemplate:
-    """Renders messages with the chat template of a processor; `options` are passed to it in every call."""
+    """Renders messages with a processor's chat template, which gets `options` in every call."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any]):
         self.processor, self.options = processor, options
         self._known: dict[tuple[str, bool], tuple[Form | None, str]] = {}
 
     def of(self, processor: Any) -> ChatTemplate:
-        """A ChatTemplate that uses `processor`, a copy of this one's processor."""
+        """A ChatTemplate with the same options for `processor`, which must be a copy of this template's processor."""
         other = copy.copy(self)
         other.processor = processor
         return other
 
     def __call__(self, messages: Sequence[Message], **options: Any) -> str:
-        """The rendered text of messages. Raises whatever the template's code raises."""
+        """The rendered text of `messages`. Raises whatever error the template raises."""
         shown = [self._turn(m, m["content"], options.get("tools", ())) for m in messages]
         return self._rendered(shown, **options)
 
     def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
-        """Why the template cannot render the text of a turn of `role`, with these tools; "" if it can."""
+        """Why the template cannot render a turn of `role` when it is given `tools`; "" if it can."""
         return self._form(role, tools)[1]
 
     def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:
@@ -107,7 +107,8 @@ class ChatTemplate:
         return self._known[key]
 
     def _tried(self, role: str, options: Mapping[str, Any]) -> tuple[Form | None, str]:
-        """(the first form in which a turn's text is rendered and nothing else of it, ""), or (None, the problem)."""
+        """Returns (the first form in which the template renders the text of a turn and nothing else, ""), or (None, the
+        problem)."""
         before = [self._turn({"role": other}, "x") for other in _BEFORE.get(role, ("user",))]
         after = [self._turn({"role": "user"}, "x")] if role not in ("user", "tool") else []
         problem = ""

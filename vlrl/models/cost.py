@@ -1,4 +1,4 @@
-"""Balances training cost: of micro-batches by assigning pieces to them, and of ranks by moving groups (balance.py)."""
+"""Balances the training cost of micro-batches. For the balance of ranks see balance.py."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from vlrl.distributed import comm
 from vlrl.types import Group, Prompt
 
 Cost = Callable[[Prompt, Sequence[int]], float]
-"""(prompt, number of tokens of each completion) -> cost of training on them in one piece, in any unit."""
+"""Cost of training on one prompt and its completions: (prompt, number of tokens of each completion) -> cost in any
+unit."""
 _BALANCE = Table({"share_out": "vlrl.models.balance:share_out"})
 
 
 def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
-    """A Cost that counts tokens."""
+    """The number of tokens of a prompt and its completions, as a Cost."""
     return float(len(prompt) + sum(answers))
 
 
 def group_cost(group: Group, cost: Cost) -> float:
-    """Cost of training on a group, whose completions share their prompt."""
+    """Cost of training on a group, in which completions share their prompt."""
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
     for rollout in (*group.rollouts, *group.beside):
         prompt = rollout.train_prompt or group.prompt
@@ -33,12 +34,13 @@ def group_cost(group: Group, cost: Cost) -> float:
 
 
 def bins(sizes: Sequence[int], costs: Sequence[float], limit: int) -> list[list[int]]:
-    """Packs items into as few bins of at most `limit` as first-fit needs, with similar costs; returns each bin's item
-    indices.
+    """Packs items into bins of total size at most `limit`, so that the bins have similar costs. Returns the item
+    indices of each bin.
 
-    An item above the limit gets a bin of its own. Longest processing time first (Graham 1969): the most expensive item
-    goes into the cheapest bin with room for it. First-fit by decreasing size is used instead if an item does not fit
-    that way, or if the most expensive bin of first-fit costs less. Equal items keep their order."""
+    Uses as few bins as first-fit by decreasing size. The most expensive item goes first, into the cheapest bin with
+    room for it (longest processing time first, Graham 1969). The bins of first-fit are used instead if an item does not
+    fit in this way, or if their most expensive bin costs less. An item above the limit gets a bin of its own. Equal
+    items keep their order."""
     fitted = _first_fit(sizes, limit)
     evened = _cheapest_fit(sizes, costs, limit, len(fitted))
 
@@ -63,7 +65,7 @@ def _first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, count: int) -> list[list[int]] | None:
-    """Assigns items to `count` bins, each to the cheapest bin with room for it; None if an item does not fit."""
+    """Puts each item into the cheapest of `count` bins that has room for it; None if an item does not fit."""
     used, loads = [0] * count, [0.0] * count
     filled: list[list[int]] = [[] for _ in range(count)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
@@ -80,9 +82,9 @@ def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, coun
 
 
 def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
-    """For each of this rank's groups the index, 0..count-1, of its optimizer step within the update.
+    """The index (0 to count - 1) of the optimizer step that each of this rank's groups belongs to within the update.
 
-    The groups of all ranks, sorted by id, are cut into `count` equal slices, so a step holds the same groups for any
+    The groups of all ranks are sorted by id and cut into `count` equal slices. So a step holds the same groups for any
     number of ranks."""
     if count == 1:
         return [0] * len(ids)
@@ -92,9 +94,9 @@ def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this rank trains on after balancing, and metrics; called on every rank. See balance.share_out.
+    """The groups that this rank trains on after balancing, and the metrics of balancing; called on every rank.
 
-    On a single rank, or with train.balance=false, no group moves."""
+    On a single rank, or with train.balance=false, no group moves. See balance.share_out."""
     if comm.world() == 1 or not config.train.balance:
         return list(groups), {}
     return _BALANCE["share_out"](groups, cost, config)

@@ -1,8 +1,8 @@
-"""The differences between model families; no other module depends on a family's name.
+"""The differences between model families. No other module depends on the name of a family.
 
 A Family describes a model's box convention, vision tokens, module names and rotary positions. `family_of(config)`
-selects one by the `model_type` of the model's config. An unknown type gets a Family derived from its config, which uses
-padded rows instead of prefix-shared rows."""
+selects a Family by the `model_type` of the model's config. For an unknown type the Family is derived from the config,
+and the model is trained in padded rows instead of prefix-shared rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import torch
 
 Part = Literal["language", "merger", "vision", "audio"]
-"""A part of a model. "audio" is never trained, as no prompt contains sound."""
+"""A part of a model. The part "audio" is never trained, because no prompt contains sound."""
 _FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "of_no_table")})
-"""Functions that prepare media for a model's forward. clips_of_any_length is for LLaVA-OneVision; of_no_table for
-GLM-4V, whose images and videos use one token, and Gemma 4, which counts frames."""
+"""Functions that prepare media for a model's forward. clips_of_any_length is for LLaVA-OneVision. of_no_table is for
+unknown families, such as GLM-4V, whose images and videos use one token, and Gemma 4, which counts frames."""
 _INSIDE = re.compile(r"merger|projector|connector")
-"""Matches modules at the end of a vision tower that project its features into the language model."""
+"""Matches modules inside a vision tower that project its features into the language model."""
 
 
 @dataclass(frozen=True)
@@ -35,40 +35,40 @@ class Family:
 
     model_type: str
     coordinates: str
-    """The box convention that the model was trained on; see data/coordinates.py."""
+    """The convention for bounding boxes that the model was trained on; see data/coordinates.py."""
     vision_tokens: tuple[str, ...] = ()
-    """Tokens that stand for visual input or enclose it; a completion may not contain any of them."""
+    """Tokens that represent or enclose visual input. A completion may not contain them."""
     vision: tuple[str, ...] = ("vision_tower.", "vision_model.", "visual.", "vision_encoder.")
     """Fragments of module paths that identify the vision tower."""
     mergers: tuple[str, ...] = ("multi_modal_projector.", "connector.", "merger.", "image_newline.", "projector.")
     """Fragments of module paths that identify the projection of vision features into the language model."""
     mrope: bool = False
-    """Whether rotary positions have three rows (time, height, width)."""
+    """Whether rotary positions have three rows (time, height, width), as in Qwen2-VL."""
     grids: bool = False
-    """Whether the processor returns the patch grid of every image and video."""
+    """Whether the processor returns the number of patches (time, height, width) of every image and video."""
     videos: bool = True
     """Whether the model accepts videos, if its processor does."""
     shared: bool = True
-    """Whether a group's completions may share one copy of the prompt (packing.py); else rows are padded."""
+    """Whether the completions of a group can share one copy of the prompt (packing.py). Otherwise rows are padded."""
     nested: tuple[str, ...] = ()
-    """Processor inputs that are passed as one list per prompt: "images", "videos"."""
+    """Processor inputs that must be a list per prompt: "images", "videos"."""
     exclusive_media: bool = False
-    """Whether images and videos use the same tensor, so that a prompt may not contain both."""
+    """Whether images and videos use the same input tensor, so that a prompt cannot contain both."""
     template: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments for the processor's apply_chat_template."""
+    """Extra keyword arguments for the processor's apply_chat_template."""
     forms: str = ""
-    """Function of media_forms that prepares media which the model's forward cannot take together; "" = none is needed.
-    """
+    """Name of the function in media_forms that prepares media for the model's forward; "" if none is needed."""
     answer_types: Mapping[str, int] = field(default_factory=dict)
-    """Token type of completion tokens by keyword, where it is not 0; see Prompt.aligned_answer."""
+    """Token type of completion tokens, by the name of the model's input, where the type is not 0; see
+    Prompt.aligned_answer."""
     other_ids: tuple[int, ...] = ()
-    """Vision token ids whose token strings are not known."""
+    """Ids of vision tokens whose text is unknown."""
 
     places: tuple[tuple[str, Part], ...] = ()
-    """Module name prefixes of the model's parts, longest first; only for models of unknown type."""
+    """(prefix of module names, part of the model), longest prefix first. Only for models of unknown type."""
 
     def part_of(self, name: str) -> Part:
-        """The part of the model that the parameter or module `name` belongs to."""
+        """The part of the model that contains the parameter or module `name`."""
         name = f"{name}."
         if self.places:
             return self._place_of(name.removeprefix("base_model.model."))
@@ -77,7 +77,6 @@ class Family:
         return "vision" if any(v in name for v in self.vision) else "language"
 
     def _place_of(self, name: str) -> Part:
-        """The part by module prefixes; a module in neither vision tower nor language model belongs to the merger."""
         place, part = next((found for found in self.places if name.startswith(found[0])), ("", "merger"))
         if part == "vision":
             return "merger" if _INSIDE.search(name, len(place)) else part
@@ -87,11 +86,11 @@ class Family:
 
     @property
     def known(self) -> bool:
-        """Whether the family is in the table FAMILIES; else it was derived from a model's config."""
+        """Whether the family is in the table FAMILIES. Otherwise it was derived from a model's config."""
         return self.model_type in FAMILIES
 
     def vision_ids(self, processor: Any) -> list[int]:
-        """Ids of the vision tokens in the processor's tokenizer."""
+        """Sorted ids of the vision tokens in the processor's tokenizer."""
         vocabulary = processor.tokenizer.get_vocab()
         ids = {*self.other_ids, *(vocabulary[t] for t in self.vision_tokens if t in vocabulary)}
         if not self.known:
@@ -99,9 +98,10 @@ class Family:
         return sorted(ids)
 
     def end_id(self, processor: Any) -> int:
-        """Id of the token that ends a turn in the chat template; the tokenizer's EOS token if the template writes none.
+        """Id of the token with which the chat template ends a turn, and which ends a completion.
 
-        The two differ in some models (Gemma 3, base models). A completion ends with the token of the chat template."""
+        This is the tokenizer's EOS token if the template writes no such token. In some models the two differ (Gemma 3,
+        base models)."""
         tokenizer, answer = processor.tokenizer, "There it is."
         turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
@@ -114,16 +114,15 @@ class Family:
         return closing.get(longest, tokenizer.eos_token_id)
 
     def encode(self, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs as keyword arguments that the model's forward accepts."""
+        """The keyword arguments for the model's forward, with media in a form that the forward accepts."""
         return _FORMS[self.forms](model, inputs) if self.forms else inputs
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """[R, T] int64 rotary positions of one sequence by the model's own rope index, corrected for text after a
-        video.
+        """[R, T] int64 rotary positions of one sequence, R = 3 with M-RoPE, else 1.
 
-        R = 3 with M-RoPE, else 1. `ids` and `types` are [1, T]; a type of 1 marks an image token and 2 a video token.
-        Media may be anywhere in the sequence."""
+        They come from the model's own rope index, with a correction for text after a video. `ids` and `types` are [1,
+        T]; a type of 1 marks an image token, 2 a video token. Media may be anywhere in the sequence."""
         rows = 3 if self.mrope else 1
         grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
         if not self.mrope or not grids:
@@ -134,8 +133,10 @@ class Family:
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each image and video in order, from the processor's patch grids; () if it makes tiles of
-        fixed size."""
+        """(width, height) in pixels of each resized image and video, in order, from the processor's patch grids.
+
+        () if the processor cuts images into tiles of fixed size. `kinds` are "image" or "video" in the order of the
+        prompt."""
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -151,7 +152,7 @@ class Family:
 
 
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
-    """[3, T] positions in which the token after a video follows the video's last frame, as Qwen2-VL was trained.
+    """Changes positions [3, T] so that the token after a video follows the video's last frame, as Qwen2-VL was trained.
 
     transformers 5.19 starts text after the largest side of a frame, so text after a long video would overlap the video.
     """
@@ -165,7 +166,7 @@ def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.n
 
 
 def sync_tilings(model: Any, processor: Any) -> None:
-    """Copies the processor's image tilings, which pixel limits may have changed, to the model's config."""
+    """Copies the processor's list of image tilings, which pixel limits may have changed, to the model's config."""
     pinpoints = getattr(processor.image_processor, "image_grid_pinpoints", None)
     if pinpoints and hasattr(model.config, "image_grid_pinpoints"):
         model.config.image_grid_pinpoints = [list(p) for p in pinpoints]
@@ -200,13 +201,14 @@ FAMILIES = {f.model_type: f for f in (
 
 _MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
-"""Model types with bidirectional attention in the prompt: prompt tokens have token type 0, completion tokens type 1."""
+"""Model types with bidirectional attention within the prompt: prompt tokens have token type 0, completion tokens type
+1."""
 
 
 def family_of(config: Any) -> Family:
-    """The Family of a transformers model config; for an unknown type it is derived from the config.
+    """The Family of a transformers model config. For an unknown model type it is derived from the config.
 
-    Raises ConfigError for a model without image input, and for one that does not decode text and images in one
+    Raises ConfigError for a model without image input, and for a model that does not decode text and images in one
     sequence."""
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
@@ -229,7 +231,7 @@ def family_of(config: Any) -> Family:
 
 
 def _check_depth(config: Any, text: Any) -> None:
-    """Raises ConfigError for an absurd number of layers: such a model would take forever to build."""
+    """Raises ConfigError for an absurd number of layers, because such a model would take forever to build."""
     parts = {"": config, "text_config.": text, "vision_config.": getattr(config, "vision_config", None)}
     for where, part in parts.items():
         for name in ("num_hidden_layers", "num_layers", "depth"):
@@ -240,8 +242,8 @@ def _check_depth(config: Any, text: Any) -> None:
 
 
 def family_in(model: Any) -> Family:
-    """The Family of a transformers model. For an unknown type it includes the module prefixes of the model's decoder,
-    encoders and embeddings."""
+    """The Family of a transformers model. For an unknown model type, prefixes of module names identify the model's
+    parts."""
     family = family_of(model.config)
     if family.known:
         return family
@@ -259,14 +261,13 @@ def family_in(model: Any) -> Family:
 
 
 def _vision_tokens(config: Any) -> dict[str, int]:
-    """Ids of vision tokens in a config or its sub-configs."""
     return {key: value for part in (config, *(v for v in vars(config).values() if hasattr(v, "model_type")))
             for key, value in vars(part).items() if isinstance(value, int)
             and re.fullmatch(r"(boi|eoi|.*(image|video|vision|img).*)_token_(id|index)", key)}
 
 
 def unknown_family_notice(family: Family) -> str:
-    """Notice for the user of a model of unknown type; "" for a known family."""
+    """A notice to the user that vlrl does not know the model's type; "" for a known family."""
     if family.known:
         return ""
     return (f"model type '{family.model_type}' is unknown to vlrl: rows are padded (no prefix sharing) and boxes "

@@ -10,7 +10,7 @@ from vlrl.errors import ConfigError
 
 
 def not_finite(model: Any) -> str:
-    """Description of the floating-point tensors that contain NaN or infinity; "" if there are none."""
+    """A description of the model's tensors that contain NaN or infinity; "" if there are none."""
     bad = [(name, tensor) for name, tensor in model.named_parameters() if not _is_finite(tensor)]
     if not bad:
         return ""
@@ -21,14 +21,13 @@ def not_finite(model: Any) -> str:
 
 
 def check_finite(model: Any, what: str) -> None:
-    """Raises ConfigError, naming `what` and the first tensor that contains NaN or infinity."""
+    """Raises ConfigError if a tensor of the model contains NaN or infinity. `what` names the model in the message."""
     if bad := not_finite(model):
         raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights again, or use an earlier checkpoint.")
 
 
 @torch.no_grad()
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values of a tensor are finite; computed without copying the tensor."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
         return True
     return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor.detach()))

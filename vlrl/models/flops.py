@@ -1,17 +1,17 @@
-"""Counts useful floating-point operations of forward and backward passes from a model's layers.
+"""Counts the floating-point operations of a model's forward and backward passes, from its layers.
 
     cost = cost_model(model, family)              # the weights may be on the meta device
     cost.of(prompt=1000, patches=[3200], answers=[400] * 8)
 
-Counted are the operations that the mathematics requires if each prompt and image is computed once. Recomputation under
-gradient checkpointing, padding and repeated prompts are not counted. Per token, a matrix product takes 2 operations per
-weight in the forward pass, 2 for the gradient of its input and 2 for the gradient of its weight. So full fine-tuning
-takes 6, and a frozen layer under an adapter 4 (Kaplan et al., arXiv 2001.08361). Attention takes 4 operations per pair
-of positions, layer and channel in the forward pass, and twice that in the backward pass. The output layer is counted
-only for completion tokens.
+Only useful operations are counted, as if each prompt and image were computed once: no recomputation under gradient
+checkpointing, no padding, no repeated prompts. Per token, a matrix product takes 2 operations per weight in the forward
+pass, 2 for the gradient of its input and 2 for the gradient of its weight. So full fine-tuning takes 6, and a frozen
+layer under an adapter takes 4 (Kaplan et al., arXiv 2001.08361). Attention takes 4 operations per pair of positions,
+layer and channel in the forward pass, and 8 in the backward pass. The output layer is counted only for completion
+tokens.
 
 Not counted: norms, activations, rotary embeddings, softmax, expert routing, the optimizer. Every decoder layer counts
-as full causal attention, and the first one as if its input had a gradient."""
+as full causal attention, and the first layer as if its input had a gradient."""
 
 from __future__ import annotations
 
@@ -25,56 +25,59 @@ from vlrl.models.families import Family
 
 @dataclass(frozen=True)
 class Products:
-    """Numbers of weights in the matrix products that each token (or patch) passes in one part of a model."""
+    """Numbers of weights in the matrix products that each token (or image patch) passes through in one part of a model.
+    """
 
     weights: float = 0.0
     trained: float = 0.0
-    """Number of trainable weights."""
+    """How many of the weights are trainable."""
     first: float = 0.0
-    """Number of weights applied to pixels, which need no gradient."""
+    """How many of the weights are applied to pixels, which need no gradient."""
 
     def operations(self, training: bool, flows: bool) -> float:
-        """Operations per token, with the backward pass if `training`; `flows`: whether gradients with respect to the
-        inputs of this part are needed."""
+        """Operations per token: of the forward pass, or with `training` of forward and backward pass.
+
+        `flows`: whether the gradient with respect to this part's inputs is needed."""
         forward = 2 * self.weights
         return forward + 2 * self.trained + 2 * (self.weights - self.first) * flows if training else forward
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations of a model's passes over a group: one prompt with its media, and its completions.
+    """Numbers of operations of a model's passes over a group: one prompt with its media, and its completions.
 
-    In every method `prompt` is the number of prompt tokens, visual tokens included, and `answers` are the numbers of
-    tokens of the completions. `patches` are the numbers of patches of each picture that attends only to itself: an
-    image, a tile, or the frames of one time step (see `patches_of`)."""
+    Arguments of all methods: `prompt` is the number of prompt tokens, visual tokens included. `answers` has the number
+    of tokens of each completion. `patches` has the number of patches of each image, image tile, or video time step,
+    because attention in the vision tower is limited to these units (see `patches_of`)."""
 
     language: Products
     head: Products
     merger: Products
     vision: Products
     attention: int
-    """Attention channels (heads times head size), summed over the decoder layers."""
+    """Attention channels (number of heads times head size), summed over the decoder layers."""
     sight: tuple[int, int]
-    """Attention channels summed over the vision layers: (those with global attention, those with window attention)."""
+    """Attention channels, summed over the vision layers with global attention, and over those with window attention."""
     window: float
-    """Number of patches in an attention window."""
+    """Number of patches in a window of window attention."""
     merge: int
     """Number of patches per visual token."""
 
     def of(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Operations of forward and backward pass; a part below all trainable parameters has no backward pass."""
+        """Operations of a forward and backward pass. Parts of the model below all trainable parameters have no backward
+        pass."""
         return self._sum(prompt, patches, answers, training=True)
 
     def forward(self, prompt: int, patches: Sequence[int] = (), answers: Sequence[int] = ()) -> float:
-        """Operations of a forward pass: for old or reference log-probabilities, or, without `answers`, for prefill."""
+        """Operations of a forward pass, as for reference log-probabilities or, without `answers`, for prefill."""
         return self._sum(prompt, patches, answers, training=False)
 
     def decode(self, prompt: int, answers: Sequence[int]) -> float:
-        """Operations of generating completions of a prompt whose KV cache exists."""
+        """Operations of generating the completions once the KV cache of the prompt exists."""
         return self.forward(prompt, (), answers) - self.forward(prompt)
 
     def tower(self, patches: Sequence[int]) -> float:
-        """Operations of a forward pass of vision tower and merger."""
+        """Operations of a forward pass of the vision tower and merger."""
         return self.forward(0, patches)
 
     def _sum(self, prompt: int, patches: Sequence[int], answers: Sequence[int], training: bool) -> float:
@@ -93,14 +96,16 @@ class Cost:
 
 
 def _attention(backward: bool) -> int:
-    """Operations per pair of positions and channel: two products forward, and four more with `backward`."""
+    """Operations per pair of positions and channel: two products in the forward pass, four more in the backward pass.
+    """
     return 12 if backward else 4
 
 
 def cost_model(model: Any, family: Family) -> Cost:
-    """The Cost of a transformers model, with or without PEFT's wrapper; trainable is what requires a gradient.
+    """The Cost of a transformers model, with or without PEFT's wrapper. Parameters that require a gradient count as
+    trainable.
 
-    `model` may be on the meta device (`from_config` under `torch.device("meta")`), as no weight is read."""
+    No weight is read, so `model` may be on the meta device."""
     counted = _count(model, family)
     config = model.config
     text, vision = config.get_text_config(), config.vision_config
@@ -136,7 +141,7 @@ def _count(model: Any, family: Family) -> dict[str, Products]:
 
 
 def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool]]:
-    """(weights per token, trainable) of each matrix product in a module, submodules excluded."""
+    """For each matrix product in a module (submodules excluded): (number of weights per token, whether trainable)."""
     import torch
 
     if isinstance(module, torch.nn.Linear):  # a 4-bit weight has another shape than its layer
@@ -148,7 +153,8 @@ def _weights(module: Any, patches: bool, experts: int) -> list[tuple[float, bool
 
 
 def patches_of(mm: Mapping[str, Any], config: Any) -> tuple[int, ...]:
-    """Number of patches of each picture in the media tensors `mm` of a Prompt; () without media."""
+    """Number of patches of each image, image tile, or video time step in the media tensors `mm` of a Prompt; () without
+    media."""
     grids = [row for name in ("image_grid_thw", "video_grid_thw") if name in mm for row in mm[name].tolist()]
     if grids:
         return tuple(h * w for t, h, w in grids for _ in range(t))
@@ -167,7 +173,7 @@ def patch_side(vision: Any) -> int:
 
 
 def merge_side(config: Any) -> int:
-    """Side length of a visual token in patches."""
+    """Side length of a visual token in patches, along one dimension."""
     shrinks = 1 / getattr(config, "downsample_ratio", 1)
     along = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", shrinks)
     return round(along)

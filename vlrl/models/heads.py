@@ -1,8 +1,8 @@
-"""Linear layers on the policy's hidden states: a value head, and the head of a reward model.
+"""Additional heads on the policy's hidden states: a value head, and the head of a reward model.
 
-A head reads the inputs of the output layer in passes that are computed anyway. It has its own optimizer group, belongs
-to the state of the trainer and is not saved with the model. The exception is the head of a reward model, which is saved
-in reward_head.safetensors."""
+A head reads the inputs of the output layer in passes that are computed anyway. It has its own optimizer group. Its
+weights are saved in checkpoints with the state of the trainer, not with the model; only the head of a reward model is
+saved with the model, in reward_head.safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 HEAD = "reward_head.safetensors"
-"""File of a reward model's head, in the model's folder."""
+"""File in the model's folder with the head of a reward model."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class HeadSettings:
 
 
 class Head(torch.nn.Module):
-    """Predicts a scalar for each completion token from the hidden state before it. Float32; 0 everywhere at the start
-    of a run."""
+    """A linear layer that predicts a scalar for each completion token from the hidden state before it. Float32,
+    initially zero."""
 
     key: ClassVar[str]
-    """Key of the head's state in checkpoints, and prefix of its metrics."""
+    """Key of the head's state in checkpoints, and prefix of the names of its metrics."""
     file: ClassVar[str] = ""
-    """File of the head in the model's folder; empty = the head is only stored in checkpoints."""
+    """File of the head in the model's folder; "" if the head is stored only in checkpoints."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """Names of the arrays in Rollout.per_token that the head's loss uses."""
+    """Names of the Rollout.per_token arrays that the head's loss needs."""
 
     def __init__(self, width: int, settings: HeadSettings, device: torch.device | str = "cpu"):
         super().__init__()
@@ -46,30 +46,33 @@ class Head(torch.nn.Module):
         torch.nn.init.zeros_(self.layer.bias)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Values [N] for hidden states [N, H]; the gradient sent to the states is multiplied by settings.coef."""
+        """Predicted values [N] for hidden states [N, H]. The gradient with respect to the states is multiplied by
+        settings.coef."""
         alone = states.detach()
         shared = alone + self.settings.coef * (states - alone) if self.settings.coef else alone
         return self.layer(shared.float())[:, 0]
 
     def alone(self, step: int) -> bool:
-        """Whether only the head is trained in this step, and the policy is not."""
+        """Whether only the head is trained in this step (warmup), and not the policy."""
         return step < self.settings.warmup
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(this rank's share of the loss on a micro-batch, metrics), for the predicted `values` [N] of its tokens.
+        """The head's loss on a micro-batch (this rank's share) and metrics, given the predicted values [N] of its
+        tokens.
 
         `x` is the algo.inputs.LossInputs of the micro-batch."""
         raise NotImplementedError
 
 
 class RewardHead(Head):
-    """Scores a completion: the value at its last token, whose hidden state depends on all text before it."""
+    """The head of a reward model. A completion's score is the value at its last token, whose hidden state depends on
+    all text."""
 
     file = HEAD
 
     @classmethod
     def of(cls, weights: Mapping[str, torch.Tensor], device: torch.device) -> RewardHead:
-        """A frozen head with saved weights."""
+        """A frozen head with the given weights."""
         head = cls(weights["layer.weight"].shape[1], HeadSettings(0.0), device)
         head.load_state_dict(dict(weights))
         return head.requires_grad_(False)

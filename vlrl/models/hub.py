@@ -1,4 +1,4 @@
-"""Checks once whether the model hub can be reached, so that an unreachable hub costs seconds and not minutes."""
+"""Checks once whether the model hub can be reached, so that an unreachable hub costs seconds instead of minutes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _PATIENCE_S = 10
 
 
 def check_hub(name: str) -> None:
-    """Switches to offline mode and the local cache if the hub does not answer; called before loading the model `name`.
+    """Before the model `name` is loaded: if the hub does not answer, switches huggingface_hub to offline mode and its
+    local cache.
 
-    Without this check huggingface_hub retries each of a model's files six times, with pauses that add up to minutes."""
+    Without this check huggingface_hub tries to download each of a model's files six times, with pauses that add up to
+    minutes."""
     if not os.path.isdir(name):
         _check_hub()
 

@@ -1,4 +1,4 @@
-"""Predicts from an image's size whether a model's processor refuses it. Imports transformers lazily."""
+"""Predicts from the size of an image whether a model's processor refuses the image. Imports transformers lazily."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from vlrl.errors import ConfigError
 
 Size = tuple[int, int]
 _ORDINARY = 20
-"""Every processor accepts images whose sides are in at most this ratio and at least this many pixels long."""
+"""Every processor accepts an image whose aspect ratio is at most this number and whose sides have at least this many
+pixels."""
 
 
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:
-    """A function (width, height) -> why the model's image processor refuses images of that size; "" if it accepts them.
+    """A function that maps the (width, height) of an image to the reason why the model's image processor refuses it, or
+    "".
 
-    The processor is loaded at the first unusual size; if it cannot be loaded, the function `usual` decides."""
+    The processor is loaded at the first unusual size. If it cannot be loaded, the function `usual` decides."""
 
     @cache
     def unit() -> Any:

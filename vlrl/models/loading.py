@@ -1,6 +1,6 @@
-"""Loads a transformers model and its processor as the settings ask, with one-line errors.
+"""Loads a transformers model and its processor as the settings ask. All errors are one-line ConfigErrors.
 
-This includes adapters, checks for missing weights, and the choice of trainable parts."""
+Loading includes adapters, a check for missing weights, and the choice of the trainable parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vlrl.store.aligned_memory import align_weights
 from vlrl.store.files import read_json
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""Variables that every chat template receives."""
+"""Variables that transformers passes to every chat template."""
 ADAPTERS = Table({
     "add": "vlrl.models.adapters.lora:add",
     "load": "vlrl.models.adapters.lora:load",
@@ -36,23 +36,23 @@ ADAPTERS = Table({
 })
 """Functions for LoRA adapters, imported when the settings (model.lora) or the loaded model need them."""
 _TEMPLATE_S = 30.0
-"""Time limit in seconds for a chat template to render a question; milliseconds are usual."""
+"""Time limit in seconds for a chat template to render a question, which usually takes milliseconds."""
 
 
 class Quantized(Protocol):
-    """Interface of the format in which frozen weights are stored in 4 bits (adapters.quantization)."""
+    """Interface of adapters.quantization.Quantization: the format of frozen weights that are stored in 4 bits."""
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Keywords for from_pretrained that load the model at `source` quantized on a device."""
+        """Keyword arguments with which from_pretrained loads the model at `source` quantized on a device."""
         ...
 
     def write(self, folder: Path) -> None:
-        """Records the quantization in an adapter's folder."""
+        """Records the quantization in the folder of an adapter."""
         ...
 
 
 def load_processor(settings: ModelSettings, family: Family) -> Any:
-    """The Hugging Face processor of a model, with the pixel limits of the settings."""
+    """The Hugging Face processor of a model, with the pixel limits of the settings applied."""
     from transformers import AutoProcessor
 
     with loading_errors(f"model.name={settings.name!r}"):
@@ -89,7 +89,7 @@ def _check_template_options(processor: Any, settings: ModelSettings) -> None:
 
 
 def template_variables(processor: Any) -> set[str]:
-    """Names of all variables that a processor's chat template reads."""
+    """Names of all variables that a processor's chat template uses."""
     from jinja2 import Environment, meta
 
     template = processor.chat_template
@@ -100,7 +100,7 @@ def template_variables(processor: Any) -> set[str]:
 
 
 def resolve(name: str) -> str:
-    """Path or Hub name of a model; `embedded/...` is converted to the path of a model shipped with the package."""
+    """The path or Hub name of a model. `embedded/...` becomes the path of a model that is shipped with the package."""
     if not name.startswith("embedded/"):
         hub.check_hub(name)
         return name
@@ -108,7 +108,7 @@ def resolve(name: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """The base model that the adapter `name` was trained on; None if `name` is not an adapter."""
+    """Name of the base model on which the adapter `name` was trained; None if `name` is not an adapter."""
     from transformers.utils import find_adapter_config_file
 
     path = find_adapter_config_file(resolve(name))
@@ -123,11 +123,11 @@ def adapter_base(name: str) -> str | None:
 
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
-    """The complete model at `source`; an adapter is merged into its base model, or with merge=False kept as a PEFT
-    model.
+    """Loads the complete model at `source`. An adapter is merged into its base model, or with merge=False kept as a
+    PEFT model.
 
-    `what` names the source in error messages. `device` is where the model is placed; None = the CPU. Raises ConfigError
-    if it cannot be loaded."""
+    `what` names the source in error messages. `device`: None = the CPU. Raises ConfigError if the model cannot be
+    loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):
@@ -164,8 +164,6 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
 
 
 def _attention(name: str) -> str | None:
-    """Name of the attention to load the model with: that of vlrl/models/attention.py if the family supports it, else
-    None, for transformers' default."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
@@ -191,7 +189,7 @@ def _first_line(error: Exception) -> str:
 
 
 def compute_dtype(settings: ModelSettings) -> torch.dtype:
-    """The compute type of the model: `model.dtype`, or the device's default if that is auto."""
+    """The compute type of the model: `model.dtype`, or the device's default if that is "auto"."""
     if settings.dtype == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     return getattr(torch, settings.dtype)
@@ -207,8 +205,9 @@ def forbid_repacking(model: Any) -> None:
 
 
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
-    """Marks the parameters to train. They stay float32, because small updates vanish in bfloat16; others get `dtype`.
-    """
+    """Marks the parameters to train, and converts all others to `dtype`.
+
+    Trainable parameters stay float32, because small updates would vanish in bfloat16."""
     parts = () if settings.lora.rank else settings.train
     if not settings.lora.rank:
         _refuse_absent_parts(model, family, settings)
@@ -219,9 +218,7 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 
 def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
-    """Raises ConfigError if the model lacks a part that model.train names.
-
-    model.train may be empty here, for a model that is only inspected; an empty list in a config is refused earlier."""
+    """Raises ConfigError if model.train names a part that the model does not have."""
     has = {family.part_of(name) for name, _ in model.named_parameters()}
     absent = [part for part in settings.train if part not in has]
     if absent:

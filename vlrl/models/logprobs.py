@@ -1,12 +1,12 @@
-"""Log-probabilities of completion tokens without holding the logits of all of them.
+"""Log-probabilities of completion tokens, computed without holding the logits of all tokens in memory.
 
-The model runs up to its output layer (`answer_states`). The layer is then applied to one chunk of tokens at a time
-(`token_stats`), and the logits of a chunk are freed before the next chunk. The backward pass does not hold all logits
-either:
+The model runs up to its output layer (`answer_states`). The output layer is then applied to one chunk of tokens at a
+time (`token_stats`), and the logits of a chunk are freed before the next chunk. The backward pass does not hold all
+logits either:
 
 - **output layer frozen** (LoRA): the gradient of a token's hidden state is the incoming gradient times a direction that
   does not depend on it. So the directions [N, H] are computed in the forward pass, and no logit is computed twice;
-- **output layer trained**: a chunk's logits are recomputed.
+- **output layer trained**: the logits of a chunk are recomputed.
 
 If one chunk is enough, plain autograd is used. A fused kernel would replace `_chunk`."""
 
@@ -24,27 +24,28 @@ CHUNK_BYTES = 2**29
 """Largest size of a chunk's float32 logits in bytes: 883 tokens at a vocabulary of 152,000."""
 
 Statistic = Callable[..., torch.Tensor]
-"""(logits [n, V], targets [n]) -> values [n, ...], where each row of values depends only on its own row of logits.
+"""A statistic of each token's distribution: (logits [n, V], targets [n]) -> values [n, ...].
 
-The logits are float32 at the sampling temperature, with banned ids at -inf. If a second model is compared, its logits
-[n, V] of the same tokens are the third argument, without gradient."""
+Each row of values depends only on its own row of logits. The logits are float32 at the sampling temperature, with
+banned ids at -inf. If a second model is compared, the third argument holds the second model's logits [n, V] for the
+same tokens, without gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStats:
-    """Statistics of each completion token of a Batch."""
+    """Statistics of the N completion tokens of a Batch."""
 
     logprobs: torch.Tensor
-    """[N] float32 at the sampling temperature, with banned ids excluded."""
+    """[N] float32 log-probabilities at the sampling temperature; banned ids have probability 0."""
     entropy: torch.Tensor
     """[N] float32 in nats, without gradient."""
     more: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N, ...] values of the requested Statistics, by name; with gradient."""
+    """Values [N, ...] of each requested Statistic by name, with gradient."""
     states: torch.Tensor | None = None
-    """[N, H] inputs of the output layer, if requested: the hidden state before each token; with gradient."""
+    """[N, H] inputs of the output layer (the hidden state before each token), with gradient; None if not requested."""
 
     def at(self, index: torch.Tensor) -> TokenStats:
-        """The statistics of the tokens `index` [M]; an index may repeat."""
+        """The statistics of the tokens at the indices `index` [M], which may repeat."""
         logprobs, entropy = (x.index_select(0, index) for x in (self.logprobs, self.entropy))
         return TokenStats(logprobs, entropy, {k: v.index_select(0, index) for k, v in self.more.items()},
                           None if self.states is None else self.states.index_select(0, index))
@@ -52,7 +53,7 @@ class TokenStats:
 
 def zero_stats(count: int, vocabulary: int, device: torch.device,
                more: Mapping[str, Statistic] | None = None) -> TokenStats:
-    """Placeholder TokenStats of `count` tokens: zeros, in the shape and type of each statistic."""
+    """TokenStats of `count` tokens that are all zero, in the shape and type of each statistic."""
     zeros = torch.zeros(count, device=device)
     logits, target = zeros.new_zeros(1, vocabulary), torch.zeros(1, dtype=torch.long, device=device)
     shapes = {name: statistic(logits, target) for name, statistic in (more or {}).items()}
@@ -61,13 +62,13 @@ def zero_stats(count: int, vocabulary: int, device: torch.device,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The output layer of a model, which turns hidden states into logits, and what the model does to these logits."""
+    """The output layer of a model, which turns hidden states into logits, and the transformation of these logits."""
 
     vocabulary: int
     layer: Any = None
-    """The output layer, perhaps wrapped by PEFT; None if the "hidden states" already are logits."""
+    """The output layer, perhaps wrapped by PEFT; None if the "hidden states" are already logits."""
     cap: float | None = None
-    """If set, the model squashes its logits smoothly into (-cap, cap)."""
+    """If not None, the model caps its logits smoothly to (-cap, cap)."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden states [n, H], as the model computes them."""
@@ -80,15 +81,15 @@ class Head:
 
 
 _RUN_WHOLE: set[type] = set()
-"""Model classes that transform their logits in a manner that Head does not reproduce."""
+"""Model classes that transform their logits in a way that Head does not reproduce."""
 
 
 def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Head]:
-    """Runs a model up to its output layer: (inputs of that layer [B, C, H], the Head).
+    """Runs a model up to its output layer. Returns the inputs of that layer [B, C, H], and the Head.
 
     `base` is `model` without PEFT's wrapper. To verify the Head, one row also passes through the model's own output
-    layer. If the logits differ, or the layer is not found, the whole model runs and its logits are returned, with a
-    Head that leaves them unchanged."""
+    layer. If the logits differ, or if the output layer is not found, the full model runs instead. Then its logits are
+    returned, with a Head that leaves them unchanged."""
     layer = base.get_output_embeddings()
     if layer is not None and type(base) not in _RUN_WHOLE:
         states: list[torch.Tensor] = []
@@ -122,18 +123,19 @@ def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Number of tokens in a chunk."""
+    """Number of tokens per chunk."""
     return max(1, chunk_bytes // (4 * vocabulary))
 
 
 def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned: torch.Tensor, temperature: float,
                 more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES, *,
                 beside: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
-    """TokenStats of completion tokens with hidden states [N, H] and ids `targets` [N]; `banned` ids are excluded.
+    """TokenStats of completion tokens, from their hidden states [N, H] and ids `targets` [N]; `banned` ids get
+    probability 0.
 
     `beside` = (hidden states of the same tokens in a second model, that model's Head), for statistics that compare two
-    models. Called under the model's autocast. Besides [N, H] it needs memory for a few times chunk_bytes. If the output
-    layer is trained, it also needs memory for two gradients of its weight (three in float32), whatever N is."""
+    models. Called under the model's autocast. Needs memory for [N, H] and a few times chunk_bytes. If the output layer
+    is trained, also for two gradients of its weight (three in float32), for any N."""
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:
@@ -154,7 +156,6 @@ def _stats(values: Any, more: Mapping[str, Statistic]) -> TokenStats:
 
 def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
            more: Mapping[str, Statistic], beside: tuple[torch.Tensor, Head] | None = None) -> tuple[torch.Tensor, ...]:
-    """Log-probabilities, entropies and further statistics of a chunk of tokens."""
     logits = _logits(hidden, head, banned, temperature, head.vocabulary)
     given: tuple[torch.Tensor, ...] = (logits, targets)
     if beside is not None:
@@ -165,7 +166,7 @@ def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torc
 
 def _logits(hidden: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
             vocabulary: int) -> torch.Tensor:
-    """[n, vocabulary] float32 logits at a temperature, -inf for banned ids and for ids beyond the head's vocabulary."""
+    """[n, vocabulary] float32 logits at a temperature; -inf for banned ids and for ids beyond the head's vocabulary."""
     logits = head(hidden).float()
     if temperature != 1 or head.layer is None:  # a copy as large as the logits; they are written to below
         logits = logits / temperature
@@ -182,7 +183,8 @@ def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:
 
 
 class _Directions(torch.autograd.Function):
-    """As `_chunk`, but also computes d logprob / d hidden of every token; the output layer gets no gradient."""
+    """Computes what `_chunk` does, and in the forward pass d logprob / d hidden of every token. The output layer gets
+    no gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:
@@ -203,7 +205,7 @@ class _Directions(torch.autograd.Function):
 class _TargetLogprobs(torch.autograd.Function):
     """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets, and entropies.
 
-    The exponentials are computed once and in place; of all tensors as large as the logits, only the logits are kept."""
+    The exponentials are computed once and in place. The logits are the only tensor of their size that is kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Computes features of media that a family's forward cannot take directly, before the forward pass (Family.forms)."""
+"""Computes, before the forward pass, features of media that a model's forward cannot take directly (Family.forms)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for a model whose forward takes only videos of equal length.
+    """Prepares inputs for a model whose forward only takes videos of equal length.
 
-    Videos of different lengths (a tuple of tensors), and images in the same batch, are replaced by their features."""
+    If the videos have different lengths (a tuple of tensors), they and the images of the batch are replaced by their
+    features."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs
@@ -24,9 +25,10 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for a model that uses one token for images and videos, and whose forward takes only one kind.
+    """Prepares inputs for a model that uses one token for images and videos, and whose forward takes only one of the
+    two.
 
-    If a batch has both kinds, they are replaced by their features in the order of the text. The token types distinguish
+    If a batch has both, they are replaced by their features, in the order of the text. The token types distinguish
     images (1) and videos (2)."""
     types = inputs.get("mm_token_type_ids")
     if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
@@ -45,10 +47,9 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments in which videos that come with their number of frames, and images in the same batch, are
-    replaced by their features.
+    """Replaces videos that come with their number of frames, and images in the same batch, by their features.
 
-    In transformers 5.19 the forward of such a family loses the numbers of frames."""
+    In transformers 5.19 the forward of such a model loses the numbers of frames."""
     if "num_frames_per_video" not in inputs:
         return inputs
     reading = model if hasattr(model, "get_video_features") else model.model
@@ -63,14 +64,13 @@ def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, 
 
 
 def of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for the forward of a model of unknown family (families.family_of).
+    """Prepares inputs for a model of unknown family (families.family_of).
 
-    Media are replaced by their features if the forward cannot take them."""
+    Media are replaced by their features if the model's forward cannot take them."""
     return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
 
 
 def _features(pooled: Any) -> Any:
-    """Wraps features in the output type of a vision tower."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     return BaseModelOutputWithPooling(pooler_output=pooled)

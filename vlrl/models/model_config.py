@@ -1,4 +1,4 @@
-"""Reads facts from a model's config.json alone: embedded models, and a family's box convention. No torch."""
+"""Reads facts from a model's config.json without torch: embedded models, and the box convention of a model's family."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.store.files import read_json
 
 ASSETS = Path(__file__).parents[1] / "assets"
-"""Folder of the models shipped with the package."""
+"""Folder with the models that are shipped with the package."""
 
 
 class FamilyConvention(coordinates.Convention):
-    """The box convention of the family of `model`, looked up at first use; not needed for rows with a `coordinates`
-    field."""
+    """The box convention of a model's family, looked up when it is first used.
+
+    Rows with a `coordinates` field do not need it."""
 
     def __init__(self, model: str):
         self._model = model
 
     @property
     def convention(self) -> str:
-        """One of coordinates.CONVENTIONS.
+        """One of coordinates.CONVENTIONS. Raises TaskError if the family's convention is unknown.
 
-        Raises TaskError if the convention is unknown: scoring passes a TaskError on, but turns other errors into reward
-        0."""
+        It is a TaskError because scoring passes on only this error, and turns all others into reward 0."""
         try:
             return family_convention(self._model)
         except ConfigError as error:
@@ -39,7 +39,7 @@ class FamilyConvention(coordinates.Convention):
 
 @cache
 def family_convention(model: str) -> str:
-    """The box convention of the model's family; raises ConfigError if the model's config is not on this machine."""
+    """The box convention of the model's family. Raises ConfigError if the model's config is not on this machine."""
     from vlrl.models.families import family_of
 
     config = _model_config(model)
@@ -55,7 +55,8 @@ def family_convention(model: str) -> str:
 
 
 def embedded(name: str) -> Path:
-    """Folder of the model `name` shipped with the package; raises ConfigError if there is no such model."""
+    """Folder of the embedded model `name`, which is shipped with the package. Raises ConfigError if there is no such
+    model."""
     folder = ASSETS / name.removeprefix("embedded/")
     if not folder.is_dir():
         shipped = sorted(f"embedded/{p.name}" for p in ASSETS.glob("*/"))
@@ -65,8 +66,7 @@ def embedded(name: str) -> Path:
 
 
 def _model_config(name: str) -> dict[str, Any] | None:
-    """Contents of config.json, or else of adapter_config.json, from a model's folder or its copy in the local Hub
-    cache."""
+    """Contents of config.json, or else of adapter_config.json, from a model's folder or the local Hub cache."""
     if name.startswith("embedded/"):
         name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):

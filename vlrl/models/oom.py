@@ -1,8 +1,8 @@
-"""Detects running out of memory, and halves the micro-batch that did not fit.
+"""Detects that memory has run out, and halves the micro-batch that did not fit.
 
-A step trains on the same tokens however they are cut into micro-batches. So a micro-batch that does not fit is halved
-and the run continues. If a backward pass fails, its partial gradients cannot be separated from those of earlier
-micro-batches; the optimizer step then restarts without gradients."""
+An optimizer step trains on the same tokens however they are cut into micro-batches. So a micro-batch that does not fit
+is halved and the run continues. If a backward pass fails, its partial gradients cannot be separated from those of
+earlier micro-batches. Then the optimizer step restarts without gradients."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether an error means that a GPU or the main memory is out of memory."""
+    """Whether an error means that the GPU or the main memory is full."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
 
 
 def release(device: torch.device) -> None:
-    """Frees the memory of a failed pass. Call it outside the error handler, which keeps the pass alive."""
+    """Frees the memory of a failed pass. Call it outside the `except` block, which keeps the tensors of the pass alive.
+    """
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -38,12 +39,12 @@ def release(device: torch.device) -> None:
 
 def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], None], halve: Callable[[int], int],
                again: Callable[[], None] | None = None) -> int:
-    """Calls `work(b)` for every micro-batch; returns how many micro-batches were halved for lack of memory.
+    """Calls `work(b)` for the index b of every micro-batch. Returns how many micro-batches were halved for lack of
+    memory.
 
     `halve(b)` replaces micro-batch b in `batches` by its two halves, and returns the number of tokens of the larger
-    half. After halving, the loop continues with the first half. If `again` is not None, it calls `again()` instead and
-    restarts with the first micro-batch. Raises what `work` raises, and TrainingError if the ranks are sharded and
-    cannot restart."""
+    half. Then the loop continues with the first half. With `again`, it calls `again()` and restarts with the first
+    micro-batch instead. Raises what `work` raises, and TrainingError for sharded ranks, which cannot restart alone."""
     b = cuts = 0
     while b < len(batches):
         reason = _run_or_reason(work, b)
@@ -65,7 +66,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
 
 
 def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
-    """Runs `work(b)`: the allocator's message if memory ran out, None if the work is done."""
+    """Runs `work(b)`. Returns None, or the allocator's message if memory ran out."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:
@@ -76,8 +77,8 @@ def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
 
 
 def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Splits the pieces of a micro-batch in two, in order. A single piece is split by completions, with the prompt in
-    both.
+    """Splits the pieces of a micro-batch in two, in order. A single piece is split by completions; both halves get the
+    prompt.
 
     Raises TrainingError for a single completion, and for the turns of a single episode."""
     if len(pieces) > 1:

@@ -1,15 +1,15 @@
-"""Packs groups of completions into Batches of model inputs.
+"""Packs groups of completions into micro-batches of model inputs (Batch).
 
 There are two layouts of the same tokens. All log-probabilities and gradients are equal in both:
 
 - **shared**: one row holds [prompt | completion 1 | ... | completion G | next prompt | ...]. Every completion attends
   to its prompt and to itself, and its positions start at the prompt's end. So the prompt and its images are computed
-  once per group. Common prefixes of completions, including observations and images, are in the row once: a tree
-  (prefix_tree.py). The attention (attention.py) is exact and builds no T x T mask.
+  once per group. Common prefixes of completions, including observations and images, are in the row once, which makes
+  the row a tree (prefix_tree.py). The attention (attention.py) is exact and builds no T x T mask.
 - **padded**: one right-padded row per completion, each with a copy of the prompt; the reference for tests.
 
-Of both, the hidden states [B, C, H] at `columns` are read; `select` picks those of the N completion tokens in rollout
-order."""
+In both layouts, the hidden states [B, C, H] at `columns` are read. `select` picks those of the N completion tokens in
+rollout order."""
 
 from __future__ import annotations
 
@@ -31,51 +31,52 @@ from vlrl.types import Completion, InsertedObservation, Prompt
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One prompt with some or all of its completions. A large group may be cut into several pieces.
+    """One prompt with some or all of its completions. A group that is too large is cut into several pieces.
 
-    A piece without completions is computed but its outputs are not used (`with_idle`)."""
+    A piece without completions is computed, but its outputs are not used (`with_idle`)."""
 
     prompt: Prompt
     answers: tuple[np.ndarray, ...]
     """Token ids [T] of each completion."""
     rollouts: tuple[int, ...]
-    """For each completion the index of its rollout in the optimizer step."""
+    """For each completion, the index of its rollout in the optimizer step."""
     shown: tuple[Prompt | None, ...] = ()
-    """Completion.shown of each completion; () = None for all."""
+    """For each completion, its tokens with the media of its observations (Completion.shown); () if no completion has
+    any."""
     units: tuple[int, ...] = ()
-    """Unit number of each completion; completions of one unit are never separated. () = each completion is a unit."""
+    """For each completion, the number of its unit. Completions of one unit stay together. () = each completion is a
+    unit."""
 
     @functools.cached_property
     def tree(self) -> Tree:
-        """The prefix tree of the completions: the positions of their tokens after the prompt in a shared row."""
+        """The prefix tree of the completions, which places their tokens after the prompt in a shared row."""
         return tree_of(self.answers, self.shown)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the piece in a shared row; for a single completion, in a padded row too."""
+        """Number of tokens of the piece in a shared row, and for a single completion also in a padded row."""
         return len(self.prompt) + self.tree.tokens
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of each node of the tree, which are the completions if no prefix is shared."""
+        """Number of tokens of each node of the prefix tree. Without shared prefixes, each completion is a node."""
         return [node.stop - node.start for node in self.tree.nodes]
 
     @property
     def parts(self) -> list[Prompt]:
-        """The parts of a shared row that may have media, in order: the prompt, and each node that may hold
-        observations."""
+        """The segments of a shared row that may have media, in order: the prompt, and each node with observations."""
         pairs = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
         return [self.prompt, *(slice_prompt(one, node.start, node.stop) for one, node in pairs if one is not None)]
 
     def take(self, places: Sequence[int]) -> Piece:
-        """The piece with only the completions at these indices."""
+        """A piece with only the completions at the indices `places`."""
         return Piece(self.prompt, tuple(self.answers[i] for i in places), tuple(self.rollouts[i] for i in places),
                      tuple(self.shown[i] for i in places) if self.shown else (),
                      tuple(self.units[i] for i in places) if self.units else ())
 
     @property
     def members(self) -> list[list[int]]:
-        """For each unit, the indices of its completions."""
+        """The indices of the completions of each unit."""
         by_unit: dict[int, list[int]] = {}
         for place, unit in enumerate(self.units or range(len(self.answers))):
             by_unit.setdefault(unit, []).append(place)
@@ -88,45 +89,45 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
-    """U computed tokens that stand for N completion tokens, because completions share prefixes."""
+    """Maps N completion tokens to the U tokens that are computed, because completions share prefixes."""
 
     targets: torch.Tensor
     """[U] ids of the computed tokens."""
     index: torch.Tensor
-    """[N] for each completion token the index of its computed token."""
+    """[N] for each completion token, the index of its computed token."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The model inputs of one micro-batch, and where to read its N completion tokens."""
+    """The model inputs of one micro-batch, and the positions at which the outputs for its N completion tokens are read.
+    """
 
     inputs: dict[str, Any]
     """Keyword arguments for the model's forward."""
     columns: torch.Tensor
-    """[C] columns of the rows whose hidden states are read."""
+    """[C] positions within the rows at which hidden states are read."""
     select: torch.Tensor | None
-    """[N] indices of the completion tokens in the flattened [B * C] positions; None if these positions are the N
-    tokens."""
+    """[N] indices of the completion tokens in the flattened [B * C] hidden states; None if all are used in order."""
     targets: torch.Tensor
     """[N] ids of the completion tokens."""
     rollout_id: torch.Tensor
-    """[N] for each completion token the index of its rollout in the optimizer step."""
+    """[N] for each completion token, the index of its rollout in the optimizer step."""
     tokens: int
-    """Number of tokens computed by the language model, padding included."""
+    """Number of tokens that the language model computes, padding included."""
     observed: bool = False
     """Whether the completion tokens include observations, which may contain ids that cannot be sampled."""
     shared: SharedTokens | None = None
-    """Set if completions share tokens; `columns` and `select` then refer to the U computed tokens."""
+    """Set if completions share tokens. Then `columns` and `select` refer to the U computed tokens."""
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)
 
 
 def training_rows(done: Completion) -> list[tuple[slice, Completion]]:
-    """The training rows of a completion, each as (slice of the completion's tokens that the row trains, row).
+    """The rows in which a completion is trained, each as (slice of the completion's tokens, row).
 
-    The only row is the completion itself, unless it has windows. Then there is one row per window, in which only the
-    action is trained."""
+    Without windows, the only row is the completion itself. Otherwise there is one row per window (the part of an
+    episode that the model saw when it wrote an action), in which only the action is trained."""
     if not done.windows:
         return [(slice(0, len(done.tokens)), done)]
     actions = [slice(t.start, t.end) for t in done.turns if t.role == "assistant"]
@@ -143,8 +144,8 @@ def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: i
               shown: Sequence[Prompt | None] = (), units: Sequence[int] = ()) -> list[Piece]:
     """Cuts the completions of each prompt into pieces of consecutive completions and similar size.
 
-    A piece has at most `limit` tokens, unless a single unit has more. Empty completions are left out. `shown` is
-    Completion.shown of each completion; () = None for all. For `units` see Piece."""
+    A piece has at most `limit` tokens, unless a single unit has more. Empty completions are left out. For `shown` and
+    `units` see Piece."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
@@ -164,13 +165,13 @@ def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: i
 
 
 def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[Batch]:
-    """Micro-batches of at most `limit` tokens each; a larger piece gets a micro-batch of its own."""
+    """Packs the pieces into micro-batches of at most `limit` tokens. A larger piece gets its own micro-batch."""
     return [make_batch(part, layout) for part in plan(pieces, limit, layout, cost)]
 
 
 def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
          cost: Cost = balance.tokens) -> list[list[Piece]]:
-    """The pieces of each micro-batch: as few micro-batches as possible, of similar cost.
+    """Assigns the pieces to as few micro-batches as possible, of similar cost. Returns the pieces of each micro-batch.
 
     With padded rows a piece is one completion, and padding counts towards `limit`."""
     if layout == "padded":
@@ -181,17 +182,17 @@ def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
 
 
 def sizes(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost = balance.tokens) -> list[int]:
-    """Number of tokens, padding included, of each micro-batch that `pack` would make; computed without packing."""
+    """The number of tokens, padding included, of each micro-batch that `pack` would return."""
     tokens = [[piece.tokens for piece in part] for part in plan(pieces, limit, layout, cost)]
     return [len(part) * max(part) if layout == "padded" else sum(part) for part in tokens]
 
 
 def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> list[list[Piece]]:
-    """Adds idle micro-batches up to `count`, and an idle piece with media to each micro-batch without media if `idle`
-    has media.
+    """Adds idle micro-batches until there are `count`, and idle media to micro-batches without media if `idle` has
+    media.
 
     Sharded ranks (FSDP) gather and reduce together in every pass. So all need the same number of micro-batches, and
-    none may skip the vision tower while another rank uses it. The idle prompt has no completion: every weight gets a
+    none may skip the vision tower while another rank uses it. The idle prompt has no completion. Every weight gets a
     gradient of zero from it, and it changes no loss, count, metric or stored value."""
     filled = [*map(list, parts), *([] for _ in range(count - len(parts)))]
     return [part if part and (not idle.mm or any(one.mm for piece in part for one in piece.parts))
@@ -200,8 +201,8 @@ def with_idle(parts: Sequence[Sequence[Piece]], count: int, idle: Prompt) -> lis
 
 
 def make_batch(part: Sequence[Piece], layout: str = "shared", attention: str = "auto") -> Batch:
-    """The Batch of one micro-batch. `attention` names the implementation for shared rows (attention.IMPLEMENTATIONS).
-    """
+    """Makes the Batch of one micro-batch. `attention` names the implementation for shared rows
+    (attention.IMPLEMENTATIONS)."""
     return _padded(part) if layout == "padded" else _shared(part, attention)
 
 
@@ -279,10 +280,10 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """[B, width] tensors of the prompts' `aligned` arrays, by name.
+    """[B, width] tensors of the prompts' `aligned` arrays (one value per token), by name.
 
-    Each line is a prompt and the prompts that follow it, placed at the left or, with `right`, at the right edge. The
-    other entries of its row get the value of completion tokens."""
+    Each line of `lines` is a prompt and the prompts that follow it. They start at the left edge of a row or, with
+    `right`, end at the right edge. All other entries of the row get the value for completion tokens."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)
@@ -310,7 +311,8 @@ def _joined_ids(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
-    """[R, n] rotary positions of the n tokens after a prompt: consecutive, or those of `shown` for an episode."""
+    """[R, n] rotary positions of the n tokens after a prompt: consecutive positions, or for an episode those of
+    `shown`."""
     if shown is not None:
         return shown.positions
     start = prompt.next_position
@@ -318,14 +320,14 @@ def _placed(prompt: Prompt, n: int, shown: Prompt | None) -> np.ndarray:
 
 
 def _position_ids(positions: np.ndarray) -> torch.Tensor:
-    """Converts positions [R, B, T] to the model's form: [3, B, T] with M-RoPE, else [B, T]."""
+    """Converts positions [R, B, T] to the form of the model's input: [3, B, T] with M-RoPE, else [B, T]."""
     return torch.from_numpy(positions if len(positions) > 1 else positions[0])
 
 
 def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The prompts' media tensors by name, concatenated in order; images with fewer tiles are padded with zeros.
+    """The media tensors of all prompts, concatenated in order, by name. Images with fewer tiles are padded with zeros.
 
-    Processors pad the tiles of a batch in the same manner. Clips with different numbers of frames stay a tuple, which
+    Processors pad the tiles of a batch in the same manner. Videos with different numbers of frames stay a tuple, which
     Family.encode handles. With a feature cache the result holds the prompts' `visuals` instead; see Policy.inputs."""
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
@@ -335,7 +337,7 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def join_prompts(first: Prompt, more: Prompt) -> Prompt:
-    """Joins two prompts: the positions of `more`, which start from 0, are shifted to follow `first`."""
+    """Appends the prompt `more`, whose positions start from 0, to the prompt `first`."""
     names = dict.fromkeys([*first.aligned, *more.aligned])
     beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
                                     for p in (first, more)]) for name in names}
@@ -349,7 +351,7 @@ def join_prompts(first: Prompt, more: Prompt) -> Prompt:
 
 
 def continuation(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
-    """The part of `whole` that follows `prompt`, its beginning; with the media of the observations in that part."""
+    """The part of the prompt `whole` after its beginning `prompt`, with the media of the observations in that part."""
     p = len(prompt)
     media = functools.reduce(join_prompts, observations) if observations else replace(
         prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())

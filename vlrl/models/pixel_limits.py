@@ -1,6 +1,6 @@
-"""Sets pixel limits of image and video processors, chosen by processor class and not by family.
+"""Sets the pixel limits of image and video processors, depending on the processor's class.
 
-Several families share a processor class, and an unknown family may use a known class."""
+The class decides, not the model family: several families share a class, and an unknown family may use a known class."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
-    """Limits the area in pixels of an image, a video frame and a whole video after resizing, as the settings ask.
+    """Limits the area in pixels to which images, video frames and videos are resized, as the settings ask.
 
-    A setting of None keeps the processor's default, as far as the other limits allow. Raises ConfigError if the image
-    or video processor is of a class for which such a limit is not implemented."""
+    A setting of None keeps the processor's default, as far as the other limits allow. Raises ConfigError if a limit is
+    set that vlrl does not support for the processor's class."""
     images: Any = processor.image_processor
     videos: Any = getattr(processor, "video_processor", None)
     limit_images, limit_frames = _IMAGE_LIMITS.get(_class_of(images)), _FRAME_LIMITS.get(_class_of(videos))
@@ -56,14 +56,14 @@ def _limit_area(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
-    """GLM-4V images: limits the area of two frames, because the processor counts an image as two equal frames."""
+    """GLM-4V images: sets the area of two frames, because the processor counts an image as two equal frames."""
     frames = unit.temporal_patch_size
     low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
     _set_area(unit, low, high, "max_pixels", frames)
 
 
 def _limit_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen2-VL videos: limits the area of a frame, and the whole video by a number of visual tokens."""
+    """Qwen2-VL videos: limits the area of a frame, and the video by its number of visual tokens."""
     _set_frame_area(unit, settings)
     if settings.video_total_pixels is not None:
         unit.cap_pixels_per_frame = True
@@ -72,10 +72,10 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen3-VL videos: the processor only limits the area of all frames together.
+    """Qwen3-VL videos: the processor only limits the total area of all frames.
 
-    A lower limit therefore holds for the whole video. The processor divides the upper limit among the frames, so it is
-    set high enough for the largest number of frames; a cap per frame keeps a short video from using all of it."""
+    So a lower limit applies to the video. The processor divides the upper limit among the frames, so the limit is set
+    for the largest number of frames. A cap per frame keeps a short video from using all of it."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:
@@ -117,7 +117,7 @@ def _below_its_cap(unit: Any, high: int | None) -> None:
 
 
 def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
-    """SmolVLM: limits the longest edge to a multiple of the tile side; an image of a single tile is not split."""
+    """SmolVLM: limits the longest edge to a multiple of the tile side. An image of a single tile is not split."""
     tile = unit.max_image_size["longest_edge"]
     _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
     tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
@@ -128,7 +128,7 @@ def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
-    """LLaVA-OneVision: the processor picks the best tiling from a list; only tilings within the limits are kept."""
+    """LLaVA-OneVision: removes tilings outside the limits from the list from which the processor picks one."""
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
     allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
@@ -161,7 +161,6 @@ def _given(settings: ModelSettings) -> str:
 
 
 def _class_of(unit: Any) -> str:
-    """Class name of an image or video processor, without the suffix of its backend."""
     return re.sub("(Pil|Fast)$", "", type(unit).__name__)
 
 

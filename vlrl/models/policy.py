@@ -1,4 +1,4 @@
-"""The model being trained: its reference, log-probabilities and saving. `load` makes it from a config."""
+"""The model being trained, with its reference model, log-probabilities and saving. `load` makes it from a config."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:  # few runs train a head
     from vlrl.models import heads
 
 _CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
-"""Makes the cache of vision features of a frozen tower (model.feature_cache_mib)."""
+"""Creates the cache for features of a frozen vision tower (model.feature_cache_mib)."""
 
 
 class Policy:
     """A vision-language model, its processor, and its trainable parameters.
 
-    `model` is the transformers model, wrapped by PEFT under LoRA. Trainable parameters are float32 and computed in
+    `model` is the transformers model, wrapped by PEFT under LoRA. Trainable parameters are float32 and are computed in
     `dtype` under autocast. Frozen parameters are stored in `dtype`, or in 4 bits (`quantized`)."""
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
@@ -52,30 +52,30 @@ class Policy:
         vocabulary, known = base.config.get_text_config().vocab_size, len(processor.tokenizer)
         banned = {*family.vision_ids(processor), *range(known, vocabulary)}
         self.banned = torch.tensor(sorted(banned), dtype=torch.long, device=self.device)
-        """Ids that are never sampled and get probability 0: vision tokens, and rows of the output layer without a
-        token."""
+        """Token ids that are never sampled and get probability 0: vision tokens, and ids that the tokenizer does not
+        know."""
         self.vocabulary = vocabulary
         """Number of rows of the output layer."""
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
         self.quantized, self.features, self.head = quantized, features, head
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
-        """Prompt for idle micro-batches under FSDP; see packing.with_idle."""
+        """Prompt of idle micro-batches under FSDP (packing.with_idle); else None."""
         self.most_tokens: int | None = None
-        """Token limit of a micro-batch after running out of memory; None = train.tokens_per_batch."""
+        """Token limit of a micro-batch since memory last ran out; None = train.tokens_per_batch."""
         self.shards: shards.Shards | None = None
-        """Not None if the model is sharded over ranks."""
+        """The sharded model; None if the model is not sharded over ranks."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
-        """Weights of the moving reference, by the names of the policy's parameters; see `start_moving_reference`."""
+        """Weights of the moving reference by parameter name; see `start_moving_reference`."""
         self.swapped = False
-        """Whether the reference's weights are temporarily loaded in place of the trained ones."""
+        """Whether the reference's weights temporarily replace the trained weights."""
         self.updating = False
-        """Whether the weights of policy or reference may differ from those after the last completed step."""
+        """Whether an update may have changed the weights of the policy or reference since the last completed step."""
 
     @property
     def choices(self) -> int:
-        """Number of token ids that can be sampled."""
+        """How many token ids can be sampled."""
         return self.vocabulary - len(self.banned)
 
     @property
@@ -96,13 +96,13 @@ class Policy:
         return self.family.positions(self.base, ids, types, mm)
 
     def layout(self, wanted: str) -> str:
-        """The layout of training rows: `wanted` (train.packing) if the family's attention supports it, else "padded".
-        """
+        """The layout of training rows: `wanted` (train.packing), or "padded" if the family does not support shared
+        rows."""
         return wanted if self.family.shared else "padded"
 
     def cost(self, prompt: Prompt, answers: Sequence[int]) -> float:
-        """Cost of training on a prompt with completions of these lengths (cost.Cost): operations, or tokens for an
-        unknown family."""
+        """Cost of training on a prompt with completions of these lengths: operations, or tokens for an unknown family.
+        """
         if not self.family.known:
             return balance.tokens(prompt, answers)
         return self._operations.of(len(prompt), patches_of(prompt.mm, self.base.config), answers)
@@ -110,20 +110,21 @@ class Policy:
     def plan(self, prompts: Sequence[Prompt], answers: Sequence[np.ndarray], settings: TrainSettings,
              limit: int | None = None, shown: Sequence[Prompt | None] = (),
              units: Sequence[int] = ()) -> list[list[Piece]]:
-        """The pieces of each micro-batch, of at most `limit` tokens (default: train.tokens_per_batch); called on every
+        """Cuts completions into pieces and assigns them to micro-batches of at most `limit` tokens. Called on every
         rank.
 
-        For `shown` and `units` see pieces_of."""
+        `limit` is train.tokens_per_batch by default. For `shown` and `units` see packing.pieces_of."""
         limit = limit or settings.tokens_per_batch
         pieces = pieces_of(prompts, answers, limit, shown, units)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
 
     def fill(self, parts: list[list[Piece]]) -> list[list[Piece]]:
-        """The micro-batches; under FSDP with idle ones added, so that all ranks have the same number. See with_idle."""
+        """The micro-batches. Under FSDP, idle micro-batches are added so that all ranks have the same number
+        (packing.with_idle)."""
         return parts if self.idle is None else with_idle(parts, max(comm.gather(len(parts))), self.idle)
 
     def pack(self, pieces: Sequence[Piece], settings: TrainSettings) -> Batch:
-        """The Batch of one micro-batch, in the layout of training."""
+        """Makes the Batch of one micro-batch, in the layout of training."""
         return make_batch(pieces, self.layout(settings.packing), settings.attention)
 
     @functools.cached_property
@@ -131,16 +132,16 @@ class Policy:
         return cost_model(self.model, self.family)
 
     def autocast(self) -> Any:
-        """Context manager of autocast to the compute type; does nothing for float32."""
+        """A context manager: autocast to the compute type, or nothing if the compute type is float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)  # accelerate's has no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Keyword arguments for the model's forward, from packed inputs.
+        """Keyword arguments for the model's forward, from the inputs of a Batch.
 
-        `base` is the model if it is not the policy's, without PEFT's wrapper. `visuals` are replaced by their features;
-        a reference model uses the policy's frozen vision tower for them."""
+        `base` is another model, without PEFT's wrapper; by default it is the policy's. `visuals` are replaced by their
+        features. A reference model uses the features of the policy's frozen vision tower."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None
@@ -149,11 +150,11 @@ class Policy:
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, beside: Any = None) -> TokenStats:
-        """Log-probability, entropy and further statistics of every completion token under this policy, or under
+        """Log-probability, entropy and further statistics of every completion token, under this policy or under
         `model`.
 
-        `states`: whether to also return the inputs of the output layer. `beside`: a second model, for statistics that
-        compare two."""
+        `states`: whether to return the inputs of the output layer too. `beside`: a second model, for statistics that
+        compare two models."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
             return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
@@ -192,7 +193,7 @@ class Policy:
         return hidden if batch.select is None else hidden.index_select(0, batch.select), head
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass of a loss, scaled by `scaler`, which accumulates its gradients."""
+        """Runs the backward pass of a loss, scaled by `scaler`, and accumulates the gradients."""
         if engine := shards.engine_of(self.shards):
             engine.backward(loss)
         else:
@@ -200,7 +201,7 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """[N] log-probabilities under the reference.
+        """[N] log-probabilities of the completion tokens under the reference model.
 
         The reference is the model with its adapter disabled, the frozen copy made by `keep_reference`, or the moving
         reference."""
@@ -213,7 +214,7 @@ class Policy:
         return self.logprobs(batch, temperature, self._reference).logprobs
 
     def keep_reference(self, source: str | Path | None = None) -> None:
-        """Makes a frozen copy of the model as the KL reference: of the model at `source`, or else of the current
+        """Makes a frozen copy of a model as reference for the KL term: of the model at `source`, or else of the current
         weights.
 
         Each weight gets the type that it has in the policy, so that both models compute alike. Under LoRA no copy is
@@ -228,9 +229,9 @@ class Policy:
         self._reference = model.requires_grad_(False).eval().to(place)
 
     def start_moving_reference(self) -> None:
-        """Creates `moving_reference`, whose tensors may then be written to; call it after `keep_reference`.
+        """Creates the tensors of `moving_reference`, which may then be written to. Call it after `keep_reference`.
 
-        Under LoRA it is a second adapter, copied from the current one."""
+        Under LoRA the moving reference is a second adapter, initially equal to the trained one."""
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
         self.moving_reference = {n: own[n].detach().clone() if self.lora else own[n].data for n in learning}
@@ -239,8 +240,8 @@ class Policy:
     def _without_adapter(self) -> Iterator[None]:
         """In the block, disables the adapter.
 
-        PEFT marks parameters as trainable on the modules, which hold either shards or gathered tensors. At the end the
-        modules must hold the same tensors as before, or some of them would no longer be trained."""
+        PEFT sets requires_grad on the tensors of the modules, which are either shards or gathered tensors. At the end
+        the modules must hold the same tensors as before, or some parameters would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -251,7 +252,8 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """In the block, the adapter holds the reference's weights. With shards called on all ranks."""
+        """In the block, the adapter holds the weights of the moving reference. If the model is sharded, called on all
+        ranks."""
         def swap() -> None:
             self.scatter()
             for name, parameter in self.trainable():
@@ -271,26 +273,27 @@ class Policy:
                 self.gather()
 
     def gather(self) -> None:
-        """If the model is sharded, gathers all its weights on each rank; called on all ranks. See Shards."""
+        """If the model is sharded, gathers all its weights on each rank. Called on all ranks. See Shards.gather."""
         if self.shards:
             self.shards.gather()
 
     def scatter(self) -> None:
-        """If the model is sharded, frees gathered weights; needed before training or saving."""
+        """If the model is sharded, frees its gathered weights. This is needed before training and saving."""
         if self.shards:
             self.shards.scatter()
 
     def close(self) -> None:
-        """Frees weights that an engine gathered; call it before the process group ends, which makes that impossible."""
+        """Frees the weights that DeepSpeed gathered. Call it before the process group ends, because it is impossible
+        afterwards."""
         if engine := shards.engine_of(self.shards):
             engine.scatter()
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None,
              head: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
+        """Writes the model (or adapter) as safetensors, and the processor. from_pretrained or PEFT can load the folder.
 
-        `weights` come from shards.weights, or from `copied_weights` if training continues during the save; without them
-        the model must be complete. `head` comes from `copied_head`; without it the current head of a reward model is
+        `weights` come from shards.weights, or from `copied_weights` if training continues during the save. Without them
+        the model must not be sharded. `head` comes from `copied_head`. Without it the current head of a reward model is
         written."""
         # embeddings are never trained; finding that out asks the hub
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
@@ -309,9 +312,9 @@ class Policy:
         return {name: weight.detach().to("cpu", copy=True) for name, weight in own.items()}
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
-        """The weights that `save` writes: trainable parameters copied to host memory, frozen ones not copied.
+        """The weights that `save` writes: trainable parameters are copied to host memory, frozen ones are not copied.
 
-        Tied weights stay tied. Under LoRA only the adapter is included."""
+        Tied weights stay tied. Under LoRA only the adapter's weights are included."""
         learning = {p.data_ptr() for _, p in self.trainable()}
         copies: dict[int, torch.Tensor] = {}
         weights: dict[str, torch.Tensor] = {}
@@ -329,8 +332,8 @@ class Policy:
     def sharing_features(self) -> Iterator[None]:
         """In the block, passes without gradient over one batch share the features of its images and videos.
 
-        This needs a frozen vision tower and merger, and has no effect otherwise. The methods of the model that compute
-        features are memoized, because FSDP needs them to be called inside the forward."""
+        This has no effect if the vision tower or merger is trained. The model's methods that compute features are
+        memoized, because FSDP needs them to be called inside the forward."""
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
@@ -347,7 +350,7 @@ class Policy:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """In the block, the model is in evaluation mode: no dropout, and the KV cache on even under gradient
+        """In the block, the model is in evaluation mode: no dropout, and the KV cache is on even under gradient
         checkpointing."""
         was = self.model.training
         self.model.eval()
@@ -358,12 +361,11 @@ class Policy:
 
 
 _FEATURES = ("get_image_features", "get_video_features")
-"""Methods of transformers models that run vision tower and merger."""
+"""Methods of transformers models that run the vision tower and merger."""
 
 
 def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
-    """Wraps `call` so that identical arguments give the earlier result; models that share `outputs` share their
-    results."""
+    """Wraps `call` so that identical arguments return the earlier result. Models that share `outputs` share results."""
     def remembered(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
         key = (name, *kwargs, *map(id, values))
@@ -374,7 +376,6 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
 
 
 def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
-    """The hidden states; raises ConfigError if they are logits, because the model's output layer is not known."""
     if head.layer is None:
         raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer are unknown, but the "
                           f"head that {' or '.join(HEADS)} trains needs them. Train no such head (set "
@@ -387,9 +388,10 @@ def _unwrapped(model: Any) -> Any:
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
-    """The policy of a config, with the weights of a checkpoint folder if `checkpoint` is given.
+    """Loads the policy of a config, with the weights of the folder `checkpoint` if it is given.
 
-    `model.name` may also be a LoRA adapter: full fine-tuning starts from its base model with the adapter merged in."""
+    `model.name` may also be a LoRA adapter. Then full fine-tuning starts from its base model with the adapter merged.
+    """
     settings = config.model
     dtype = compute_dtype(settings)
     attention.check(config.train.attention, accelerator.device.type, dtype)
@@ -418,20 +420,19 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
 
 
 def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | None:
-    """The head that the settings ask for; None if they ask for none."""
+    """The head (see heads.py) that the settings ask for; None if they ask for none."""
     name = head_of(config)
     return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """A gradient scaler that keeps small gradients above the smallest float16 number; does nothing for other types."""
+    """A gradient scaler for float16, which keeps small gradients from vanishing. It does nothing for other types."""
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     scaler.scale(torch.zeros((), device=device))  # creates its tensors, even on ranks without loss
     return scaler
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token id that ends a completion, from the generation config and the tokenizer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, (list, tuple)) else [configured]
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

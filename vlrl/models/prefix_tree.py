@@ -1,4 +1,5 @@
-"""Finds common prefixes of a prompt's completions and arranges them as a tree, which holds each common token once.
+"""Finds common prefixes of a prompt's completions, and arranges the completions as a tree that holds each common token
+once.
 
 A node is a run of tokens: a prefix that several completions share, or the remaining tokens of one completion. Shared
 nodes have at least SHORTEST tokens, because every node costs an attention call over all its descendants."""
@@ -15,13 +16,14 @@ import torch
 from vlrl.types import Prompt
 
 SHORTEST = 32
-"""Smallest number of common tokens that completions share as a node."""
+"""Minimum number of common tokens that make a shared node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens start..stop of the completion `answer`; they are at `place` after the prompt, and all descendants end at
-    `end`."""
+    """A run of tokens in the tree: the tokens start..stop of the completion with index `answer`.
+
+    `place` is the node's position after the prompt, and `end` the position at which its last descendant ends."""
 
     answer: int
     start: int
@@ -32,12 +34,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The completions of a prompt as nodes of a tree."""
+    """The completions of a prompt as a prefix tree."""
 
     nodes: tuple[Node, ...]
     """All nodes, each before its descendants."""
     places: tuple[np.ndarray, ...]
-    """For each completion the positions [T] of its tokens after the prompt."""
+    """For each completion, the positions [T] of its tokens after the prompt."""
 
     @property
     def tokens(self) -> int:
@@ -45,15 +47,15 @@ class Tree:
 
     @property
     def shared(self) -> bool:
-        """Whether any token belongs to several completions."""
+        """Whether any token belongs to more than one completion."""
         return self.tokens < sum(map(len, self.places))
 
 
 def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
-    """The tree of completions, each [T] token ids; `shown` is Completion.shown of each completion, () = None for all.
+    """The prefix tree of completions, each given as token ids [T]. For `shown` see packing.Piece.
 
-    Completions share tokens with the same ids, rotary positions and media. A completion shares nothing if its media
-    cannot be assigned to observations (`Prompt.inserted`)."""
+    Completions share tokens that have the same ids, rotary positions and media. A completion shares nothing if its
+    media cannot be assigned to observations (`Prompt.inserted`)."""
     grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
     grower.grow([*range(len(answers))], 0, 0)
     return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))
@@ -66,10 +68,10 @@ class _Grower:
         self.places = [np.zeros(len(answer), np.int64) for answer in answers]
 
     def grow(self, members: list[int], depth: int, at: int) -> int:
-        """Adds nodes for the members' tokens after their first `depth` tokens, which are equal; returns the next free
+        """Adds nodes for the members' tokens after their first `depth` tokens, which are equal. Returns the next free
         position.
 
-        The new nodes are placed from position `at`."""
+        The new nodes start at position `at`."""
         alike: dict[Any, list[int]] = {}
         for m in members:
             begins = self.answers[m][depth:depth + self.shortest]
@@ -90,7 +92,6 @@ class _Grower:
         return at
 
     def _common(self, a: int, b: int) -> int:
-        """Length of the common prefix of the completions at indices a and b."""
         n = min(len(self.answers[a]), len(self.answers[b]))
         n = _first_true(self.answers[a][:n] != self.answers[b][:n])
         one, other = self.shown[a], self.shown[b]
@@ -98,7 +99,8 @@ class _Grower:
 
 
 def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
-    """How many of the first n tokens, whose ids are equal, also have equal positions and media."""
+    """How many of the first n tokens of two completions also have equal positions and media. Their ids must be equal.
+    """
     if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
     n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))
@@ -113,7 +115,7 @@ def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
 
 
 def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
-    """Tokens start..stop of `shown` with the media of the observations among them; no observation may be cut."""
+    """Tokens start..stop of `shown`, with the media of the observations among them. No observation may be cut."""
     if start == 0 and stop == len(shown):
         return shown
     inside = [part for part in shown.inserted if start <= part.start and part.stop <= stop]
@@ -137,7 +139,7 @@ def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]
 
 
 def _rows_known(shown: Prompt) -> bool:
-    """Whether the rows of all media tensors are assigned to observations."""
+    """Whether all rows of the media tensors are assigned to observations."""
     rows = {name: sum(part.rows.get(name, 0) for part in shown.inserted) for name in shown.mm}
     return all(isinstance(tensor, torch.Tensor) and len(tensor) == rows[name] for name, tensor in shown.mm.items())
 
@@ -147,5 +149,4 @@ def _same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _first_true(differs: np.ndarray) -> int:
-    """Index of the first True; the length if there is none."""
     return int(differs.argmax()) if differs.any() else len(differs)

@@ -1,4 +1,4 @@
-"""Converts a Sample to a Prompt with the Hugging Face processor, once per sample, for engine and trainer alike."""
+"""Converts a Sample to a Prompt with the Hugging Face processor, once per sample, for both engine and trainer."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
 
 class PromptTooLong(DataError):
-    """A prompt has more tokens than limits.prompt_tokens; it is rejected, never truncated."""
+    """A prompt has more tokens than limits.prompt_tokens. It is rejected, never truncated."""
 
 
 class Encoder:
-    """Turns samples into prompts for one processor and model.
+    """Converts samples to prompts, with one processor for one model.
 
     `positions(ids [1, T], types [1, T], mm) -> [R, T]` is the model's own rope index (see Policy.positions)."""
 
@@ -63,9 +63,9 @@ class Encoder:
         self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # not <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
-        """The prompt of one sample, with the text `guidance` after its question.
+        """The Prompt of a sample. The text `guidance`, if any, follows the question.
 
-        Raises DataError for unreadable media and PromptTooLong above the limit."""
+        Raises DataError for unreadable media, and PromptTooLong above the limit."""
         messages = task_messages(task, sample)
         return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
                            tool_schemas(task, sample))
@@ -78,9 +78,9 @@ class Encoder:
         return other
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The prompt of a sample whose chat messages are given; runs no code of the task.
+        """The Prompt of a sample from its chat messages. Runs no code of the task.
 
-        `tools` are the tool schemas of the task; if there are any, those of the row are not used."""
+        `tools` are the tool schemas of the task. Without them the tools of the row are used."""
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
@@ -105,9 +105,9 @@ class Encoder:
         start of the next turn.
 
         Positions start from 0. The template renders a conversation with a placeholder for the action, so sampled text
-        is never rendered. Tool results become turns of role tool if the template has such turns and shows their images,
-        else one user turn. Raises DataError for unreadable media, and ConfigError for a template that does not end
-        turns with the model's end token."""
+        is never rendered. Tool results become turns of role tool if the template has such turns and shows their images.
+        Otherwise they become one user turn. Raises DataError for unreadable media, and ConfigError for a template that
+        does not end turns with the model's end token."""
         loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
         turns = (_TOOLS["results"](observation, self._keeps_results, self._reads_order) if observation.results
@@ -127,12 +127,11 @@ class Encoder:
         return self._end
 
     def _observed(self, shown: Sequence[Media], name: str) -> list[LoadedMedia]:
-        """The loaded media of an observation, each shrunk to episode.max_pixels."""
+        """The loaded media of an observation, each resized to at most episode.max_pixels."""
         most, loaded = self.config.episode.max_pixels, [self._loaded(m, name) for m in shown]
         return [_MEDIA["edited"](m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
     def _loaded(self, one: Media, name: str) -> LoadedMedia:
-        """The loaded media. Raises DataError, which names the sample if the media have no file name."""
         try:
             return media.load(one, self.config.limits, self._video, self._clips)
         except DataError as error:
@@ -167,10 +166,10 @@ class Encoder:
             visuals=_VISUALS["visuals_of"](self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """[T] token ids of an answer and the end token, as supervised fine-tuning trains them.
+        """[T] token ids of a reference answer and the end token, as supervised fine-tuning trains them.
 
-        `text` is only the part of the answer that follows the prompt. Vision tokens in it are broken up, because a
-        model cannot generate them."""
+        `text` is the part of the answer that follows the prompt. Vision tokens in it are broken up by a space, because
+        a model cannot generate them."""
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 
@@ -202,8 +201,8 @@ class Encoder:
                             f"({', '.join(m['role'] for m in messages)}): {error}") from None
 
     def _media_first(self, messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
-        """The messages, with the media of an environment's first observation before the text of its turn if the
-        template puts media there anyway."""
+        """Moves the media of an environment's first observation before the text of its turn, if the template does so
+        anyway."""
         if opening is None or not opening.media or self._reads_order:
             return messages
         content = messages[-1]["content"]
@@ -218,8 +217,8 @@ class Encoder:
 
     @property
     def opened(self) -> str:
-        """Text with which the chat template starts a completion, such as "<think>"; see Prompt.opened for a single
-        prompt."""
+        """Text with which the chat template starts every completion, such as "<think>". For a single prompt see
+        Prompt.opened."""
         return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
 
     def _opened(self, text: str) -> str:
@@ -243,18 +242,17 @@ class Encoder:
 
     @property
     def strips_thinking(self) -> bool:
-        """Whether the chat template drops the thinking of earlier turns when another turn follows."""
+        """Whether the chat template drops the thinking of earlier turns once another turn follows."""
         return _TOOLS["strips_thinking"](self._template)
 
     @cached_property
     def _reads_order(self) -> bool:
-        """Whether the chat template shows an image at its position between two texts."""
         parts = [{"type": "text", "text": "before"}, {"type": "image"}, {"type": "text", "text": "after"}]
         between = self._template([{"role": "user", "content": parts}]).partition("before")[2].partition("after")[0]
         return bool(between.strip())
 
     def _plain(self, value: Any) -> Any:
-        """JSON in which control tokens inside strings are broken up."""
+        """Copies JSON, breaking up control tokens in its strings."""
         if isinstance(value, Mapping):
             return {self._plain(key): self._plain(inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
@@ -262,8 +260,7 @@ class Encoder:
         return _broken_up(value, self._reserved) if isinstance(value, str) else value
 
     def _safe(self, content: Any) -> Any:
-        """Content in which control tokens inside texts are broken up, so that data cannot open a turn or claim an
-        image."""
+        """Breaks up control tokens in texts, so that data cannot start a turn or pretend to be an image."""
         return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c
                 for c in parts_of(content)]
 
@@ -288,13 +285,11 @@ class Encoder:
         return self.processor(text=[text], return_tensors="pt", **kwargs)
 
     def _adds_special(self, text: str) -> bool:
-        """Whether the tokenizer should add its first special token, which many templates have already written."""
         first = self.processor.tokenizer.bos_token
         return not (first and text.startswith(first))
 
     def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
-        """Number of media that have a placeholder in the text, as the processor counts them; without its count, all or
-        none."""
+        """How many media have a placeholder in the text according to the processor. If it does not say: all or none."""
         offsets = batch.get("text_replacement_offsets")
         if isinstance(offsets, list) and offsets:
             return sum(put["type"] in ("image", "video") for put in offsets[0])
@@ -302,7 +297,7 @@ class Encoder:
         return len(loaded) if some else 0
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
-        """Number of visual tokens of each image or video, counted in the text that the processor puts for its
+        """Number of visual tokens of each image or video, counted in the text by which the processor replaces its
         placeholder."""
         offsets = batch.get("text_replacement_offsets") if loaded else None
         put = offsets[0] if isinstance(offsets, list) else []
@@ -314,7 +309,7 @@ class Encoder:
         return tuple(next(counts[m.kind]) for m in loaded)
 
     def _placeholder(self, kind: str) -> str | None:
-        """The token of one visual feature; in some processors this attribute is the placeholder of a whole image."""
+        """The token of one visual feature. In some processors this attribute is the placeholder of an image instead."""
         name = f"{kind}_token"
         return getattr(self.processor.tokenizer, name, None) or getattr(self.processor, name, None)
 
@@ -333,5 +328,4 @@ def _mixed(content: Any) -> bool:
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Every control token of a tokenizer, including those without a named role."""
     return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)}

@@ -1,8 +1,8 @@
-"""Passes without gradient over completions, packed as for training: log-probabilities under the reference or the
-policy.
+"""Log-probabilities of completions under the reference model or the policy, in passes without gradient, packed as in
+training.
 
-The reference is that of the KL term: the model with its adapter disabled under LoRA, a frozen copy of the initial model
-otherwise, or the moving reference of algo.reference."""
+The reference model is that of the KL term: under LoRA the model with its adapter disabled, otherwise a frozen copy of
+the initial model, or the moving reference of algo.reference."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vlrl.types import Completion, Prompt
 
 def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
                 read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
-    """For each completion an array [T, *shape] float32, which `read` computes as [N, *shape] for the N tokens of a
-    batch.
+    """An array [T, *shape] float32 per completion, filled with values that `read` returns as [N, *shape] for the N
+    tokens of a batch.
 
-    For completions with windows, tokens outside the actions get 0. Empty completions are skipped. Called on every rank
-    at the same time."""
+    Tokens outside the actions get 0 in completions with windows. Empty completions are skipped. Called on all ranks
+    together."""
     rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])
@@ -42,24 +42,24 @@ def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Com
 
 
 class Reference:
-    """Computes log-probabilities of completions under a policy and its reference."""
+    """Computes log-probabilities of completions under a policy and under its reference model."""
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
 
     def logprobs(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
                  own: bool = False) -> list[np.ndarray]:
-        """For each completion [T] float32 log-probabilities under the reference, or with `own` under the policy.
-
+        """An array [T] float32 per completion: log-probabilities under the reference, or with `own` under the policy.
         See read_tokens."""
         return [values[:, 0] for values in self.both(prompts, answers, temperature, (own,))]
 
     def both(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
              own: Sequence[bool] = (True, False)) -> list[np.ndarray]:
-        """For each completion an array [T, len(own)], one column per entry of `own` as in `logprobs`.
+        """An array [T, len(own)] float32 per completion, with a column per entry of `own`: True = policy, False =
+        reference.
 
-        All columns are computed in one loop over the batches. Media are encoded once where policy and reference have
-        the same vision tower."""
+        All columns are computed in one loop over the batches. Media are encoded once if policy and reference have the
+        same vision tower."""
         def one_pass(batch: Batch, own_weights: bool) -> torch.Tensor:
             if own_weights:
                 return self.policy.logprobs(batch, temperature).logprobs

@@ -1,5 +1,4 @@
-"""Writes models. The files other than weights are written once before the first step, so that a failure does not show
-hours later."""
+"""Saves models. A trial save before the first step makes failures show early instead of after hours."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def drop_unused_sampling(model: Any, name: str) -> None:
-    """Removes sampling settings from a generation config that has do_sample unset.
+    """Removes the sampling settings from a generation config whose do_sample is not set.
 
     transformers ignores such settings when it reads the file, but refuses to save them."""
     config = getattr(model, "generation_config", None)
@@ -37,10 +36,10 @@ def drop_unused_sampling(model: Any, name: str) -> None:
 
 
 def write_model(model: Any, processor: Any, folder: Path, **options: Any) -> None:
-    """Writes a model or adapter and its processor into a folder.
+    """Writes a model or adapter, and its processor, into a folder.
 
-    Raises RunError that says which of the two cannot be saved. A disk failure raises OSError, or another error that
-    is_disk_error recognizes."""
+    Raises RunError, which says what cannot be saved. A disk failure raises OSError, or another error that is_disk_error
+    recognizes."""
     with _save_errors("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
     with _save_errors("its tokenizer and processor"):
@@ -62,7 +61,7 @@ def _save_errors(what: str) -> Iterator[None]:
 
 
 def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a new folder below `place` (None: in the temporary directory), then removes the folder.
+    """Calls `write` with a new folder below `place` (None: in the temporary directory), then removes the folder.
 
     Raises RunError if writing fails."""
     try:

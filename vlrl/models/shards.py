@@ -1,7 +1,7 @@
-"""The interface of a model sharded over ranks (train.sharding), and whether a model is sharded.
+"""The interface of a model that is sharded over ranks (train.sharding), and functions that tell whether a model is
+sharded.
 
-The implementations, FSDP2 and DeepSpeed's ZeRO, are in models/sharding and imported if settings or launcher ask for
-them."""
+The implementations, FSDP2 and DeepSpeed's ZeRO, are in models/sharding. They are imported only if needed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 
 SHARDED = ("fsdp2", "zero2", "zero3")
-"""Values of train.sharding with which the model is sharded."""
+"""Values of train.sharding for which the model is sharded."""
 KINDS = Table({
     "fsdp2": "vlrl.models.sharding.fsdp:shard",
     "zero": "vlrl.models.sharding.zero:start",
 })
 """Functions that shard a policy. fsdp2: (policy, idle, settings) -> None, called before the engine is made. zero:
-(policy, optimizer, config) -> the new optimizer."""
+(policy, optimizer, config) -> new optimizer."""
 _CHECKS = Table({
     "launched": "vlrl.models.sharding.launch:launched",
     "installed": "vlrl.models.sharding.launch:check_installed",
@@ -32,20 +32,20 @@ _LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE
 
 
 class Shards(ABC):
-    """The models of a policy (the trained model and its reference), of which each process holds a part.
+    """The sharded models of a policy: the trained model and its reference. Each process holds a part of their weights.
 
     For a checkpoint, tensors are gathered one at a time into main memory on the main process; other processes get None.
     `gather`, `whole`, `state` and `weights` must be called on all processes."""
 
     gathered: bool
-    """Whether this process holds the whole model, for passes without gradient."""
+    """Whether this process holds the full model, for passes without gradient."""
     steps: bool = False
-    """Whether an engine calls the model, sums gradients, clips and runs the optimizer step; it is then a
-    sharding.zero.Zero."""
+    """Whether a DeepSpeed engine (sharding.zero.Zero) runs the model's passes, sums and clips gradients, and steps the
+    optimizer."""
 
     @abstractmethod
     def gather(self) -> None:
-        """Gives every process the whole model with its current weights, so that it can run passes without gradient
+        """Gives every process the full model with its current weights, so that it can run passes without gradient
         alone."""
 
     @abstractmethod
@@ -54,18 +54,18 @@ class Shards(ABC):
 
     @abstractmethod
     def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """One weight, gathered for a checkpoint."""
+        """A full weight for a checkpoint, gathered on the main process."""
 
     @abstractmethod
     def leaf(self, value: Any) -> Any:
-        """One value of a state (such as the optimizer's), gathered if it is sharded."""
+        """One value of a state dictionary (such as the optimizer's), gathered if it is sharded."""
 
     @abstractmethod
     def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Loads a complete optimizer state; each process keeps the part that belongs to its shards."""
+        """Loads a full optimizer state. Each process keeps the part that belongs to its shards."""
 
     def state(self, tree: Any) -> Any:
-        """The nested dictionaries, lists and tuples of `tree`, with each sharded tensor gathered."""
+        """A copy of nested dictionaries, lists and tuples, with each sharded tensor gathered."""
         if isinstance(tree, Mapping):
             return {key: self.state(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)):
@@ -73,7 +73,7 @@ class Shards(ABC):
         return self.leaf(tree)
 
     def weights(self, policy: Any) -> dict[str, torch.Tensor]:
-        """The weights that `Policy.save` writes, by name: those of the adapter under LoRA, else all."""
+        """The weights that `Policy.save` writes, by name: under LoRA only the adapter's."""
         self.scatter()
         named = dict(policy.trainable()) if policy.lora else policy.model.state_dict(keep_vars=True)
         by_id: dict[int, Any] = {}
@@ -84,27 +84,27 @@ class Shards(ABC):
 
 
 def engine_of(shards: Shards | None) -> Any:
-    """The shards if they are an engine that trains the model (a sharding.zero.Zero); else None."""
+    """The shards if they are a DeepSpeed engine that trains the model (sharding.zero.Zero); else None."""
     return shards if shards is not None and shards.steps else None
 
 
 def is_sharded(config: Config, *kinds: str) -> bool:
-    """Whether the model is sharded over several ranks, with train.sharding among `kinds`."""
+    """Whether the model is sharded over several ranks, and train.sharding is one of `kinds` (default: any)."""
     return config.train.sharding in (kinds or SHARDED) and comm.world() > 1
 
 
 def backend(config: Config, device: str) -> str | None:
-    """Backend of collectives if it must not be the device's default, else None.
+    """The torch.distributed backend, if it must differ from the device's default; else None.
 
-    Shards in main memory (train.cpu_offload) are summed and gathered there too, which NCCL does not support. The
-    settings must be resolved (see `settle_sharding`)."""
+    Shards in main memory (train.cpu_offload) are summed and gathered there, which NCCL does not support. train.sharding
+    must not be auto (see `settle_sharding`)."""
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
 def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
-    """The config with train.sharding=auto resolved by what `accelerate launch` asks for; see sharding.launch.
+    """The config with train.sharding=auto resolved by the options of `accelerate launch`; see sharding.launch.
 
-    Raises ConfigError if the launcher asks for something unsupported or contradicts the settings."""
+    Raises ConfigError if the launcher asks for something that is unsupported or contradicts the settings."""
     train = config.train
     if train.sharding in SHARDED or train.cpu_offload or any(environ.get(name) for name in _LAUNCHERS):
         return _CHECKS["launched"](config, environ)
@@ -118,17 +118,17 @@ def check_installed(config: Config) -> None:
 
 
 def state(policy: Any, tree: Any) -> Any:
-    """The result of Shards.state if the policy is sharded, else `tree` unchanged."""
+    """`tree` with all sharded tensors gathered (Shards.state); unchanged if the policy is not sharded."""
     return policy.shards.state(tree) if policy.shards else tree
 
 
 def weights(policy: Any) -> dict[str, torch.Tensor] | None:
-    """The result of Shards.weights if the policy is sharded, else None."""
+    """The weights of a sharded policy that `Policy.save` writes (Shards.weights); None if the policy is not sharded."""
     return policy.shards.weights(policy) if policy.shards else None
 
 
 def load_optimizer(policy: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads a complete optimizer state, with or without shards."""
+    """Loads a full optimizer state into the optimizer of a policy, sharded or not."""
     if policy.shards:
         policy.shards.load(optimizer, state)
     else:

@@ -1,8 +1,8 @@
-"""Finds text, such as <think>, that a chat template writes between the start of the model's turn and the model's own
+"""Finds text, such as <think>, that a chat template writes after the header of the model's turn, before the model's own
 text.
 
-This works for any model, by comparing two rendered conversations: a prompt that ends with the start of a turn, and one
-in which the model has answered."""
+This works for any model, by comparing two rendered conversations: a prompt that ends with the start of the model's
+turn, and a conversation in which the model has answered."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)
 
 
 def turn_beginning(template: Template) -> str:
-    """Text that the template writes between a user's question and the model's text, such as the end of the user's turn
-    and the header of the model's turn; "" if unknown.
+    """Text that the template writes between a user's question and the model's answer: the end of the user's turn and
+    the header of the model's turn. "" if unknown.
 
-    A block that it writes before an earlier answer, such as an empty <think></think>, is not included."""
+    A block that the template writes before an earlier answer, such as an empty <think></think>, is not included."""
     shown = [texts for form in (lambda text: [text_part(text)], str) if (texts := _shown(template, form))]
     if not shown:
         return ""
@@ -32,9 +32,7 @@ def turn_beginning(template: Template) -> str:
 
 
 def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
-    """Three rendered conversations: a question; the question and its answer; and these two with another question after
-    them.
-
+    """Three rendered conversations: a question; a question and its answer; a question, its answer and another question.
     [] if the template does not render their texts."""
     asked, said, more = ({"role": role, "content": form(text)} for role, text in (
         ("user", _ASKED), ("assistant", _SAID), ("user", "x")))
@@ -46,10 +44,10 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 
 def opened_in(prompt: str, beginning: str, control: Collection[str]) -> str:
-    """Text of a rendered `prompt` after the last `beginning` of a turn; "" if it is only white space.
+    """Text in a rendered `prompt` after the last header of a turn (`beginning`), such as "<think>"; "" if it is only
+    white space.
 
-    Text up to the last of the `control` tokens is left out: it is markup of the template that the model does not
-    continue."""
+    Text up to the last of the `control` tokens is left out, because it is markup that the model does not continue."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

@@ -27,8 +27,9 @@ class TokenTexts:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def ending(self, stops: tuple[str, ...]) -> torch.Tensor:
-        """[V] bool, True for tokens that may complete a stop string. Bytes of a split character are treated as any
-        text."""
+        """[V] bool, True for tokens that may complete one of the stop strings.
+
+        A token that holds only some bytes of a character may have any text."""
         if stops not in self._ending:
             pieces = self._texts()
             may = [i for i, piece in enumerate(pieces) if "\ufffd" in piece or any(_completes(piece, s) for s in stops)]
@@ -38,7 +39,7 @@ class TokenTexts:
         return self._ending[stops]
 
     def ids(self, text: str) -> torch.Tensor:
-        """Token ids of `text` (rollout.thinking_end). Raises ConfigError if they cannot be sampled."""
+        """Token ids of `text` (rollout.thinking_end). Raises ConfigError if it contains ids that cannot be sampled."""
         if text not in self._ids:
             ids = torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
             if torch.isin(ids, self.banned).any():
@@ -48,7 +49,7 @@ class TokenTexts:
         return self._ids[text]
 
     def _texts(self) -> list[str]:
-        """The text that each token adds, with its leading space."""
+        """The text that each token adds to a completion, with its leading space."""
         if not self._pieces:
             anchor = self.tokenizer("a", add_special_tokens=False)["input_ids"]
             before = len(self.decode(anchor))
@@ -58,7 +59,7 @@ class TokenTexts:
 
 
 def tokenizer_file(tokenizer: Any) -> str | None:
-    """The contents of a tokenizer.json for this tokenizer; None if it is not a fast tokenizer or contains custom code.
+    """The content of a tokenizer.json for this tokenizer; None if the tokenizer is not a fast one, or has custom code.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     with contextlib.suppress(Exception):  # custom code raises a plain Exception
@@ -67,5 +68,5 @@ def tokenizer_file(tokenizer: Any) -> str | None:
 
 
 def _completes(piece: str, stop: str) -> bool:
-    """Whether a text that ends in `piece` may contain `stop`, given that it does not contain it without `piece`."""
+    """Whether a text that ends in `piece` may contain `stop`, if it does not contain `stop` without `piece`."""
     return stop in piece or any(piece.startswith(stop[i:]) for i in range(len(stop)))

@@ -1,4 +1,5 @@
-"""Writes tools, tool calls and tool results as Qwen's chat templates do, for models whose templates do not."""
+"""Writes tools, tool calls and tool results in the format of Qwen's chat templates, for models whose templates do not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages, with a system prompt that lists the tools and explains how to call them."""
+    """The messages with an added system prompt that lists the tools and explains how to call them."""
     instructions = _TOLD.format("\n".join(map(json.dumps, tools)))
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": [text_part(instructions)]}, *messages]
@@ -37,10 +38,10 @@ def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -
 
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:
-    """The turns that show the results of tool calls: with `by_role` one turn of role tool per result, else one user
+    """The turns that show the results of tool calls: one turn of role tool per result (`by_role`), or a single user
     turn.
 
-    `in_place`: whether the template keeps media at their positions between texts; else all media come first."""
+    `in_place`: whether the template keeps media at their positions between texts. Otherwise all media come first."""
     if by_role:
         return [{"role": "tool", "content": [*_media(r), text_part(_quoted(r.text))]} for r in observation.results]
     begin, end = RESULT
@@ -59,7 +60,7 @@ def _media(result: Observation) -> list[Message]:
 
 
 def _quoted(text: str) -> str:
-    """The text of a result with its result tags broken up, so that it cannot close or open one."""
+    """Breaks up result tags in the text of a result, so that the text cannot close or open a result."""
     for tag in RESULT:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     return text
@@ -73,7 +74,7 @@ _ANSWERED = {"role": "assistant", "content": [text_part("y")]}
 
 
 def writes_calls(template: Template) -> bool:
-    """Whether a template shows tools, and writes tool calls in the form that vlrl parses."""
+    """Whether a chat template shows tools, and writes tool calls in the format that vlrl parses."""
     call = {"type": "function", "function": {"name": _NAME, "arguments": {"a": 1}}}
     tool = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": {"type": "object"}}}
     try:
@@ -85,7 +86,7 @@ def writes_calls(template: Template) -> bool:
 
 
 def keeps_results(template: Template) -> bool:
-    """Whether a template has turns of role tool, and shows images in them as in user turns."""
+    """Whether a chat template has turns of role tool, and shows images in them as it does in user turns."""
     def added(role: str) -> int:
         alone, pictured = ([*parts, text_part(_NAME)] for parts in ([], [{"type": "image"}]))
         texts = [template([_ASKED, _ANSWERED, {"role": role, "content": parts}]) for parts in (alone, pictured)]
@@ -98,7 +99,7 @@ def keeps_results(template: Template) -> bool:
 
 
 def strips_thinking(template: Template) -> bool:
-    """Whether a template drops the thinking of earlier turns when a user turn follows."""
+    """Whether a chat template drops the thinking of earlier turns once a user turn follows."""
     try:
         said = {"role": "assistant", "content": [text_part(f"<think>\n{_NAME}\n</think>\n\ny")]}
         return _NAME not in template([_ASKED, said, _ASKED])

@@ -1,4 +1,4 @@
-"""Describes the trainable parameters in words, for the first lines of a run and for the dry run."""
+"""Describes the trainable parameters in words, for the first lines of a run's log and for the dry run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from vlrl.models.families import Family
 
 
 def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
-    """Number of trainable parameters of each part, as in "language 1,200 and merger 30"; with an adapter, its own."""
+    """The number of trainable parameters of each part of the model, as text such as "language 1,200 and merger 30".
+    With an adapter, its parameters are counted."""
     counts: dict[str, int] = {}
     for name, parameter in named:
         part = family.part_of(name)
@@ -19,8 +20,8 @@ def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
 
 
 def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
-    """Notice about trainable tensors that never change, because the model reads an earlier layer of its vision tower
-    (LLaVA 1.5: the last but one); "" if there are none."""
+    """A notice about vision layers whose trainable tensors never change, because the model reads the features of an
+    earlier layer (LLaVA 1.5: the last but one); "" if there are none."""
     chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
     layers = getattr(tower, "num_hidden_layers", None)
     if chosen is None or layers is None:

@@ -1,11 +1,11 @@
-"""Vision features of a frozen tower, computed once per image or video and cached for later steps.
+"""Features of a frozen vision tower, computed once per image or video and cached for later steps.
 
 With `model.feature_cache_mib` the encoder splits a prompt's media tensors into VisualInputs. The policy looks up their
 features, or computes and caches them, and passes them to the model's forward as `mm_encoder_outputs`. Generation,
 reference and update use the same features.
 
-Each VisualInput passes through the tower alone. So its features depend neither on its batch nor on the state of the
-cache, and a resumed run, which starts with an empty cache, equals an uninterrupted run bit for bit."""
+Each VisualInput passes through the tower alone. So its features depend neither on the rest of its batch nor on the
+state of the cache. A resumed run, which starts with an empty cache, equals an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class VisualInput:
-    """Input of one pass of the vision tower: one image or video, or all of a prompt's if they cannot be separated.
+    """Input of one pass of the vision tower: one image or video, or all those of a prompt if they cannot be separated.
 
-    Not a dataclass, so that `packing.to_device` does not move its tensors: most of them are never needed."""
+    This is not a dataclass, so that `packing.to_device` does not move its tensors, most of which are never needed."""
 
     __slots__ = ("inputs", "key", "kind")
 
@@ -43,16 +43,16 @@ class VisualInput:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Output of vision tower and merger for one VisualInput, without gradient."""
+    """Output of the vision tower and merger for one VisualInput, without gradient."""
 
     output_class: type
-    """The model's class for outputs of its vision tower."""
+    """The model's class for the outputs of its vision tower."""
     pooled: tuple[torch.Tensor, ...]
     """Features of the visual tokens, [..., H], in the order of the text."""
     listed: bool
     """Whether the model expects a list of feature tensors, not one tensor."""
     deepstack: tuple[tuple[torch.Tensor, ...], ...] = ()
-    """[layers] features of the same visual tokens that are added inside the language model."""
+    """For each deepstack layer, features of the same visual tokens that are added inside the language model."""
 
     def to(self, device: torch.device | str) -> Features:
         layers = tuple(tuple(t.to(device) for t in layer) for layer in self.deepstack)
@@ -64,7 +64,8 @@ class Features:
 
 
 class FeatureCache:
-    """Holds at most `limit` bytes of features in host memory; the least recently used are dropped first."""
+    """A cache of at most `limit` bytes of features in host memory. The least recently used features are dropped first.
+    """
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
@@ -72,7 +73,7 @@ class FeatureCache:
         self._lookups = self._hits = 0
 
     def outputs(self, model: Any, visuals: Sequence[VisualInput]) -> dict[str, Any]:
-        """The `mm_encoder_outputs` of a forward pass over these visuals, which are in the order of its text.
+        """The `mm_encoder_outputs` of a forward pass over these visuals, which are in the order of the text.
 
         `model` is without PEFT's wrapper. Called under the policy's autocast."""
         by_kind: dict[str, list[Features]] = {}
@@ -81,7 +82,7 @@ class FeatureCache:
         return {kind: _concatenated(parts) for kind, parts in by_kind.items()}
 
     def metrics(self) -> dict[str, float]:
-        """The hit rate since the last call, over all ranks."""
+        """The hit rate over all ranks since the last call, as a metric."""
         hits, lookups = comm.total(self._hits, self._lookups)
         self._lookups = self._hits = 0
         return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}
@@ -112,7 +113,7 @@ class FeatureCache:
 
 
 def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache:
-    """The cache of `model.feature_cache_mib`; raises ConfigError for a model whose forward accepts no features."""
+    """The cache of `model.feature_cache_mib`. Raises ConfigError for a model whose forward accepts no features."""
     if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"model.feature_cache_mib={settings.feature_cache_mib}: vlrl cannot pass features to "
                           f"a model of type '{family.model_type}'. Set it to 0: images are then encoded in every pass.")
@@ -145,7 +146,8 @@ def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor]
 
 
 def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
-    """Cache key: hash of the media's contents, their selected frames, and the shapes of the processor's tensors."""
+    """Cache key of a VisualInput: a hash of its contents, its selected frames, and the shapes of the processor's
+    tensors."""
     contents = [(m.kind, m.sha256, list(m.metadata.get("frames_indices", ()))) for m in media]
     shapes = {k: v.tolist() if k in _GRIDS.values() else list(v.shape) for k, v in inputs.items()}
     return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
@@ -169,7 +171,7 @@ def _computed(model: Any, visual: VisualInput) -> Features:
 
 
 def _concatenated(parts: Sequence[Features]) -> Any:
-    """One output of the vision tower, as if it had processed all these visuals together."""
+    """Concatenates features to one output of the vision tower."""
     pooled: Any = tuple(t for p in parts for t in p.pooled)
     if not parts[0].listed:
         alike = len({t.shape[1:] for t in pooled}) == 1

@@ -1,4 +1,4 @@
-"""Selects the linear layers that get a LoRA adapter."""
+"""Selects the linear layers of a model that get a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> l
 
 
 def _named(layers: Sequence[str], word: str) -> set[str]:
-    """The layers whose name is `word` or ends in it as a path; else those whose name matches `word` as a regular
-    expression."""
     found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
     try:
         found = found or {n for n in layers if re.fullmatch(word, n)}

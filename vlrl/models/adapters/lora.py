@@ -1,4 +1,4 @@
-"""LoRA adapters (PEFT): adding a new one, loading one from a checkpoint, and merging one into its base model."""
+"""LoRA adapters (PEFT): adds a new adapter, loads a saved one, and merges one into its base model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from vlrl.store.aligned_memory import align_weights, aligned_copy
 
 
 def refuse_second(settings: ModelSettings) -> None:
-    """Raises ConfigError if model.name is an adapter and model.lora.rank would add a second one on top of it."""
+    """Raises ConfigError if model.name is itself an adapter, because model.lora.rank would add a second adapter to it.
+    """
     with loading_errors(f"model.name={settings.name!r}"):
         base = adapter_base(settings.name)
     if base:
@@ -31,7 +32,8 @@ def refuse_second(settings: ModelSettings) -> None:
 
 
 def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
-    """The model wrapped by PEFT, with a new adapter or with the adapter stored in `checkpoint`, in float32."""
+    """The model wrapped by PEFT, with a new adapter or the one saved in the folder `checkpoint`. The adapter's weights
+    are float32."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if checkpoint:
@@ -56,9 +58,10 @@ def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | 
 
 
 def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.device | None, merge: bool) -> Any:
-    """Loads the adapter `name` onto the model `base`; returns the merged model, or a PEFT model if `merge` is false.
+    """Loads the adapter `name` onto its base model `base`. Returns the merged model, or the PEFT model if `merge` is
+    false.
 
-    See loading.load_model. `what` names the base model in error messages."""
+    `what` names the base model in error messages. For `dtype` and `device` see loading.load_model."""
     from peft import PeftModel
     from transformers.utils import cached_file
 

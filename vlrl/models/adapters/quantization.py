@@ -1,8 +1,8 @@
 """Frozen 4-bit weights under a LoRA adapter (QLoRA, arXiv 2305.14314), with bitsandbytes.
 
-The linear layers that have an adapter are stored as NF4 and computed in the compute type. An adapter trained on
-quantized weights fits only these weights. So its folder records the quantization (`quantization.json`), and merging
-adds the adapter to the dequantized weights."""
+The linear layers that have an adapter are stored as NF4, and are computed in the compute type. An adapter that was
+trained on quantized weights fits only these weights. So the adapter's folder records the quantization
+(`quantization.json`), and merging adds the adapter to the dequantized weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlrl.models.adapters.layers import adapted_layers
 from vlrl.models.families import family_in
 
 FILE = "quantization.json"
-"""File in the folder of an adapter whose base model was quantized."""
+"""File in an adapter's folder that records how the base model was quantized."""
 
 _DTYPES = Literal["float32", "bfloat16", "float16"]
 
@@ -31,17 +31,17 @@ class Quantization(BaseModel):
     quantize: Literal["nf4"] = "nf4"
     target: str | tuple[str, ...]
     dtype: _DTYPES
-    """Compute type, and the type of the weights before quantization."""
+    """Compute type of the quantized layers, and type of the weights before quantization."""
 
     @classmethod
     def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization:
-        """The quantization that model.lora.quantize asks for."""
+        """The quantization that model.lora.quantize and model.lora.target ask for."""
         name = next(n for n in get_args(_DTYPES) if getattr(torch, n) == dtype)
         return cls(target=settings.target, dtype=name)
 
     @classmethod
     def read(cls, adapter: str) -> Quantization | None:
-        """The quantization recorded by a saved adapter (folder or Hub name); None if its base was not quantized.
+        """The quantization that a saved adapter (folder or Hub name) records; None if its base model was not quantized.
 
         Raises ConfigError if the record cannot be read."""
         from transformers.utils.hub import cached_file
@@ -64,7 +64,7 @@ class Quantization(BaseModel):
         return getattr(torch, self.dtype)
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Keywords for from_pretrained that load the model at `source` quantized on a device.
+        """Keyword arguments with which from_pretrained loads the model at `source` quantized on a device.
 
         Raises ConfigError if bitsandbytes is missing or does not support the device."""
         _check(device)
@@ -81,7 +81,7 @@ class Quantization(BaseModel):
 
 
 def dequantized(model: Any, dtype: torch.dtype) -> Any:
-    """The model with each quantized layer replaced by a plain linear layer of its dequantized weights."""
+    """The model with each quantized layer replaced by an ordinary linear layer of type `dtype`."""
     model = model.dequantize(dtype).to(dtype)
     model.is_loaded_in_4bit = False
     return model

@@ -1,2 +1,2 @@
-"""Sharding of the model over ranks; models/shards.py imports these modules if train.sharding or the launcher asks for
+"""Sharding of the model over ranks. models/shards.py imports these modules if train.sharding or the launcher asks for
 them."""

@@ -1,7 +1,7 @@
 """FSDP2 (train.sharding=fsdp2): weights, gradients and optimizer state are sharded over the ranks.
 
 A pass of a sharded model involves all ranks: each layer is gathered before its computation and freed afterwards. In
-generation ranks produce different numbers of tokens. So the whole model is gathered once before generation
+generation, however, ranks produce different numbers of tokens. So the full model is gathered once before generation
 (`Shards.gather`), and each rank then works alone until `Shards.scatter` at the next update. Checkpoints are the same as
 without sharding: tensors are gathered one at a time, and only the main process keeps them."""
 
@@ -25,7 +25,7 @@ from vlrl.types import Prompt
 
 
 class FSDPShards(Shards):
-    """The sharded models of a policy: the trained model first, then its reference if there is one."""
+    """The FSDP2 models of a policy: the trained model, and its frozen reference if there is one."""
 
     def __init__(self, roots: list[Any]):
         self.roots, self.gathered = roots, False
@@ -62,7 +62,7 @@ class FSDPShards(Shards):
 
 
 def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
-    """This rank's part of a tensor that has the parameter's shape; other values are returned unchanged."""
+    """This rank's shard of a tensor that has the parameter's shape. Other values are returned unchanged."""
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     own = torch.zeros_like(parameter.detach())
@@ -73,10 +73,10 @@ def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
 def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
     """Shards the policy and its reference in place over all ranks. Make the optimizer after this.
 
-    Each decoder layer is sharded by itself; vision tower, embeddings and output layer are sharded with the root module.
-    `idle` is the prompt for micro-batches of a rank that has fewer than other ranks, or none with media
-    (packing.with_idle): one small image if the data may have images, else a few words. Gradients are summed over ranks
-    and not averaged, because each rank's loss is its share of the whole step's loss."""
+    Each decoder layer is sharded by itself. Vision tower, embeddings and output layer are sharded with the root module.
+    `idle` is the prompt for idle micro-batches (packing.with_idle): one small image if the data may have images, else a
+    few words. Gradients are summed over ranks and not averaged, because each rank's loss is its share of the loss of
+    the step."""
     settings = settings or TrainSettings()
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, but {torch.__version__} is installed: upgrade, or "

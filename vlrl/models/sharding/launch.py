@@ -1,4 +1,5 @@
-"""Determines sharding from train.sharding and `accelerate launch`, and refuses settings that do not work with it."""
+"""Determines train.sharding from the settings and `accelerate launch`, and refuses settings that do not work with it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from vlrl.config.sections import WITHOUT_HEAD, active, head_of
 from vlrl.errors import ConfigError
 
 _STAGES = {"2": "zero2", "3": "zero3"}
-"""Value of train.sharding for each ZeRO stage of the launcher."""
+"""Value of train.sharding for each ZeRO stage of `accelerate launch`."""
 _LEAST = "0.19.8"
-"""First version of DeepSpeed that lets the training loop choose how many micro-batches make a step."""
+"""First version of DeepSpeed in which the training loop can choose the number of micro-batches of a step."""
 
 
 def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
     """The config with train.sharding=auto resolved by the options of `accelerate launch`.
 
     `--use_fsdp --fsdp_version 2` gives fsdp2, `--use_deepspeed --zero_stage 2` or `3` gives zero2 or zero3, anything
-    else none. Raises ConfigError if the launcher asks for something unsupported or contradicts the settings. The
-    launcher's environment variables are then removed, because with them transformers would load weights only on rank 0.
-    """
+    else gives none. Raises ConfigError if the launcher asks for something that is unsupported or contradicts the
+    settings. The launcher's environment variables are then removed, because with them transformers would load weights
+    only on rank 0."""
     def on(name: str) -> bool:
         return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
 
@@ -49,7 +50,7 @@ def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError for settings that do not work with train.sharding, which must be resolved (not auto)."""
+    """Raises ConfigError for settings that do not work with train.sharding, which must not be auto."""
     kind = config.train.sharding
     if kind != "none":
         _check_model(config, kind)
@@ -58,7 +59,6 @@ def check(config: Config) -> None:
 
 
 def _check_fsdp(config: Config, version: str, on: Any) -> None:
-    """Raises ConfigError if the launcher's FSDP options contradict the settings."""
     if version != "2":
         raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl only supports FSDP2. Launch "
                           "with --fsdp_version 2, or without --use_fsdp and with train.sharding=fsdp2")
@@ -70,8 +70,6 @@ def _check_fsdp(config: Config, version: str, on: Any) -> None:
 
 
 def _stage(config: Config, environ: Mapping[str, str]) -> str:
-    """The value of train.sharding for the launcher's DeepSpeed stage. Raises ConfigError if it contradicts the
-    settings."""
     own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
     sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
     if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
@@ -90,7 +88,6 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
 
 
 def _check_zero(config: Config, kind: str) -> None:
-    """Raises ConfigError for settings that do not work with DeepSpeed."""
     train, reference = config.train, config.algo.reference.name
     if head := head_of(config):
         raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains only the "
@@ -111,7 +108,6 @@ def _check_zero(config: Config, kind: str) -> None:
 
 
 def _check_model(config: Config, kind: str) -> None:
-    """Raises ConfigError for settings in `model` that do not work with sharding."""
     if config.model.lora.quantize != "none":
         raise ConfigError(f"train.sharding={kind}: 4-bit weights (model.lora.quantize={config.model.lora.quantize}) "
                           "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
@@ -122,7 +118,7 @@ def _check_model(config: Config, kind: str) -> None:
 
 
 def check_installed(config: Config) -> None:
-    """Raises ConfigError if DeepSpeed is needed and missing or too old."""
+    """Raises ConfigError if train.sharding needs DeepSpeed and it is missing or too old."""
     name = config.train.sharding
     if not name.startswith("zero"):
         return

@@ -27,11 +27,11 @@ from vlrl.models.shards import Shards
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 2**26
-"""Number of gradient values that are summed in one collective."""
+"""Number of gradient values that are reduced in one collective."""
 
 
 class _PassModule(torch.nn.Module):
-    """The model as a module for DeepSpeed, which needs a whole pass to happen within one call of forward."""
+    """Wraps the model for DeepSpeed, which needs a complete pass to happen within one call of forward."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -62,7 +62,7 @@ class Zero(Shards):
         return TokenStats(*self.engine(plain))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Runs the backward pass; gradients are summed over all ranks and accumulated. A non-finite loss makes them
+        """Runs the backward pass. Gradients are summed over all ranks and accumulated; a non-finite loss makes them
         NaN."""
         factor = torch.where(loss.detach().isfinite(), float(comm.world()), math.nan)  # DeepSpeed averages over ranks
         self.engine.backward(loss * factor, scale_wrt_gas=False)
@@ -96,8 +96,8 @@ class Zero(Shards):
         optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
-        """This rank's part of a weight: (flat tensor, slice in it, slice in the flattened weight); None if it has no
-        part."""
+        """This rank's part of a weight: (flat tensor, slice of that tensor, slice of the flattened weight). None if it
+        has no part."""
         inner = self.engine.optimizer
         if self.stage == 3:
             group, start, size = inner.grad_position[inner.get_param_id(parameter)]
@@ -112,21 +112,21 @@ class Zero(Shards):
         return (flat, slice(start, start + size), slice(first, first + size)) if size > 0 else None
 
     def flats(self) -> list[torch.Tensor]:
-        """This rank's parts of all trainable parameters, as flat tensors of DeepSpeed's AdamW."""
+        """This rank's parts of all trainable parameters, as the flat tensors that DeepSpeed's AdamW updates."""
         inner = self.engine.optimizer
         return list(inner.fp32_partitioned_groups_flat if self.stage == 3 else inner.single_partition_of_fp32_groups)
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedMoment:
-    """One of AdamW's moments of one weight, sharded over the ranks."""
+    """One of the two AdamW moments of one weight, sharded over the ranks."""
 
     optimizer: ZeroOptimizer
     parameter: Any
     name: str
 
     def whole(self) -> torch.Tensor | None:
-        """The gathered moment in main memory on the main process, None on the others. Called on all ranks."""
+        """The gathered moment, in main memory, on the main process; None on other processes. Called on all ranks."""
         shape = _shape(self.parameter)
         total = torch.zeros(shape.numel(), device=self.parameter.device)
         if part := self.optimizer.zero.fragment(self.parameter):
@@ -137,7 +137,7 @@ class ShardedMoment:
 
 
 class ZeroOptimizer:
-    """Gives AdamW in a DeepSpeed engine the optimizer interface that the training loop needs; `Zero.step` steps it."""
+    """Gives AdamW inside a DeepSpeed engine the interface of an optimizer. `Zero.step` runs its steps."""
 
     def __init__(self, zero: Zero, inner: torch.optim.Optimizer, groups: list[list[Any]]):
         self.zero, self.inner, self.groups = zero, inner, groups
@@ -147,14 +147,14 @@ class ZeroOptimizer:
         return self.inner.param_groups
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
-        """Registers a hook that is called before each step of the inner AdamW."""
+        """Registers a hook that is called before each step of AdamW."""
         return self.inner.register_step_pre_hook(hook)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing: `Zero.step` clears the gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of an AdamW over the whole weights, with a ShardedMoment for each tensor (see Zero.leaf)."""
+        """The state of an unsharded AdamW, with a ShardedMoment in place of each tensor (see Zero.leaf)."""
         numbers = iter(range(sum(map(len, self.groups))))
         groups = [{**{k: v for k, v in inner_group.items() if k != "params"}, "params": [next(numbers) for _ in own]}
                   for inner_group, own in zip(self.inner.param_groups, self.groups, strict=True)]
@@ -165,7 +165,7 @@ class ZeroOptimizer:
                           for i, p in enumerate(parameters)}, "param_groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the state of an AdamW over the whole weights; each rank keeps its part."""
+        """Loads the state of an unsharded AdamW. Each rank keeps its part."""
         for inner_group, given in zip(self.inner.param_groups, state["param_groups"], strict=True):
             inner_group.update({k: copy.deepcopy(v) for k, v in given.items() if k != "params"})
         if not state["state"]:
@@ -186,7 +186,7 @@ def _shape(parameter: Any) -> torch.Size:
 
 
 def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
-    """Shards the policy over all ranks and returns its new optimizer, a ZeroOptimizer.
+    """Shards the policy over all ranks with DeepSpeed. Returns the optimizer that replaces `optimizer`.
 
     A frozen copy of the model as reference is not sharded."""
     if policy.device.type == "cpu":
