@@ -1,4 +1,4 @@
-"""The interface of engines, and the requests that engines process."""
+"""The interface of engines, and of the requests that they process."""
 
 from __future__ import annotations
 
@@ -36,51 +36,51 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswerPrefix:
-    """The first tokens of a completion that the engine continues; the continuation has a separate random stream."""
+    """The first tokens of a completion, which the engine continues. The continuation uses a separate random stream."""
 
     index: int
     """The completion's index in its group, which selects the random stream."""
     written: Completion
-    """The prefix: all tokens generated so far, without an end token or a stop string."""
+    """The tokens generated so far, without an end token or a stop string."""
 
 
 @dataclass(eq=False)
 class CacheSlot:
-    """A slot in which an engine may keep the KV cache of a completion, for a later request whose prompt starts with the
-    prompt and the completion of this request."""
+    """A slot in which an engine may keep the KV cache of an episode between two turns.
+
+    The next request of the episode starts with the prompt and the completion of this request, so it can reuse the
+    cache."""
 
     cache: Any = None
     """The KV cache, in the format of the engine."""
     observed: Prompt | None = None
-    """The end of the next prompt, i.e. the observation after the completion, with its media."""
+    """The observation that follows the completion in the next prompt, with its media."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """A request for `n` completions of one prompt. The group size may differ per prompt; a greedy baseline is an
-    additional request."""
+    """A request for `n` completions of one prompt. Different prompts may have different n."""
 
     prompt: Prompt
     n: int
     sampling: Sampling
-    """Its token limits apply to whole completions, including their prefixes."""
+    """Its token limits apply to complete completions, including their prefixes."""
     key: tuple[int, ...] = (0,)
-    """Selects the random stream: rollout i is sampled with (seed, *key, i), in whatever batch or process it is
-    generated."""
+    """Selects the random stream. Rollout i is sampled with the seed (run seed, *key, i), in any batch or process."""
     begun: tuple[AnswerPrefix, ...] = ()
-    """[n] prefixes to continue; () = n new completions. With unchanged weights the result is the same as without an
+    """n prefixes to continue; () = n new completions. With unchanged weights the result is the same as without an
     interruption. The returned completions include their prefix and have one additional turn."""
     way_out: str = ""
-    """For error messages: a setting to change so that no completion has to continue the text of another one."""
+    """The setting to change if completions must not be continued; shown in error messages."""
     sample: Sample | None = None
-    """The sample of an episode; its environment responds to the actions if the sample was reset (`Sample.opening`)."""
+    """The sample of an episode. If its environment was reset (`Sample.opening`), it responds to the actions."""
     max_turns: int | None = None
     """Maximum number of actions of an episode; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
-    """[n] cache slots of the completions, if later requests will extend them; an engine may ignore the slots."""
+    """n cache slots of the completions, if later requests will extend them. An engine may ignore the slots."""
     turns: tuple[Turn, ...] = ()
-    """The turns of the episode so far, which form the end of the prompt. Token positions in them are counted from the
-    end of the episode's first prompt."""
+    """The turns of the episode so far, which are the end of the prompt. Their token positions count from the end of the
+    episode's first prompt."""
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
@@ -90,14 +90,14 @@ class Request:
 Done = Callable[[int, list[Completion]], None]
 """Called with the index of a finished request and all of its completions."""
 PartialTexts = Callable[[], dict[tuple[int, int], str]]
-"""Returns the texts of a batch decoded so far, by (index of the request, index of the completion)."""
+"""A function that returns the texts decoded so far in a batch, by (index of the request, index of the completion)."""
 Watch = Callable[[PartialTexts], None]
-"""Called after every token of a batch with a function that decodes the texts on demand. An exception in it ends the
+"""Called after every token of a batch, with a function that decodes the texts on demand. An exception in it ends the
 generation."""
 
 
 class Engine(Protocol):
-    """Samples completions from the policy."""
+    """The interface of an engine, which samples completions from the policy."""
 
     def sync(self, policy: Any, step: int) -> None:
         """Loads the policy's weights. Completions sampled afterwards have `step` as their policy_step."""
@@ -107,8 +107,8 @@ class Engine(Protocol):
         """Returns the `request.n` completions of each request, in the order of the requests.
 
         `done(i, completions)` is called in the caller's thread as soon as request `i` is complete, at most once per
-        request and only while other requests are still being decoded. It is not called for the requests that finish
-        last. It should return at once."""
+        request, and only while other requests are still being decoded. The caller gets the requests that finish last
+        only by the return value. `done` should return at once."""
         ...
 
     def close(self) -> None:
@@ -118,35 +118,35 @@ class Engine(Protocol):
 
 @runtime_checkable
 class EpisodePlayer(Engine, Protocol):
-    """An engine that plays multi-turn episodes: the environment of each sample responds to the model's actions
-    (vlrl/environments/episodes.py)."""
+    """An engine that plays multi-turn episodes, in which the environment of a sample responds to the model's actions.
+
+    See vlrl/environments/episodes.py."""
 
     restarts: int
-    """Number of times that an environment process was restarted."""
+    """How many times an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """Returns the same player with another engine below it. The environments are shared, and closed by the original
-        player."""
+        """A player that samples from `engine` and shares the environments, which the original player closes."""
         ...
 
     def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """Returns the sample with the first observation of its environment; see the function `opened` below."""
+        """Returns the sample with the first observation of its environment; see `opened` below."""
         ...
 
     def reopened(self, sample: Sample) -> Sample:
-        """Returns the sample with a new first observation, after its media were changed; see the function `reopened`
-        below."""
+        """Returns the sample with a new first observation, after its media were changed; see `reopened` below."""
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions. The actions of a recorded episode are replayed in its environment; the episode
-        gets an error if the environment responds differently."""
+        """Returns recorded completions after replaying the actions of recorded episodes in their environments.
+
+        If an environment responds differently than in the record, the episode gets an error."""
         ...
 
 
 ACTION = 7
-"""First element of the key of every action of an episode except the first action; the last element is the action's
-index."""
+"""First element of the key of a request for an action, other than the first action of an episode. The last element is
+the action's index."""
 
 
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],
@@ -164,25 +164,26 @@ def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop
 
 
 def given_completion(tokens: np.ndarray, text: str = "") -> Completion:
-    """A Completion of a text that no model sampled, such as a reference answer: [T] token ids with log-probabilities 0.
-    """
+    """The Completion of a text that no model sampled, such as a reference answer: token ids [T] with log-probabilities
+    0."""
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
                       text=text, finish_reason="stop", turns=(Turn(start=0, end=len(tokens)),))
 
 
 def turn_of(request: Request) -> int:
-    """The index, in its episode, of the action that the request asks for; 0 for a request that belongs to no episode.
-    """
+    """The index of the requested action in its episode; 0 for a request that belongs to no episode."""
     return request.key[-1] if request.key[0] == ACTION else 0
 
 
 def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
-    """Resets the sample's environment with a seed derived from `key`, and returns the sample with the first
-    observation, or with the error of the reset. A sample whose task has no environment is returned unchanged."""
+    """Resets the sample's environment, and returns the sample with the first observation or with the error of the
+    reset.
+
+    The seed of the environment is derived from `key`. A sample whose task has no environment is returned unchanged."""
     return engine.opened(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
 
 
 def reopened(engine: Engine, sample: Sample) -> Sample:
-    """Resets the environment again, with the same seed, after the sample's media were changed; returns the sample with
-    the new first observation."""
+    """Resets the environment with the same seed after the sample's media were changed. Returns the sample with the new
+    first observation."""
     return engine.reopened(sample) if isinstance(engine, EpisodePlayer) else sample

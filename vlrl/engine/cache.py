@@ -1,8 +1,8 @@
-"""KV caches of the rows (completions) being decoded.
+"""KV caches of the rows (completions) that are being decoded.
 
-transformers' dynamic cache copies all keys and values whenever a token is added. These caches write the token into
-space allocated in advance. If the model's attention supports it, the rows of a group also share one copy of their
-prompt's cache (`SharedRows`); with images the prompt is most of the cache."""
+transformers' dynamic cache copies all keys and values whenever a token is added. The caches of this module write the
+token into space allocated in advance. If the model's attention supports it, the rows of a group also share one copy of
+their prompt's cache (`SharedRows`). With images, the prompt is most of the cache."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from vlrl.models.attention import PromptCache
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer."""
 ROOM = 64
-"""Number of additional tokens for which a layer allocates space when its buffers grow."""
+"""When the buffers of a layer grow, they get space for this number of additional tokens."""
 
 
 class RoomyLayer(DynamicLayer):
-    """A cache layer with preallocated space; `keys` and `values` [rows, heads, tokens, d] are views of larger buffers.
+    """A cache layer with preallocated space. `keys` and `values` [rows, heads, tokens, d] are views of larger buffers.
     """
 
     _buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends the keys and values of new tokens, and returns those of all tokens."""
+        """Appends the keys and values of new tokens. Returns the keys and values of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         used = self.get_seq_length()
@@ -54,12 +54,12 @@ class RoomyLayer(DynamicLayer):
         return buffer
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Replaces the contents of the layer by these keys and values, without copying and without free space."""
+        """Replaces the contents of the layer by `keys` and `values`, without copying them and without free space."""
         self.keys, self.values = keys, values
         self._buffers = (keys, values)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Selects rows by index, in place; an index may occur several times. The free space is kept."""
+        """Selects rows by index, in place; an index may occur more than once. Keeps the free space."""
         if self._buffers is not None:
             length = self.get_seq_length()
             self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
@@ -83,7 +83,7 @@ def join_caches(caches: Sequence[DynamicCache]) -> DynamicCache:
 
 
 def _join(layers: Sequence[Any]) -> None:
-    """Concatenates the layers of several caches into the first one, and empties the other layers."""
+    """Concatenates the layers of several caches into the first layer, and empties the other layers."""
     first: Any = layers[0]
     if isinstance(first, LinearAttentionCacheLayerMixin):
         for states in ("conv_states", "recurrent_states"):
@@ -102,7 +102,7 @@ def _join(layers: Sequence[Any]) -> None:
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates tensors along the first dimension to [P, heads, tokens, d]; shorter ones are padded with zeros on
+    """Concatenates tensors along the first dimension to [P, heads, tokens, d]. Shorter tensors are padded with zeros on
     the left."""
     width = max(t.shape[-2] for t in tensors)
     out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
@@ -113,13 +113,13 @@ def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @functools.cache
 def cache_argument(model: type) -> str:
-    """The name of the cache argument of a model's forward; transformers is renaming it from `past_key_values` to
-    `cache`."""
+    """The name of the cache argument of a model's forward: `cache`, or `past_key_values` in older code of transformers.
+    """
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class CopiedRows:
-    """The cache of rows that each have their own copy of their prompt's cache.
+    """The KV cache of rows that each have their own copy of their prompt's cache.
 
     cache: the cache of P prompts. mask: the attention mask [P, L] of the prompts. owner: [R] the index of each row's
     prompt."""
@@ -129,8 +129,9 @@ class CopiedRows:
         self.select(owner)
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Keyword arguments of the forward pass that adds one token to every row; call it once per token. argument: the
-        name from `cache_argument`."""
+        """Keyword arguments of a forward pass that adds one token to every row. Call it once per token.
+
+        argument: the name from `cache_argument`."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         return {argument: self._cache, "attention_mask": self._mask}
 
@@ -140,8 +141,11 @@ class CopiedRows:
 
 
 class SharedRows:
-    """The cache of rows that share one copy of their prompt's cache, for models with vlrl's attention implementation.
-    `owner`, the prompt index of each row, must be ascending."""
+    """The KV cache of rows that share one copy of their prompt's cache, for models with vlrl's attention
+    implementation.
+
+    The arguments are those of CopiedRows; `owner` must be ascending. `answers` is an empty cache for the completions.
+    """
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
         cached: list[Any] = cache.layers
@@ -158,12 +162,12 @@ class SharedRows:
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Keyword arguments of the forward pass that adds one token to every row. argument: the name from
+        """Keyword arguments of a forward pass that adds one token to every row. argument: the name from
         `cache_argument`."""
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, place: int, own: int) -> list[Pair]:
-        """Returns the keys and values [1, H_kv, n, d] of each layer for the row at index `place`: its prompt and the
+        """Returns keys and values [1, H_kv, n, d] of each layer for the row at index `place`: of its prompt and of the
         first `own` tokens after the prompt."""
         prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
         at = prompts.owner[place:place + 1]
@@ -176,15 +180,17 @@ class SharedRows:
                 for (keys, values), (more, others) in zip(before, after, strict=True)]
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keeps only these rows, given by ascending indices."""
+        """Drops all rows except these, given by ascending indices."""
         self._prompts.select(rows)
         _select(self._answers, rows)
 
 
 def answer_rows(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
                 shared: bool) -> CopiedRows | SharedRows:
-    """Creates the rows to be decoded on top of the cache of their prompts. shared: whether the model has vlrl's
-    attention implementation, so that rows can share the prompt's cache."""
+    """Creates the rows that will be decoded, from the cache of their prompts.
+
+    shared: whether the model has vlrl's attention implementation, so that rows can share the prompt's cache. For the
+    other arguments see CopiedRows."""
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)
@@ -206,7 +212,7 @@ def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
 
 
 def _select(cache: DynamicCache, indices: torch.Tensor) -> None:
-    """Selects rows by index in every layer of a cache, in place; an index may occur several times."""
+    """Selects rows by index in every layer of a cache, in place. An index may occur more than once."""
     for layer in cache.layers:
         known: Any = layer  # a state instead of keys, or beside them, knows only the other name
         linear = isinstance(layer, LinearAttentionCacheLayerMixin)

@@ -25,25 +25,25 @@ from vlrl.models.policy import Policy
 from vlrl.types import Prompt
 
 Job = tuple[int, list[int]]
-"""The rollouts of one request in a batch: (index of the request, indices of the rollouts in their group)."""
+"""A part of a batch: (index of the request, indices of the request's rollouts)."""
 GIB = 2**30
 MOST_ROWS = 256
-"""Maximum number of completions per batch. For small models this limit applies first, so batches are the same on every
+"""Maximum number of completions per batch. Small models reach this limit first, so their batches are the same on every
 machine."""
 LOGIT_COPIES = 3
-"""Number of float32 copies of the logits [rows, vocabulary] that exist simultaneously in decoding.sample_tokens."""
+"""Number of float32 copies of the logits [rows, vocabulary] that decoding.sample_tokens holds at the same time."""
 _SHARE = {"cuda": 0.7}
-"""Share of the remaining memory that a batch may use; the rest is for prefill and fragmentation."""
+"""Share of the remaining memory that a batch may use. The rest is for prefill and fragmentation."""
 _OTHER_SHARE = 0.5
-"""The same share for other devices, where data, Python and other programs use the same memory."""
+"""The share of memory on other devices, where data, Python and other programs use the same memory."""
 _TRAINING = 4
-"""Memory needed by training, as a multiple of the size of the trained weights: both AdamW moments, a reference policy,
+"""Memory that training needs, as a multiple of the size of the trained weights: both AdamW moments, a reference policy,
 dtype casts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """The limits of one batch; memory sizes are in bytes."""
+    """The limits of one batch. All memory sizes are in bytes."""
 
     rows: int
     """Maximum number of completions."""
@@ -52,20 +52,21 @@ class Capacity:
     token: int = 0
     """Size of the KV cache of one token."""
     logits: int = 0
-    """Size of the logits of one completion's next token, including temporary copies."""
+    """Size of the logits for one completion's next token, including temporary copies."""
     shared: bool = True
     """Whether the completions of a group share one copy of their prompt's cache."""
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int, beside: int = 1) -> bool:
-        """Whether a batch fits into 1 / `beside` of the memory. The batch has `prompts` prompts of up to `widest`
-        tokens, and `rows` completions of up to `longest` tokens."""
+        """Whether a batch fits into 1 / `beside` of the memory.
+
+        The batch has `prompts` prompts of up to `widest` tokens, and `rows` completions of up to `longest` tokens."""
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
         return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / beside
 
 
 def automatic(policy: Policy) -> Capacity:
-    """Computes the capacity for a policy from the total memory of the policy's device."""
+    """The Capacity for a policy, computed from the total memory of the policy's device."""
     text = policy.base.config.get_text_config(decoder=True)
     size, device = policy.dtype.itemsize, policy.device
     weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
@@ -86,27 +87,27 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Size in bytes of the logits of one completion's next token: one copy in the compute dtype and LOGIT_COPIES in
+    """Size in bytes of the logits for one completion's next token: one copy in the compute dtype, and LOGIT_COPIES in
     float32."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
 def head_width(text: Any) -> int:
-    """Dimension of an attention head; the largest one if layers differ."""
+    """Dimension of an attention head. If layers differ, the largest."""
     return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
 def largest(text: Any, name: str) -> int | None:
-    """The value of the field `name` of a text config; the maximum if layers differ (Gemma 4), None if the config has no
-    such field."""
+    """The value of the field `name` of a text config. If layers differ (Gemma 4), the maximum; if there is no such
+    field, None."""
     if name not in (getattr(text, "per_layer_attributes", None) or ()):
         return getattr(text, name, None)
     return max(getattr(text.per_layer_config[i], name, None) or 0 for i in range(text.num_hidden_layers))
 
 
 def device_bytes(device: torch.device) -> int:
-    """Total memory of a device that this process may use, in bytes, rounded down to whole GiB. The result is the same
-    at every call.
+    """Total memory in bytes of a device that this process may use, rounded down to whole GiB. It is the same at every
+    call.
 
     For a CPU this is the memory of the machine or the limit of its container (Linux cgroup v2), divided by the number
     of processes that torchrun started on the machine."""
@@ -128,11 +129,11 @@ def _container_bytes(file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
 
 
 def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bool]) -> Iterator[list[Job]]:
-    """Splits requests into batches of rollouts, in order; a large group may be split over several batches.
+    """Splits requests into batches of rollouts, in order. A large group may be split over several batches.
 
     A batch grows while `fits(prompts, tokens of the longest prompt, rollouts, tokens of the longest completion)` is
-    true, and contains at least one rollout. Prompt plus prefix counts as one prompt; equal prefixes of a request are
-    counted once."""
+    true, and contains at least one rollout. A prompt with a prefix counts as one prompt; equal prefixes of a request
+    are counted once."""
     batch: list[Job] = []
     size = prompts, widest, rows, longest = (0, 0, 0, 0)
     for i, request in enumerate(requests):
@@ -162,7 +163,7 @@ def begin_alike(request: Request, a: int, b: int) -> bool:
 
 
 def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
-    """Splits a batch into its first `first` rollouts and the remaining rollouts."""
+    """Splits a batch after its first `first` rollouts. Returns both parts."""
     head: list[Job] = []
     tail: list[Job] = []
     for i, rollouts in jobs:
@@ -174,8 +175,8 @@ def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Splits prompts, in order, into chunks of at most `most` tokens each, including padding. Every chunk has at least
-    one prompt."""
+    """Splits prompts, in order, into chunks of at most `most` tokens, including padding. Every chunk has at least one
+    prompt."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

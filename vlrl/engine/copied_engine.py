@@ -20,14 +20,14 @@ GIVEN_UP = "the run is ending, so the generation was stopped"
 
 
 class Abandoned(VlrlError, RuntimeError):
-    """Raised in a thread that is generating when the run ends."""
+    """The run is ending, so the thread that generates must stop."""
 
 
 class CopiedEngine(HFEngine):
-    """An HFEngine with a copy of the model, processor and feature cache; `sync` copies the trainable parameters.
+    """An HFEngine with its own copy of the model, processor and feature cache. `sync` copies the trainable parameters.
 
     Its completions equal those of an HFEngine up to the last bits of the logits, and are bitwise reproducible. One
-    thread may generate while another one trains the policy, but not during `sync`."""
+    thread may generate while another trains the policy, except during `sync`."""
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
                  prefill_tokens: int = 16384):
@@ -35,7 +35,7 @@ class CopiedEngine(HFEngine):
         self._abandoned = threading.Event()
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Copies the policy's trainable parameters into the engine's model; a collective call."""
+        """Copies the policy's trainable parameters into the engine's model. Collective: called on all ranks."""
         self.step = step
         self.turn_caches.clear()
         own = dict(self.policy.model.named_parameters())
@@ -45,7 +45,7 @@ class CopiedEngine(HFEngine):
 
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """Returns the completions of each request, like HFEngine.generate. Raises Abandoned after a call of `abandon`.
+        """Returns the completions of each request, like HFEngine.generate. Raises Abandoned once `abandon` was called.
         """
         def watching(so_far: PartialTexts) -> None:
             if self._abandoned.is_set():
@@ -56,12 +56,12 @@ class CopiedEngine(HFEngine):
         return super().generate(requests, done, watching)
 
     def abandon(self) -> None:
-        """Stops a generation in another thread after its next token, by raising Abandoned there."""
+        """Called from another thread: the running generation raises Abandoned after its next token."""
         self._abandoned.set()
 
 
 def copy_policy(policy: Policy) -> Policy:
-    """A frozen copy of a policy, including its weights, processor and feature cache."""
+    """A frozen copy of a policy with its weights and processor, and with an empty feature cache."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
     other.features = policy.features and policy.features.empty_copy()
@@ -69,7 +69,7 @@ def copy_policy(policy: Policy) -> Policy:
 
 
 def with_own_processor(policy: Policy) -> Policy:
-    """A shallow copy of the policy with a copied processor, for use in another thread: a tokenizer is not thread-safe.
+    """A shallow copy of the policy with its own processor, for another thread, because tokenizers are not thread-safe.
     """
     other: Any = copy.copy(policy)
     other.processor = copy.deepcopy(policy.processor)

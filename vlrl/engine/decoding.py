@@ -29,10 +29,10 @@ class DecodedBatch:
 
 
 class DecodingBatch:
-    """The state of R completions that each get one token per decoding step.
+    """The state of R completions while they are decoded. Each gets one token per decoding step.
 
-    draws: [R, N] uniform random numbers in [0, 1), one per token. begun: [R] the prefix that each completion continues,
-    or None."""
+    draws: [R, N] uniform random numbers in [0, 1), one per token. begun: for each completion the prefix that it
+    continues, or None."""
 
     def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: TokenTexts,
                  begun: Sequence[Completion | None]):
@@ -60,8 +60,9 @@ class DecodingBatch:
             self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples the next token of each row from the logits [rows, V], and stores the tokens of `live` rows. Returns
-        the sampled tokens [rows], and a mask [rows] of the rows that have not ended."""
+        """Samples the next token of each row from the logits [rows, V], and stores the tokens of `live` rows.
+
+        Returns the sampled tokens [rows], and a mask [rows] of the rows that have not ended."""
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
@@ -73,11 +74,11 @@ class DecodingBatch:
         return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
 
     def tokens_of(self, row: int) -> np.ndarray:
-        """The [T] tokens of a row generated so far."""
+        """The token ids [T] that were generated so far for a row."""
         return self._tokens[row, :int(self._length[row])].cpu().numpy()
 
     def written(self) -> DecodedBatch:
-        """All rows generated so far, copied to main memory."""
+        """A DecodedBatch with everything generated so far, in main memory."""
         width = int(self._length.max())
         tokens, rules = self._tokens[:, :width].cpu().numpy(), self._rules
         sampled = (rules.forced[:, :width] < 0).cpu().numpy() if rules else np.ones(tokens.shape, dtype=bool)
@@ -88,14 +89,14 @@ class DecodingBatch:
 def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
                   banned: torch.Tensor, forced: torch.Tensor | None = None,
                   top_p: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples the next tokens [n] from logits [n, V], and returns them with their log-probabilities [n].
+    """Samples the next tokens [n] from logits [n, V]. Returns the tokens and their log-probabilities [n].
 
     Sampling inverts the cumulative distribution at `draw`, [n] uniform random numbers in [0, 1).
 
     temperature: [n]; 0 = greedy, with log-probabilities at temperature 1. banned: token ids that are never sampled.
-    forced: [n] ids used instead of sampled ones, -1 where none is forced. top_p: [n] in (0, 1]; only the smallest set
-    of most probable tokens whose total probability reaches top_p can be sampled (nucleus sampling, arXiv 1904.09751),
-    and probabilities are renormalized over this set."""
+    forced: [n] ids to use instead of sampled ids, -1 for tokens that are sampled. top_p: [n] in (0, 1]; only the
+    smallest set of most probable tokens whose total probability reaches top_p can be sampled (nucleus sampling, arXiv
+    1904.09751), and probabilities are renormalized over this set."""
     greedy = temperature == 0
     scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
     scores.index_fill_(1, banned, -torch.inf)
@@ -119,8 +120,9 @@ def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.T
 
 
 def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Sets scores [n, V] to -inf for tokens outside the smallest set whose total probability reaches top_p [n]; at
-    least one token per row remains."""
+    """Sets scores [n, V] to -inf outside the smallest set of tokens whose total probability reaches top_p [n].
+
+    At least one token per row remains."""
     ordered, places = scores.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
     outside = (before >= top_p[:, None]) & (top_p[:, None] < 1)

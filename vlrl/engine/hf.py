@@ -1,9 +1,9 @@
-"""Generation with the training model: no second copy of the weights, so nothing has to be transferred.
+"""Generation with the training model itself, so no weights have to be copied or transferred.
 
-Each prompt (and its images) is prefilled once, and if the attention supports it, the group shares one copy of the
-prompt's cache. Finished rows are removed from the batch. Every rollout has its own random stream, selected by (seed,
-request key, index): its tokens do not depend on the batch or the process, except for the last bits of the logits. The
-cache of an episode is kept until the next turn, so that only the new observation is prefilled (turn_cache.py)."""
+Each prompt (and its images) is prefilled once. If the attention supports it, the group shares one copy of the prompt's
+cache. Finished rows are removed from the batch. Every rollout has its own random stream, selected by (seed, request
+key, index). So its tokens do not depend on the batch or the process, except for the last bits of the logits. The cache
+of an episode is kept until the next turn, so that only the new observation is prefilled (turn_cache.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt
 
 _COMPACT = 0.75
-"""Finished rows are removed from the batch once at most this share of its rows is still live."""
+"""Finished rows are removed from the batch when at most this share of its rows is still being decoded."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,25 +59,25 @@ class HFEngine:
         room = automatic(policy)
         self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
         self.turn_caches = TurnCaches(room.total / 2 // room.token)
-        """The KV caches of running episodes. They may use one half of the memory, the batch uses the other."""
+        """KV caches of running episodes. They may use one half of the memory, the batch uses the other half."""
         self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Uses the policy's weights without a copy; with sharded weights (FSDP), each process gathers all of them."""
+        """Uses the policy's weights without a copy. With sharded weights (FSDP), each process gathers all of them."""
         self.policy = policy
         self.turn_caches.clear()
         policy.gather()
 
     def close(self) -> None:
-        """Does nothing: the engine holds no resources of its own."""
+        """Does nothing, because the engine has no resources of its own."""
 
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request, with the model in evaluation mode.
+        """Returns the `request.n` completions of each request, sampled with the model in evaluation mode.
 
-        `done` is called as in Engine.generate. `watch` is called after every token to observe the completions; it does
-        not change them."""
+        For `done` see Engine.generate. `watch` is called after every token to observe the completions; it does not
+        change them."""
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
             beside = 2 if any(r.continues for r in requests) else 1
@@ -94,8 +94,8 @@ class HFEngine:
 
     def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
              watch: Watch | None = None) -> list[tuple[int, Completion]]:
-        """Generates the completions of a batch; returns (index of the request, completion) pairs in order. If memory
-        runs out, the batch is generated in two halves."""
+        """Generates a batch. Returns (index of the request, completion) pairs in order. If memory runs out, splits the
+        batch in halves."""
         try:
             names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
             on_token = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
@@ -134,7 +134,6 @@ class HFEngine:
 
     def _decode(self, work: Sequence[tuple[Request, list[int]]],
                 on_token: Callable[[DecodingBatch], None] | None = None) -> DecodedBatch:
-        """Decodes all rollouts of a batch token by token; `on_token` is called after each token."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
@@ -164,7 +163,6 @@ class HFEngine:
     def _keep(self, work: Sequence[tuple[Request, list[int]]], writing: DecodingBatch,
               cache_rows: CopiedRows | SharedRows,
               rows: torch.Tensor, live: torch.Tensor) -> None:
-        """Stores the KV caches of finished rows [R] if a later request will continue them."""
         if not isinstance(cache_rows, SharedRows) or not any(request.continues for request, _ in work):
             return
         requests = [(request, i) for request, numbers in work for i in numbers]
@@ -200,7 +198,7 @@ class HFEngine:
         """Appends one token [R] to every row, and returns the logits [R, V] of the next token. This is the only model
         call of a decoding step.
 
-        A compiled forward or a CUDA graph would be used here; shapes change after `cache_rows.select` and as the cache
+        A compiled forward or a CUDA graph would be used here. Shapes change after `cache_rows.select` and as the cache
         grows."""
         at = position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
         return self.policy.model(input_ids=token[:, None], position_ids=at, use_cache=True, logits_to_keep=1,
@@ -208,8 +206,9 @@ class HFEngine:
 
     def _prefill_all(self, prompts: Sequence[tuple[Prompt, RowCache | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Prefills prompts in chunks of at most `prefill_tokens` tokens (a longer prompt is a chunk of its own), and
-        returns what `_prefill` returns for all of them. Prompts with a cached beginning are prefilled separately."""
+        """Prefills prompts in chunks of at most `prefill_tokens` tokens, and concatenates the results of `_prefill`.
+
+        Prompts with a cached beginning are prefilled separately."""
         parts = []
         for _, run in itertools.groupby(prompts, key=lambda pair: pair[1] is not None):
             pending = deque(run)
@@ -224,8 +223,9 @@ class HFEngine:
 
     def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Prefills left-padded prompts; each is appended to its cached beginning if there is one. Returns the last
-        logits [P, V], the cache, the attention mask [P, L] and the next position [P]."""
+        """Prefills left-padded prompts, each after its cached beginning if there is one.
+
+        Returns the last logits [P, V], the cache, the attention mask [P, L] and the next position [P]."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The rules that end a completion besides end tokens and the length limit: stop strings and the thinking budget.
+"""Rules that end a completion, other than end tokens and the length limit: stop strings and the thinking budget.
 
 Both rules refer to text, and are evaluated on the tokens during decoding. This module is not used if no request of a
 batch sets either rule."""
@@ -16,8 +16,9 @@ CLOSING = "</think>"
 
 
 class StopRules:
-    """Stop strings and thinking budgets of a batch of R rows. `tokens` [R, N] contains the prefix of each row, of
-    `begun` [R] tokens."""
+    """Stop strings and thinking budgets of a batch of R rows.
+
+    `tokens` [R, N] starts with the prefix of each row, which has `begun` [R] tokens."""
 
     def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: TokenTexts):
         self._sampling, self._texts = sampling, texts
@@ -31,14 +32,16 @@ class StopRules:
         self.forced = torch.full(tokens.shape, -1, device=texts.device)
         """[R, N] forced token ids; -1 where the token is sampled."""
         self._end = torch.zeros_like(self._budget)
-        """[R] position after the last forced token; 0 if none is forced."""
+        """[R] position after the last forced token; 0 if no token is forced."""
         for row in (self._budget < begun).nonzero()[:, 0].tolist():
             self._close(row, tokens)
 
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
-        """Returns the ids [rows] that are forced at positions `t` [rows], -1 for rows that sample; None if all rows
-        sample. `tokens` [R, N]: all tokens so far."""
+        """Returns the ids [rows] that are forced at positions `t` [rows], -1 for rows that sample. None if all rows
+        sample.
+
+        `tokens` [R, N] are all tokens so far."""
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():
@@ -55,7 +58,7 @@ class StopRules:
             self._end[row] = t + len(ids)
 
     def stopped(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns [rows] bool: whether the token at position `t` of each row completed a stop string."""
+        """Returns [rows] bool: whether the token at position `t` of a row completed a stop string."""
         out = torch.zeros_like(live)
         if self._may_end is not None:
             maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]

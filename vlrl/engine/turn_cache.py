@@ -1,9 +1,9 @@
-"""KV caches that are kept between the turns of an episode.
+"""Keeps KV caches between the turns of an episode.
 
 The KV cache of a finished row is stored in the `CacheSlot` of its request. A later request whose prompt extends the
-cached tokens prefills only the new tokens. The amount kept is limited by the device's total memory, and rows are kept
-in order; it never depends on the memory that happens to be free, because prefilling a prompt again changes the last
-bits of the logits."""
+cached tokens prefills only the new tokens. The device's total memory limits how much is kept, and rows are kept in
+order. The memory that happens to be free has no influence, because prefilling a prompt again changes the last bits of
+the logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class RowCache:
-    """The KV cache of the n tokens of one row."""
+    """The KV cache of one row of n tokens."""
 
     layers: list[Pair]
     """Keys and values [1, H_kv, n, d] of each layer."""
@@ -33,8 +33,9 @@ class RowCache:
     """Hashes of the media among the tokens."""
 
     def rest(self, prompt: Prompt, observed: Prompt | None) -> Prompt | None:
-        """The part of a prompt after the cached tokens. None unless the prompt consists of the cached tokens and media,
-        followed by new tokens with the media of `observed`."""
+        """The part of a prompt after the cached tokens, which has the media of `observed`.
+
+        None if the prompt does not start with the cached tokens and media, or has no new tokens."""
         n, hashes = len(self.ids), _hashes(prompt)
         if not (n < len(prompt) and np.array_equal(prompt.ids[:n], self.ids)
                 and hashes == self.media + (_hashes(observed) if observed else ())):
@@ -46,7 +47,7 @@ class RowCache:
 
 
 class TurnCaches:
-    """All stored caches, of at most `most` tokens in total."""
+    """All stored caches; they hold at most `most` tokens in total."""
 
     def __init__(self, most: float):
         self.most = most
@@ -54,14 +55,16 @@ class TurnCaches:
         self._reported = False
 
     def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
-        """Removes the cache from its slot, and returns the part of the prompt that must still be prefilled, with that
-        cache. None if the whole prompt must be prefilled."""
+        """Removes the cache from the slot `continued`. Returns the part of the prompt that must still be prefilled, and
+        the cache.
+
+        None if the complete prompt must be prefilled."""
         cached, continued.cache = continued.cache, None
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None
 
     def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
-        """Stores the cache of a prompt and of the tokens `written` after it in the slot, if there is room."""
+        """Stores the cache of a prompt and the tokens `written` after it in the slot `continued`, if there is room."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:
@@ -73,7 +76,7 @@ class TurnCaches:
                       "prompt in every turn", self.most)
 
     def clear(self) -> None:
-        """Drops all caches, because they were computed with old weights."""
+        """Drops all caches, when they were computed with old weights."""
         for continued in self._living:
             continued.cache = None
 

@@ -1,2 +1,2 @@
-"""vLLM as the sampler: inside the training process (engine.py), or as separate servers (server.py, launch.py,
+"""vLLM as the sampler: inside the training process (engine.py), or on separate servers (server.py, launch.py,
 replicas.py)."""

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""Patches of vLLM's CPU build in the current process; none of them has an effect on a GPU.
+"""Patches of vLLM's CPU build in the current process. They have no effect on a GPU.
 
 Head sizes (`widen_heads`): the CPU attention kernels support only some head sizes (32, 64, 80, ...), and tiny models
 have smaller heads (24 in the model shipped with vlrl). Queries, keys and values are padded with zeros to the next
-supported size, which changes no attention score; the zeros are cut off the output. The KV cache uses the padded size.
+supported size, which changes no attention score. The zeros are cut off the output. The KV cache uses the padded size.
 
 Random state (`use_own_generator`): the CPU sampler draws a number per completion from torch's global generator in every
 step, even if the completion has its own seed and the number is not used. During an update in another thread (async.*)
@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 
 SPIN_S = 0.001
-"""Number of seconds that an engine or worker process polls for the next message before it sleeps."""
+"""For this number of seconds an engine or worker process polls for the next message before it sleeps."""
 
 
 def widen_heads() -> None:
-    """Pads attention heads of unsupported sizes, in models created in this process from now on; no effect on a GPU."""
+    """Pads attention heads of unsupported sizes in models that this process creates later. No effect on a GPU."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -40,7 +40,7 @@ def widen_heads() -> None:
 
 
 def known_size(size: int) -> int:
-    """The smallest supported head size >= `size`; `size` itself if there is none."""
+    """The smallest supported head size that is at least `size`; `size` itself if there is none."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     return min((known for known in CPUAttentionBackend.get_supported_head_sizes() if known >= size), default=size)
@@ -72,7 +72,7 @@ def _forward(original: Any) -> Any:
 
 
 def use_own_generator() -> None:
-    """Gives vLLM's sampler a separate random generator in this process; no effect on a GPU."""
+    """Gives vLLM's sampler a separate random generator in this process. No effect on a GPU."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -84,7 +84,7 @@ def use_own_generator() -> None:
 
 
 class _Torch:
-    """Stands for the module torch, but its `randint` uses a private random generator."""
+    """Replaces the module torch: its `randint` uses a private random generator."""
 
     def __init__(self) -> None:
         self._own = torch.Generator()
@@ -97,7 +97,7 @@ class _Torch:
 
 
 def wait_asleep() -> None:
-    """Makes engine and worker processes sleep while they wait for each other's messages; no effect on a GPU."""
+    """Makes engine and worker processes sleep while they wait for messages of each other. No effect on a GPU."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

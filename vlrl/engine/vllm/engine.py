@@ -47,9 +47,9 @@ _loaders = itertools.count()
 class VLLMEngine:
     """An engine that generates with vLLM in the training process.
 
-    policy: the policy to sample from, once `sync` has transferred its weights. folder: a folder of this process, where
-    model config and processor are written for vLLM. episodes: whether prompts grow over the turns of episodes. Raises
-    ConfigError if vLLM cannot be started with the settings."""
+    policy: the policy to sample from, once `sync` has transferred its weights. folder: a folder of this process, to
+    which the model's config and processor are written for vLLM. episodes: whether prompts grow over the turns of
+    episodes. Raises ConfigError if vLLM cannot be started with the settings."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step = policy, config, config.seed, 0
@@ -61,7 +61,7 @@ class VLLMEngine:
         self._numbers = itertools.count()
         self._distributed = torch.distributed.is_initialized()
         self.abandoned = threading.Event()
-        """Set to stop the running generation."""
+        """Set to end the running generation."""
         self._sleeps = settings.sleep and policy.device.type == "cuda" and not overlaps
         self._asleep: set[str] = set()
         self._synced = False
@@ -75,7 +75,7 @@ class VLLMEngine:
         self.weights: Any = WeightSync(self.llm, policy, folder)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Loads the policy's weights into vLLM, and empties all caches computed with the old weights.
+        """Loads the policy's weights into vLLM, and empties all caches that were computed with the old weights.
 
         Raises TrainingError if vLLM and the trainer then assign different log-probabilities to a fixed answer."""
         with _explained(self.config, "load the policy's weights"), _bystander():
@@ -86,8 +86,9 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request; `done` is called when a request is complete. Raises
-        Abandoned after a call of `abandon`."""
+        """Returns the `request.n` completions of each request. Raises Abandoned once `abandon` was called.
+
+        `done` is called when a request is complete; see Engine.generate."""
         if not self._synced:
             self.sync(self.policy, self.step)
         check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
@@ -100,7 +101,7 @@ class VLLMEngine:
         return out
 
     def abandon(self) -> None:
-        """Stops a generation in another thread after its next token, by raising Abandoned there."""
+        """Called from another thread: the running generation raises Abandoned after its next token."""
         self.abandoned.set()
 
     def close(self) -> None:
@@ -118,7 +119,7 @@ class VLLMEngine:
             client.shutdown()
 
     def _wake(self, *parts: str) -> None:
-        """Restores the GPU memory of these parts of vLLM ("weights", "kv_cache"), if they are asleep."""
+        """Restores the GPU memory of these parts of vLLM ("weights", "kv_cache") if they sleep."""
         sleeping = [part for part in parts if part in self._asleep]
         if sleeping:
             self.llm.wake_up(sleeping)
@@ -132,13 +133,13 @@ class Generation:
         self.engine, self.requests, self.vllm = engine, requests, engine.llm.llm_engine
         self._steps = [completion_steps(request, engine.rules, engine.seed) for request in requests]
         self._calls: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        """vLLM's request id of each running call -> (index of the request, index of the call in its round, sampling
-        options)."""
+        """vLLM's id of each running call -> (index of the request, index of the call in its round, sampling options).
+        """
         self._responses: list[Any] = [None] * len(requests)
         self._out: list[list[Completion]] = [[] for _ in requests]
 
     def run(self, done: Done | None) -> list[list[Completion]]:
-        """Returns the completions of all requests, in order."""
+        """Runs all requests, and returns their completions in order."""
         try:
             left, whole = len(self.requests), [i for i in range(len(self.requests)) if self._advance(i)]
             while left := left - len(whole):
@@ -152,7 +153,7 @@ class Generation:
         return self._out
 
     def _step(self) -> list[int]:
-        """Decodes one more token; returns the indices of the requests that are complete now."""
+        """Decodes one more token. Returns the indices of the requests that are complete now."""
         if self.engine.abandoned.is_set():
             raise Abandoned(GIVEN_UP)
         whole = []
@@ -165,7 +166,7 @@ class Generation:
         return whole
 
     def _advance(self, i: int) -> bool:
-        """Sends the next calls of request `i` to vLLM. Returns True if there are none because the request is complete.
+        """Sends the next calls of request `i` to vLLM. Returns True if the request is complete, so that there are none.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -189,8 +190,10 @@ class Generation:
 
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
-    """Starts vLLM with the config and processor, which are written to `folder`. With tensor parallelism the weights are
-    written to `folder` too; otherwise vLLM reads them from the policy in memory."""
+    """Starts vLLM with the config and processor, which are written to `folder`.
+
+    With tensor parallelism the weights are written to `folder` too. Otherwise vLLM reads them from the policy in
+    memory."""
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)
@@ -220,7 +223,7 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
 
 
 def options(policy: Policy, config: Config, folder: Path, max_model_len: int) -> dict[str, Any]:
-    """Keyword arguments of vllm.LLM for the settings `engine.*`; on a CPU without those that need a GPU."""
+    """Keyword arguments of vllm.LLM for the settings `engine.*`. On a CPU, arguments that need a GPU are left out."""
     settings, on_gpu = config.engine, policy.device.type == "cuda"
     out: dict[str, Any] = {
         "model": str(folder), "dtype": settings.dtype or str(policy.dtype).rpartition(".")[2], "seed": config.seed,
@@ -239,7 +242,7 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """Restores what vLLM changes for the whole process: the random states, and the function torch.set_num_threads.
+    """Restores what vLLM changes for the process: the random states, and the function torch.set_num_threads.
 
     Does nothing in a thread that generates during the update (async.*): the training thread uses the random states at
     the same time, and generation leaves them unchanged (cpu_patches.py)."""
@@ -259,8 +262,9 @@ def _bystander() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(config: Config, what: str) -> Iterator[None]:
-    """Turns an exception of vLLM into a one-line error that names the setting to change. what: what vLLM was asked to
-    do."""
+    """In the block, turns an exception of vLLM into a one-line error that names the setting to change.
+
+    what: what vLLM was asked to do, as in "start"."""
     try:
         yield
     except VlrlError:
@@ -272,7 +276,7 @@ def _explained(config: Config, what: str) -> Iterator[None]:
 
 
 def _blamed(config: Config, error: Exception) -> str:
-    """The setting to change for an exception of vLLM, with its value and the remedy."""
+    """The setting to change after an exception of vLLM, with its value and the remedy."""
     settings, text = config.engine, str(error).lower()
     if "max_model_len" in text or "max seq len" in text:
         return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "

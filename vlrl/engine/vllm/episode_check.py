@@ -2,9 +2,9 @@
 
     difference = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or the first difference
 
-First, what the trainer reads of an episode (Completion.tokens, loss_mask, shown) is compared with the episode's turns:
+First the trainer's inputs for an episode (Completion.tokens, loss_mask, shown) are compared with the episode's turns:
 each observation is encoded again from its text and media. Then the trainer's log-probabilities of every action are
-compared with those reported by the engine."""
+compared with the log-probabilities from the engine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class EpisodeMismatch:
     where: str
     what: str
     gap: float = float("inf")
-    """Absolute difference of the log-probabilities; infinite if something else differs."""
+    """Absolute difference of the log-probabilities; infinite if the difference is of another kind."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
 
 
 def describe_position(turns: Sequence[Turn], token: int) -> str:
-    """Describes the position of a token: its turn, and the media of the turn or else the last media shown before."""
+    """Describes the position of a token by its turn, and the media of the turn or else the latest earlier media."""
     number = turn_of(turns, token)
     turn = turns[number]
     media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())
@@ -48,13 +48,12 @@ def describe_position(turns: Sequence[Turn], token: int) -> str:
 
 
 def turn_of(turns: Sequence[Turn], token: int) -> int:
-    """The index of the turn that contains a token. An end token that was forced after an action belongs to the action.
-    """
+    """The index of the turn that contains a token. A forced end token after an action belongs to the action."""
     return max((i for i, turn in enumerate(turns) if turn.start <= token), default=0)
 
 
 def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
-    """[T] absolute differences between the log-probabilities of trainer and engine, for all tokens of an episode; 0 for
+    """[T] absolute differences between trainer and engine in the log-probability of each token of an episode; 0 for
     tokens that were not sampled."""
     if completion.windows:  # each action under what it was sampled under
         ours = np.zeros(len(completion.tokens))
@@ -75,12 +74,11 @@ def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | No
 
 def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion: Completion, allowed: float,
                      temperature: float = 1.0) -> EpisodeMismatch | None:
-    """Returns the first position of an episode at which engine and trainer disagree; None if they agree and all
-    log-probabilities differ by at most `allowed`.
+    """Returns the first position in an episode at which engine and trainer disagree.
 
-    Some things are not compared: the pixels of videos; for observations with the results of several tool calls
-    everything except images; for episodes with windows (episode.history) everything except ids, loss mask and
-    log-probabilities."""
+    None if they agree and all log-probabilities differ by at most `allowed`. Some things are not compared: the pixels
+    of videos; for observations with the results of several tool calls, everything except images; for episodes with
+    windows (episode.history), everything except ids, loss mask and log-probabilities."""
     for token, what in _structure(encode, prompt, completion):
         return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
                                what)
@@ -94,8 +92,8 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
-    """Compares ids, loss mask, positions and media turn by turn, and yields (token index, description) of each
-    difference."""
+    """Compares ids, loss mask, positions and media turn by turn. Yields (token index, description) of each difference.
+    """
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
     loaded = {m.sha256: m for m in completion.observed_media}
     shown_media = iter(shown.media if shown else ())
@@ -139,8 +137,9 @@ def _differing(actual: np.ndarray, expected: np.ndarray, start: int, what: str) 
 
 
 def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[str]:
-    """Yields the names of media tensors whose values differ from those of the re-encoded observation `piece`. `rows`
-    counts the rows of each tensor that earlier observations used."""
+    """Yields the names of media tensors whose values differ from those of the re-encoded observation `piece`.
+
+    `rows` counts the rows of each tensor that belong to earlier observations."""
     for name, tensor in piece.mm.items():
         stored, start = shown.mm.get(name), rows.get(name, 0)
         if not isinstance(tensor, torch.Tensor) or isinstance(stored, tuple):  # clips that differ in length

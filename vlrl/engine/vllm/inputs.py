@@ -25,13 +25,12 @@ from vlrl.types import Completion, LoadedMedia, Prompt, Turn
 HOTTEST = 2.0
 """The highest sampling temperature that vLLM accepts."""
 ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "detokenize": False}
-"""Sampling options of a call that only requests log-probabilities."""
+"""Sampling options of a call that only asks for log-probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
 class SamplingRules:
-    """What applies to all completions of a policy: banned ids, end tokens, and the truncation of the distribution by
-    top_p and top_k."""
+    """Sampling rules for all completions of a policy: banned ids, end tokens, and truncation by top_p and top_k."""
 
     banned: tuple[int, ...]
     eos: frozenset[int]
@@ -42,11 +41,11 @@ class SamplingRules:
 
     @classmethod
     def of(cls, policy: Policy, top_p: float = 1.0, top_k: int = -1) -> SamplingRules:
-        """Creates the rules from a policy's banned ids and end tokens."""
+        """The rules with a policy's banned ids and end tokens."""
         return cls(tuple(policy.banned.tolist()), frozenset(policy.eos), TokenTexts(policy), top_p, top_k)
 
     def ending(self, stops: tuple[str, ...]) -> np.ndarray:
-        """[V] bool: which tokens may complete one of the stop strings."""
+        """[V] bool, True for tokens that may complete one of the stop strings."""
         if stops not in self._ending:
             self._ending[stops] = self.texts.ending(stops).cpu().numpy()
         return self._ending[stops]
@@ -54,7 +53,9 @@ class SamplingRules:
 
 def prompt_input(prompt: Prompt, written: Sequence[int] | np.ndarray = ()) -> dict[str, Any]:
     """Converts a prompt and the tokens `written` after it to vLLM's input: ids with unexpanded image placeholders, and
-    the raw media. A video is passed as its frames with their timestamps; vLLM must not drop frames."""
+    raw media.
+
+    A video is passed as frames with timestamps, and vLLM must not drop any of them."""
     out: dict[str, Any] = {"prompt_token_ids": [*prompt.raw_ids.tolist(), *map(int, written)]}
     media = {kind: [_medium(m) for m in prompt.media if m.kind == kind] for kind in ("image", "video")}
     if prompt.media:
@@ -72,8 +73,9 @@ def _medium(loaded: LoadedMedia) -> Any:
 
 
 def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Sequence[Turn] = ()) -> None:
-    """Checks that the engine's prompt `ids`, without the last `written` ones, equal Prompt.ids. Raises TrainingError
-    otherwise; in an episode the message names the first of the `turns` (Request.turns) that differs."""
+    """Raises TrainingError unless the engine's prompt `ids`, without the last `written` ids, equal Prompt.ids.
+
+    In an episode the message names the first of the `turns` (Request.turns) that differs."""
     theirs = np.asarray(ids)[:len(ids) - written]
     if np.array_equal(theirs, prompt.ids):
         return
@@ -90,7 +92,7 @@ def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Se
 
 def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules, room: int | None = None) -> dict[str,
                                                                                                                    Any]:
-    """Keyword arguments of vllm.SamplingParams, which are also the options in a server request.
+    """Keyword arguments of vllm.SamplingParams, which are also the options in a request to a server.
 
     The n completions are sampled with `seed`, `seed + 1`, ... and have at most `room` tokens (None = max_new_tokens).
     Raises ConfigError for a temperature that vLLM does not accept."""
@@ -106,8 +108,9 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules
 
 
 def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> dict[str, Any]:
-    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of a forced token: vLLM
-    samples one token in its place, which is dropped. The distribution is not truncated, because top_p or top_k may
+    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of a forced token.
+
+    vLLM samples one token instead, which is dropped. The distribution is not truncated, because top_p or top_k may
     exclude a forced token."""
     whole = replace(rules, top_p=1.0, top_k=-1)
     options = sampling_options(replace(sampling, top_p=None), 1, 0, whole, 1)
@@ -115,7 +118,7 @@ def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> d
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Derives the seed for a group; with `place`, the seed for the rollout of this index from token `start` on.
+    """Derives the seed for a group or, with `place`, for the rollout at this index from token `start` on.
 
     A continuation gets a different seed, so that it does not reuse the random numbers of the first tokens."""
     rest = (0, 0) if place is None else (place + 1, start + 1)
@@ -124,7 +127,7 @@ def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int 
 
 
 class Draft:
-    """One completion while it is generated. place: its index in the group. begun: its prefix."""
+    """One completion while it is generated. place: its index in the group. begun: its prefix, or None."""
 
     def __init__(self, sampling: Sampling, rules: SamplingRules, place: int, begun: Completion | None = None):
         self.sampling, self.rules, self.place = sampling, rules, place
@@ -133,7 +136,7 @@ class Draft:
         self.logprobs: list[float] = begun.logprobs.tolist() if begun else []
         self.ended = len(self.tokens) >= sampling.max_new_tokens
         self.stopped = False
-        """Whether the completion ended by an end token or a stop string."""
+        """Whether an end token or a stop string ended the completion."""
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
 
     @classmethod
@@ -143,14 +146,14 @@ class Draft:
         return [cls(request.sampling, rules, place, written) for place, written in begun]
 
     def room(self) -> int:
-        """Number of tokens to sample in the next call: up to the thinking budget, or else up to the length limit."""
+        """How many tokens to sample in the next call: up to the thinking budget, or else up to the length limit."""
         budget, n = self.sampling.thinking_budget, len(self.tokens)
         limit = self.sampling.max_new_tokens
         return (min(budget, limit) if budget is not None and n < budget else limit) - n
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], stopped: bool = False) -> None:
-        """Appends sampled tokens, up to the one that ends the completion. stopped: whether the engine reported an end.
-        """
+        """Appends sampled tokens, up to the token that ends the completion. stopped: whether the engine reported an
+        end."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             if self._put(int(token), float(logprob)):
                 return
@@ -158,8 +161,9 @@ class Draft:
             self.ended = self.stopped = True
 
     def force(self) -> list[int]:
-        """If the thinking budget is used up without `</think>`, appends the tokens that end thinking. Returns the
-        positions of these tokens, whose log-probabilities are NaN until they are measured."""
+        """If the thinking budget is used up without `</think>`, appends the tokens that end thinking.
+
+        Returns the positions of these tokens. Their log-probabilities are NaN until they are measured."""
         start = len(self.tokens)
         for token in [] if self.ended else self._closing()[start - (self.sampling.thinking_budget or 0):]:
             if self._put(token, float("nan")):
@@ -175,7 +179,7 @@ class Draft:
                                self.rules.eos, self.rules.texts.decode, self._before, self.stopped)
 
     def _closing(self) -> list[int]:
-        """The tokens forced at the thinking budget; [] if the budget is not reached, or thinking ended before."""
+        """The tokens to force at the thinking budget; [] if the budget is not reached, or if thinking ended before."""
         budget = self.sampling.thinking_budget
         if budget is None or len(self.tokens) < budget:
             return []
@@ -184,7 +188,7 @@ class Draft:
         return self.rules.texts.ids(self.sampling.thinking_end).tolist()
 
     def _put(self, token: int, logprob: float) -> bool:
-        """Appends a token; returns whether it ends the completion."""
+        """Appends a token. Returns whether it ends the completion."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.stopped = token in self.rules.eos or self._completes(token)
@@ -200,13 +204,14 @@ class Draft:
 
 
 Part = tuple[tuple[int, ...], dict[str, Any]]
-"""One call of vLLM: the tokens already generated after the prompt, and the sampling options."""
+"""One call of vLLM: (the tokens generated so far after the prompt, the sampling options)."""
 
 
 def completion_steps(request: Request, rules: SamplingRules,
                      seed: int) -> Generator[list[Part], list[dict[str, Any]], list[Completion]]:
-    """A generator that processes one request in rounds. It yields the calls of a round, is sent the responses
-    (wire.response_of) in the same order, and finally returns the completions."""
+    """A generator that processes one request in rounds, and finally returns the completions.
+
+    It yields the calls of a round, and is sent their responses (wire.response_of) in the same order."""
     drafts, prompt, sampling = Draft.all_of(request, rules), request.prompt, request.sampling
     if drafts and not request.begun:
         options = sampling_options(sampling, len(drafts), seed_of(seed, request.key), rules, drafts[0].room())
@@ -254,8 +259,9 @@ def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Complet
 
 
 def model_length(config: Config, model_config: Any, episodes: bool = False) -> int:
-    """Maximum number of tokens of a prompt with its completion, or of a whole episode: engine.max_model_len, or else
-    the sum of the run's limits, capped by the model's max_position_embeddings."""
+    """Maximum number of tokens of a prompt with its completion, or with `episodes` of an episode.
+
+    It is engine.max_model_len, or else the sum of the run's limits, capped by the model's max_position_embeddings."""
     answer = config.episode.max_tokens if episodes else config.rollout.max_new_tokens
     wanted = config.limits.prompt_tokens + answer
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted
@@ -265,7 +271,7 @@ def model_length(config: Config, model_config: Any, episodes: bool = False) -> i
 def check_lengths(requests: Sequence[Request], tokens: int, given: bool) -> None:
     """Raises ConfigError if a prompt with its completion may exceed `tokens`, the engine's maximum length.
 
-    given: whether this length was set by engine.max_model_len."""
+    given: whether engine.max_model_len sets this length."""
     for request in requests:
         prompt, most = request.prompt, request.sampling.max_new_tokens
         if len(prompt) + most > tokens:

@@ -1,7 +1,8 @@
-"""Starts vLLM servers for a config and keeps them running: `vlrl serve`.
+"""Starts vLLM servers for a config and keeps them running (`vlrl serve`).
 
-A server starts with weights of zeros and without a weights version; the trainer transfers the real weights later,
-including the base model's if an adapter is trained. So only config and processor are downloaded or copied here."""
+A server starts with weights of zeros and without a weights version. The trainer transfers the real weights later,
+including those of the base model if an adapter is trained. So only config and processor are downloaded or copied here.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +42,25 @@ PROGRAM = "vlrl.engine.vllm.process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
 _GRACE_S = 30.0
-"""Number of seconds that servers have to shut down before they are killed."""
+"""Servers that have not shut down after this number of seconds are killed."""
 _MOST_DEATHS = 5
 """A server that has died this many times without a response in between is not restarted."""
 _SILENT_S = 600.0
-"""A server that has responded before is restarted if it, or its engine, does not respond for this number of seconds, or
-for engine.timeout_s if that is longer."""
+"""A server is restarted if it or its engine stops responding for this number of seconds, or for engine.timeout_s if
+that is longer."""
 _LAST_LINES = 15
 _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
            "--enforce-eager": "engine.eager", "--seed": "seed", "--host": "--host", "--port": "--port"}
-"""Arguments that vlrl passes to vLLM -> the setting or option that determines their values."""
+"""Arguments that vlrl passes to vLLM -> the setting or option of vlrl that determines the value."""
 
 
 @dataclass(eq=False)
 class ServerProcess:
-    """The process of one server."""
+    """One server and its process."""
 
     address: str
-    """The URL for trainers, also on other hosts."""
+    """The URL that trainers use, also on other hosts."""
     local: str
     """The URL on this host."""
     command: list[str]
@@ -68,7 +69,7 @@ class ServerProcess:
     process: subprocess.Popen[bytes] | None = None
     healthy: bool = False
     deaths: int = 0
-    """Number of times that the process has died since the server's last response."""
+    """How often the process has died since the server's last response."""
     start_at: float = 0.0
     checked: float = 0.0
     heard: float = 0.0
@@ -84,7 +85,7 @@ class ServerGroup:
     """The file with the servers' key; None if the key is not in a file."""
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """What follows when a server responds again; printed at the end of that message."""
+    """Text that follows "ADDRESS responds again;" in the message about a restarted server."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf
@@ -95,8 +96,9 @@ class ServerGroup:
         return [s.address for s in self.servers]
 
     def start(self, timeout_s: float) -> bool:
-        """Starts all servers and waits until they respond. Returns False if `stop` was called meanwhile. Raises
-        TrainingError if a server dies or does not respond in time."""
+        """Starts all servers and waits until they respond. Returns False if `stop` was called meanwhile.
+
+        Raises TrainingError if a server dies or does not respond in time."""
         for server in self.servers:
             _launch(server)
         self._start_s, deadline = timeout_s, time.monotonic() + timeout_s
@@ -141,7 +143,7 @@ class ServerGroup:
                 self._bury(server, f"responds, but its engine has not responded for {self.silent_s:g} s")
 
     def _bury(self, server: ServerProcess, what: str) -> None:
-        """Kills what is left of a failed server, and schedules the restart. what: description of the failure."""
+        """Kills the rest of a failed server, and schedules its restart. what: description of the failure."""
         _kill(server, signal.SIGKILL)
         if server.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,12 +158,13 @@ class ServerGroup:
         self.say(f"{server.address} {what}; the server is started again" + (f" in {pause:g} s" if pause else ""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Makes `start` and `watch` return; `close` then forwards the signal `number` to the servers. May be called by
-        a signal handler."""
+        """Makes `start` and `watch` return. `close` then forwards the signal `number` to the servers.
+
+        It may be called in a signal handler."""
         self._signal, self._stopped = number, True
 
     def close(self) -> None:
-        """Forwards the signal to all servers, waits for them, and kills the processes that remain."""
+        """Forwards the signal of `stop` to all servers, waits for them, and kills the processes that remain."""
         for server in self.servers:
             _kill(server, self._signal)
         deadline = time.monotonic() + _GRACE_S
@@ -175,7 +178,7 @@ class ServerGroup:
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
             weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print,
             episodes: bool = False) -> ServerGroup:
-    """Creates the servers of a config, without starting them. Their files are written to `folder`.
+    """Creates the ServerGroup of a config and writes its files to `folder`. The servers are not started yet.
 
     further: additional vLLM arguments, NAME=VALUE or NAME. episodes: whether prompts grow over the turns of episodes.
     Raises ConfigError for an argument that vlrl sets, a port in use, too few GPUs, or too little memory for servers on
@@ -203,7 +206,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
 
 
 def _blueprint(config: Config) -> Any:
-    """An object with the attributes of Policy that determine the servers' arguments; no weights are read."""
+    """An object with the attributes of Policy that determine the servers' arguments. No weights are read."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     on_gpu = torch.cuda.device_count() > 0
@@ -213,7 +216,6 @@ def _blueprint(config: Config) -> Any:
 
 
 def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> list[str]:
-    """The command-line arguments of a server, except host and port."""
     from vlrl import _torchcodec
 
     _torchcodec.hide_broken()
@@ -240,8 +242,10 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
-    """Parses NAME=VALUE or NAME into {"--name": "value"}. Raises ConfigError for an argument that vlrl already sets:
-    one in `taken`, or one in `set_by`, which maps it to the setting that determines it."""
+    """Parses NAME=VALUE or NAME into {"--name": "value"}.
+
+    Raises ConfigError for an argument that vlrl already sets: one in `taken`, or a key of `set_by`, whose value names
+    the setting that determines it."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
@@ -256,8 +260,8 @@ def further_arguments(given: Sequence[str], taken: Sequence[str],
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
-    """The environment variables of each server, which assign its GPUs, or its threads on a CPU. With Ray they are
-    empty, because Ray assigns the GPUs."""
+    """The environment variables of each server, which assign its GPUs, or its threads on a CPU. Empty with Ray, which
+    assigns the GPUs itself."""
     if added.get("--distributed-executor-backend") == "ray":
         return [{}] * replicas
     each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
@@ -280,8 +284,8 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 
 def write_key(path: Path, given: str = "") -> Path:
-    """Returns the path of the file with the servers' key: `given`, or else `path`. The file is created with a random
-    key if it does not exist.
+    """Returns the path of the file with the servers' key: `given`, or else `path`. A missing file is created with a
+    random key.
 
     An existing key is kept, so that a run can continue with restarted servers. Only the owner can read the file."""
     target = Path(given or path).absolute()
@@ -309,8 +313,9 @@ def _key_of(file: Path) -> str:
 
 @contextlib.contextmanager
 def serve_lock(folder: Path) -> Iterator[None]:
-    """A context in which the folder of the servers is locked. Raises ConfigError if another `vlrl serve` has locked it,
-    since the folder contains the key and the logs of its servers."""
+    """In the block, locks the folder of the servers. Raises ConfigError if another `vlrl serve` has locked it.
+
+    The folder contains the key and the logs of the servers."""
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
         try:
@@ -327,13 +332,13 @@ def serve_lock(folder: Path) -> Iterator[None]:
 
 
 def describe(servers: ServerGroup, path: Path) -> None:
-    """Writes a JSON file with the servers' addresses, the key file and the process id."""
+    """Writes a JSON file with the servers' addresses, the path of the key file and the process id."""
     files.write_text(path, json.dumps({"servers": servers.addresses, "key_file": str(servers.key_file),
                                        "pid": os.getpid()}, indent=1) + "\n")
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """The host name in the URL of a server that listens on `host`: for other hosts, or with `here` for this host."""
+    """The host name in the URL of a server that listens on `host`, for other hosts or, with `here`, for this host."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host

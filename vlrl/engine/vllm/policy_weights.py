@@ -1,5 +1,4 @@
-"""Exports a policy's weights in the formats of other programs: under the names that save_pretrained uses, with adapters
-merged.
+"""Exports a policy's weights for other programs: under the names that save_pretrained uses, with adapters merged.
 
 The policy's tensors are never modified. Under FSDP all processes iterate in the same order, and each tensor is gathered
 when it is reached."""
@@ -26,7 +25,7 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 def adapted_layers(policy: Policy) -> dict[str, Any]:
-    """The layers that have a LoRA adapter, by their names in the transformers model; {} without adapters."""
+    """The layers that have a LoRA adapter, by their module names in the transformers model; {} without adapters."""
     if not policy.lora:
         return {}
     from peft.tuners.lora import LoraLayer
@@ -47,7 +46,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
 
 @torch.no_grad()
 def _tensors(policy: Policy, merge: bool) -> Named:
-    """Like saved_tensors, but under the names that the model in memory uses."""
+    """Yields what saved_tensors yields, but under the names that the model in memory uses."""
     base, layers = policy.base, adapted_layers(policy)
     for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
         prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
@@ -62,8 +61,7 @@ def _tensors(policy: Policy, merge: bool) -> Named:
 
 @torch.no_grad()
 def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """Returns a new float32 tensor: the layer's weight plus its active adapters. The caller converts it to the final
-    dtype."""
+    """The layer's weight with its active adapters merged, as a new float32 tensor."""
     total = weight.float()
     if layer.merged or layer.disable_adapters:
         return total
@@ -80,7 +78,7 @@ def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """Returns the full tensor, without gradient; gathers it if FSDP has sharded it, which is a collective call."""
+    """The full tensor, without gradient. If FSDP has sharded it, it is gathered, which is a collective call."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -88,7 +86,7 @@ def gathered(tensor: Any) -> torch.Tensor:
 def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
     """Writes config, processor and weights to a folder that vLLM or from_pretrained can load.
 
-    Files of an earlier call are replaced. With merge=False, the weights are those of the base model, without the
+    Files of an earlier call are replaced. With merge=False, these are the weights of the base model, without the
     adapter."""
     write_config(policy, folder)
     if policy.base.can_generate():
@@ -97,7 +95,7 @@ def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
 
 
 def write_config(policy: Policy, folder: Path) -> None:
-    """Writes the model's config, and the processor with the run's settings, to a folder; no weights."""
+    """Writes the model's config and processor to a folder, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(policy.base.config)
     config.architectures = config.architectures or [type(policy.base).__name__.removeprefix("FSDP")]
@@ -108,10 +106,9 @@ def write_config(policy: Policy, folder: Path) -> None:
 
 
 def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
-    """Writes the weights as safetensors files of at most SHARD bytes with an index; returns the paths of the files.
+    """Writes the weights as safetensors files of at most SHARD bytes, with an index. Returns the paths of the files.
 
-    dtype: dtype of floating-point weights; None = keep float32 for trainable weights, and the policy's dtype for the
-    rest."""
+    dtype: dtype of floating-point weights; None = trainable weights stay float32, the others get the policy's dtype."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
@@ -144,7 +141,7 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:
-    """Writes the adapter to a folder in PEFT's format; also works under FSDP."""
+    """Writes the adapter to a folder in PEFT's format. Also works under FSDP."""
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)

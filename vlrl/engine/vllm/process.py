@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 """`python -m vlrl.engine.vllm.process ...` runs vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
 
-Importing vlrl first makes it possible to import transformers and vLLM with a CPU-only torch, in this process and in the
-processes that vLLM starts. On Linux the server ends with the process that started it, and the workers end with the
-server, so that no GPU stays occupied."""
+This module imports vlrl first, so that transformers and vLLM can be imported with a CPU-only torch, in this process and
+in the processes that vLLM starts. On Linux the server ends when the process that started it ends, and its workers end
+with it, so that no GPU stays occupied."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _torchcodec.hide_broken()  # at import: the processes that vLLM starts import th
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Makes the kernel send signal `number` to this process when its parent process ends. parent: the parent's process
-    id; if the parent has already ended, this process exits. Linux only."""
+    """Makes the kernel send signal `number` to this process when its parent process ends. Linux only.
+
+    parent: the parent's process id. If the parent has already ended, this process exits."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it ended before this was set
@@ -38,11 +39,10 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 
 def kill_children_at_exit() -> None:
-    """Makes sure that processes forked from now on are killed when this process ends; vLLM's engine would otherwise
-    wait for it forever.
+    """Makes the kernel kill processes that are forked later when this process ends. vLLM's engine would otherwise wait
+    for this process forever.
 
-    Processes forked in a thread other than the main one are excluded, because they would already be killed when that
-    thread ends."""
+    Processes forked outside the main thread are excluded, because they would already be killed when the thread ends."""
     lasting = [True]
     os.register_at_fork(
         before=lambda: lasting.__setitem__(0, threading.current_thread() is threading.main_thread()),
@@ -50,7 +50,7 @@ def kill_children_at_exit() -> None:
 
 
 def register_model_class(arguments: Sequence[str]) -> None:
-    """Imports the model's class in this process; otherwise vLLM starts a process that inspects the class, without vlrl.
+    """Imports the model's class in this process. Otherwise vLLM starts a process without vlrl that inspects the class.
     """
     from vllm import ModelRegistry
 
@@ -63,7 +63,7 @@ def register_model_class(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Runs vLLM's server in this process."""
+    """Runs vLLM's server in this process, with the command-line arguments."""
     if parent := os.environ.pop(PARENT, ""):
         end_with_parent(int(parent))
     kill_children_at_exit()

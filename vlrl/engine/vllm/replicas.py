@@ -1,11 +1,11 @@
 """A pool of equivalent servers: chooses a server for each request, and retries requests when a server fails.
 
-A request is sent to the server with the fewest outstanding completions. A request that fails, by a broken connection, a
-timeout or a server error, is retried after a pause that doubles each time, if possible on another server. The failed
+A request is sent to the server with the fewest outstanding completions. If a request fails, by a broken connection, a
+timeout or a server error, it is retried after a pause that doubles each time, if possible on another server. The failed
 server gets no requests until `admit` accepts it again: a restarted server must load the current weights first.
 
-All decisions are made in the caller's thread. Other threads only wait for servers and report the outcome. A report on
-an attempt that was given up is ignored, so every request gets exactly one result."""
+All decisions are made in the caller's thread. Other threads only wait for servers and report the outcome. A report on a
+request that was given up is ignored, so every request gets exactly one result."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ T = TypeVar("T")
 _PAUSES = (0.25, 10.0)
 """Number of seconds before the first retry, and the longest pause between retries."""
 _LOOK_S = 1.0
-"""Number of seconds between checks of whether the run was abandoned."""
+"""After this number of seconds at most, the pool checks whether the run was abandoned."""
 
 
 @dataclass(eq=False)
 class ServerCall:
-    """One HTTP request. body: builds the request's content, and is called in another thread. weight: number of
-    completions that are requested."""
+    """One HTTP request to a server. weight: the number of requested completions.
+
+    body: builds the request's content; it is called in another thread."""
 
     path: str
     body: Callable[[], bytes]
@@ -50,20 +51,20 @@ finally returns its result."""
 
 @dataclass(eq=False)
 class Replica:
-    """A server and its state in the pool."""
+    """A server of the pool and its state."""
 
     address: str
     ready: bool = False
     awaited: bool = True
-    """Whether `admit_all` waits for this server: True if it was ready before, or was never checked."""
+    """Whether `admit_all` waits for this server: True if it was ready before, or has never been checked."""
     problem: str = "not asked yet"
     """Why the server is not ready."""
     checking: bool = False
-    """Whether a check by `admit` is running, or its report was not processed yet. A check may outlast the pool's call
-    that began it; the next call then processes the report."""
+    """Whether a check by `admit` is running, or its report was not processed yet.
+
+    A check may outlast the call of the pool that started it. The next call then processes the report."""
     report: tuple[int, BaseException | None] | None = None
-    """The outcome of `admit`: the pool's number of doubts (calls of `doubt`) when the check began, and the error or
-    None."""
+    """The outcome of `admit`: (number of calls of `doubt` before the check, error or None)."""
     requests: int = 0
     """Number of requests sent to this server so far."""
     retry_at: float = 0.0
@@ -81,13 +82,12 @@ class _Task(Generic[T]):
 
 
 class ReplicaPool:
-    """A pool of servers. `admit(address)` prepares and checks a server; it runs in other threads, and raises
-    Unavailable if the server cannot be used yet. Any other error ends the run.
+    """A pool of servers. `admit(address)` prepares and checks a server in another thread.
 
-    most: maximum number of outstanding completions per server. retries: maximum number of retries per request. wait_s:
-    longest time without any ready server; a check that has begun by then may finish. patience_s: a busy server that
-    does not respond to health checks for so long is dropped. setting: the setting that lists the addresses, for
-    messages."""
+    `admit` raises Unavailable if the server cannot be used yet. Any other error ends the run. most: maximum number of
+    outstanding completions per server. retries: maximum number of retries per request. wait_s: longest time without any
+    ready server; a check that has begun by then may finish. patience_s: a busy server that does not respond to health
+    checks for this time is dropped. setting: the setting that lists the addresses, for messages."""
 
     def __init__(self, addresses: Sequence[str], client: ServerClient, admit: Callable[[str], None], *, most: int = 512,
                  retries: int = 3, wait_s: float = 600.0, patience_s: float = 60.0, setting: str = "engine.servers"):
@@ -101,28 +101,29 @@ class ReplicaPool:
         self._wake: Callable[[], None] = lambda: None
 
     def abandon(self, error: VlrlError) -> None:
-        """Makes a `run` in another thread raise `error` within a second; every later `run` raises it too."""
+        """Called from another thread: makes the running `run` raise `error` within a second, and every later `run`."""
         self._abandoned = error
 
     def doubt(self) -> None:
-        """Marks all servers as not ready, e.g. because the weights have changed: each must be admitted again before it
-        gets requests."""
+        """Marks all servers as not ready, because the weights have changed. Each must be admitted again before it gets
+        requests."""
         self._doubts += 1
         for replica in self.replicas:
             replica.awaited = replica.ready
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
 
     def admit_all(self) -> list[Replica]:
-        """Checks every server that is not ready, and returns the servers that are ready afterwards. Waits for all
-        servers that were ready before, and until at least one is ready. Raises TrainingError if no server becomes
-        ready within `wait_s` seconds."""
+        """Checks every server that is not ready. Returns the servers that are ready afterwards.
+
+        Waits for all servers that were ready before, and until at least one is ready. Raises TrainingError if no server
+        becomes ready within `wait_s` seconds."""
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
-        """Returns the results of all tasks, in order. `done(number, result)` is called for each task except the last
-        one to finish.
+        """Returns the results of all tasks, in order. `done(number, result)` is called for each task except the last to
+        finish.
 
-        Raises TrainingError if a request failed too often, or no server was available for too long."""
+        Raises TrainingError if a request failed too often, or if no server was available for too long."""
         return _Run(self, tasks, done).all()
 
     def _examine(self, replica: Replica) -> None:
@@ -154,7 +155,6 @@ class _Run(Generic[T]):
         self._results: dict[int, T] = {}
 
     def all(self) -> list[T]:
-        """Runs until every task has a result; returns the results in order."""
         for task in self._tasks:
             self._advance(task, None)
         while len(self._results) < len(self._tasks):
@@ -196,7 +196,6 @@ class _Run(Generic[T]):
         self._waiting += [(task, place, call) for place, call in enumerate(calls)]
 
     def _dispatch(self) -> None:
-        """Sends waiting calls, in order, to servers with free capacity."""
         now, later = time.monotonic(), []
         for entry in self._waiting:
             replica = self._choose(entry[2]) if entry[2].not_before <= now else None
@@ -269,7 +268,7 @@ class _Run(Generic[T]):
                 self._none_since = time.monotonic()
 
     def _revive(self) -> None:
-        """Starts a check of each server that is not ready, in a separate thread; at most one check per server at a
+        """Starts a check, in a separate thread, of each server that is not ready; at most one check per server at a
         time."""
         self._hear()
         for replica in self._pool.replicas:
@@ -281,7 +280,7 @@ class _Run(Generic[T]):
                 threading.Thread(target=self._pool._examine, args=(replica,), daemon=True, name="vlrl-replica").start()
 
     def _hear(self) -> None:
-        """Processes the reports of finished checks, begun by this call of the pool or an earlier one."""
+        """Processes the reports of finished checks, which this call of the pool or an earlier one started."""
         for replica in self._pool.replicas:
             with self._pool._lock:
                 report, replica.report = replica.report, None
@@ -306,8 +305,9 @@ class _Run(Generic[T]):
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
-        """Sends health checks to servers that have outstanding requests, including dropped servers: if a host
-        disappears, the connection to it is not closed."""
+        """Sends health checks to servers that have outstanding requests, even if they were dropped.
+
+        If a host disappears, the connection to it is not closed, so only a health check notices."""
         now = time.monotonic()
         for replica in self._pool.replicas:
             quiet = now - replica.heard
@@ -343,14 +343,14 @@ class _Run(Generic[T]):
                                 f"The limit is {self._pool.section}.timeout_s.")
 
     def _is_late(self) -> bool:
-        """Whether no server has been ready for longer than allowed."""
         return not self._ready() and time.monotonic() - self._none_since > self._pool._wait_s
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
     def _thread(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs `work` in a separate thread. The function that it returns is then called in the caller's thread; an
-        error that it raises is raised there."""
+        """Runs `work` in a separate thread. The function that `work` returns is then called in the caller's thread.
+
+        An error in `work` is raised in the caller's thread."""
         def run() -> None:
             try:
                 event = work()
@@ -360,7 +360,7 @@ class _Run(Generic[T]):
         threading.Thread(target=run, daemon=True, name="vlrl-replica").start()
 
     def _next_event(self) -> None:
-        """Waits for the next report and processes it; returns earlier if a pause ends."""
+        """Waits for the next report and processes it. Returns earlier if a pause ends."""
         now, ends = time.monotonic(), [time.monotonic() + _LOOK_S]
         ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
         ends += [r.retry_at for r in self._pool.replicas if not r.ready and not r.checking]

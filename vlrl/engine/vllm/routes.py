@@ -30,23 +30,22 @@ from typing import Any
 from vlrl.engine.vllm import wire as vllm_wire
 
 _LOOK_S = 2.0
-"""Number of seconds between health checks of the engine while it loads weights."""
+"""While the engine loads weights, its health is checked every this number of seconds."""
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
-"""Environment variables of a server: the key, and the folders (joined by os.pathsep) from which weights may be loaded.
-"""
+"""Environment variables of a server: its key, and the folders (joined by os.pathsep) from which it may load weights."""
 ADAPTER = "adapter_model.safetensors"
-"""This file must exist in an adapter's folder; without it vLLM would load a pickle file."""
+"""This file must exist in an adapter's folder. Without it vLLM would load a pickle file."""
 ALIVE = "/vlrl/alive"
 MOST_BYTES = 2**30
 """Maximum size of a request in bytes, enough for a thousand large video frames."""
 Choices = tuple[float, tuple[int, ...]]
-"""The temperature and the banned ids of all log-probabilities."""
+"""The temperature and the banned ids with which log-probabilities are computed."""
 _ALL: Choices = (1.0, ())
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
 class RequestError(Exception):
-    """A request was rejected; `status` is the HTTP status of the response."""
+    """A request was rejected. `status` is the HTTP status of the response."""
 
     def __init__(self, status: HTTPStatus, reason: str):
         super().__init__(reason)
@@ -72,8 +71,7 @@ class Routes:
         self._running: dict[asyncio.Task[Any], str] = {}
         """The running generations, with the weights version that each one requested."""
         self._owed: asyncio.Future[Any] | None = None
-        """The pending check of whether the engine responds; there is at most one. `_owed_since` is the time when it
-        began."""
+        """The pending check of whether the engine responds. There is at most one; `_owed_since` is its start time."""
         self._owed_since = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -126,7 +124,6 @@ class Routes:
     # --- what is served ----------------------------------------------------------------------------------------------
 
     async def _state(self, state: Any, body: bytes) -> dict[str, Any]:
-        """The settings of the server that a trainer checks before it sends requests."""
         await state.engine_client.check_health()
         config = state.vllm_config
         model, lora = config.model_config, config.lora_config
@@ -138,7 +135,7 @@ class Routes:
                 "roots": [str(root) for root in self._roots]}
 
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Returns {"silent_s": seconds for which the engine has not responded}.
+        """Returns {"silent_s": number of seconds for which the engine has not responded}.
 
         vLLM's own health page reports whether the engine process exists, not whether it makes progress. The engine
         responds between two decoding steps, so a long step appears as a short silence."""
@@ -192,9 +189,9 @@ class Routes:
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
         """Loads the weights of {"version": ..., "base": [version, folder], "adapter": folder or None}.
 
-        The full weights in "base" are loaded if the server holds another version of them; then the adapter is loaded on
-        top. With "choices" (temperature, banned ids), log-probabilities of this version are computed at this
-        temperature and without these ids. If the version is already loaded, nothing happens."""
+        The full weights in "base" are loaded if the server holds another version of them, and then the adapter. With
+        "choices" (temperature, banned ids), log-probabilities of this version are computed at this temperature and
+        without these ids. If the version is already loaded, nothing happens."""
         request = _object(json.loads(body))
         version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
@@ -212,9 +209,10 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}. Returns the
-        number of compared tensors, and a list of those that differ, worst first: name, largest difference, largest
-        absolute value."""
+        """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}.
+
+        Returns the number of compared tensors, and a list of those that differ, worst first: name, largest difference,
+        largest absolute value."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:
@@ -258,8 +256,8 @@ class Routes:
         self.version = version
 
     def _own(self, given: str, needed: str = "*.safetensors") -> Path:
-        """Returns the path of a folder with weights. Raises RequestError if the folder, or a file in it, is outside of
-        the allowed folders."""
+        """Returns the path of a folder with weights. Raises RequestError if the folder or a file in it is outside the
+        allowed folders."""
         path = Path(_text(given)).resolve()
         self._check_inside(path)
         if not path.is_dir():
@@ -295,8 +293,10 @@ def _text(value: Any) -> str:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awaitable[None]]) -> None:
-    """Awaits work that must not be interrupted; a cancellation takes effect after the work. Meanwhile calls `healthy`
-    regularly, and raises its error: a dead engine never responds, and the server would wait forever."""
+    """Awaits work that must not be interrupted; a cancellation takes effect after the work.
+
+    Meanwhile calls `healthy` regularly, and raises its error: a dead engine never responds, and the server would wait
+    forever."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:

@@ -80,24 +80,23 @@ class TargetWeights:
 
     version: str
     base: tuple[str, str]
-    """Version and folder of the full weights (with an adapter: of the base model)."""
+    """Version and folder of the full weights; with an adapter, of the base model's weights."""
     adapter: str | None
-    """Folder of the adapter that is loaded on top; None if there is none."""
+    """Folder of the adapter, which is loaded after the full weights; None if there is none."""
     probe: tuple[float, ...]
     """[T] log-probabilities of the probe's answer."""
     allowed: float
 
 
 class PolicyMismatch(TrainingError):
-    """A server's weights differ from the policy's, or the server computes different log-probabilities with the same
-    weights."""
+    """A server's weights or log-probabilities differ from the policy's."""
 
 
 class ServerEngine:
     """An engine that generates on vLLM servers.
 
     folder: a folder of this process, from which the servers load weights. episodes: whether prompts grow over the turns
-    of episodes. Waits until a server responds, and raises ConfigError if a server was started with other settings."""
+    of episodes. Waits until a server responds. Raises ConfigError if a server was started with other settings."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
@@ -114,7 +113,7 @@ class ServerEngine:
         self._syncs = 0
         self._refusals: dict[str, int] = {}
         self._checks: dict[str, int] = {}
-        """How often the weights of each server were checked since the server was started."""
+        """How often the weights of each server have been checked since the server was started."""
         self._client = ServerClient(read_key(settings.key_file), settings.timeout_s)
         addresses = settings.servers or DEFAULT
         turn = comm.rank() % len(addresses)  # each process starts with another server
@@ -127,7 +126,7 @@ class ServerEngine:
         self.way = self._way()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request; `done` is called when a request is complete."""
+        """Returns the `request.n` completions of each request. For `done` see Engine.generate."""
         if self._target is None:
             self.sync(self.policy, self.step)
         check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
@@ -135,7 +134,7 @@ class ServerEngine:
             return self.pool.run([self._steps(request) for request in requests], done)
 
     def abandon(self) -> None:
-        """Stops a generation in another thread, by raising Abandoned there."""
+        """Called from another thread: the running generation raises Abandoned."""
         self.pool.abandon(Abandoned(GIVEN_UP))
 
     def close(self) -> None:
@@ -166,11 +165,10 @@ class ServerEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Makes the servers load the policy's weights, and checks that they reproduce the trainer's log-probabilities
-        of the probe. A collective call; no process may generate at the same time.
+        """Makes the servers load the policy's weights, and checks that they reproduce the trainer's log-probabilities.
 
-        The main process writes the weights and notifies the servers. A server that does not respond gets no requests
-        until it responds and has loaded the weights."""
+        A collective call; no process may generate at the same time. The main process writes the weights and notifies
+        the servers. A server that does not respond gets no requests until it has loaded the weights."""
         self.policy, self.step = policy, step
         comm.barrier()  # no process still generates with the old weights
         old, new = self._target, comm.broadcast(comm.together(lambda: self._write(policy)))
@@ -184,10 +182,10 @@ class ServerEngine:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, policy: Policy) -> TargetWeights:
-        """Writes the weights on the main process (under FSDP the other processes take part in gathering), and computes
-        the log-probabilities of the probe.
+        """Writes the weights on the main process, and computes the log-probabilities of the probe.
 
-        In the first syncs the files are read back. Raises TrainingError if they differ from the policy."""
+        Under FSDP the other processes take part in gathering the weights. In the first syncs the files are read back.
+        Raises TrainingError if they differ from the policy."""
         self._syncs += 1
         version = f"{self._run}-{self._syncs}"
         base, adapter = (version, str(self.folder / f"weights-{version}")), None
@@ -213,7 +211,7 @@ class ServerEngine:
 
     def _written(self, policy: Policy, target: TargetWeights) -> Pairs:
         """Yields (name, the policy's tensor, the tensor in the file), with NaN if the file lacks the tensor. Yields
-        nothing on processes other than the main one."""
+        nothing on processes other than the main process."""
         files = dict(read_weights(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:
@@ -226,8 +224,10 @@ class ServerEngine:
                 yield name, tensor, files.get(name, torch.full(tensor.shape, torch.nan))
 
     def _admit_all(self, policy: Policy) -> None:
-        """Makes all servers load the current weights. If a server computes other log-probabilities, the error also says
-        whether the weight files differ from the policy."""
+        """Makes all servers load the current weights.
+
+        If a server computes other log-probabilities, the error also says whether the weight files differ from the
+        policy."""
         try:
             self.pool.admit_all()
         except PolicyMismatch as error:
@@ -238,8 +238,8 @@ class ServerEngine:
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
-        """Makes a server load the current weights, and checks it; called in a separate thread. Raises Unavailable if
-        that fails.
+        """Makes a server load the current weights, and checks it, in a separate thread. Raises Unavailable if that
+        fails.
 
         A server that was dropped before must also compute the probe again, since its HTTP routes respond even while its
         engine hangs."""
@@ -262,8 +262,9 @@ class ServerEngine:
         self._checks[address] = self._checks.get(address, 0) + 1
 
     def _prove(self, address: str, target: TargetWeights, whole: bool) -> None:
-        """Raises PolicyMismatch if the log-probabilities of the probe differ between server and trainer. With `whole`,
-        all weights that the server has loaded are also compared with their files."""
+        """Raises PolicyMismatch if the log-probabilities of the probe differ between server and trainer.
+
+        With `whole`, all weights that the server has loaded are also compared with their files."""
         gap = self._gap(address, target)
         alike = gap <= target.allowed
         if alike and not whole:
@@ -280,7 +281,7 @@ class ServerEngine:
                              f"allowed. {cause}")
 
     def _gap(self, address: str, target: TargetWeights) -> float:
-        """The largest difference between a log-probability of the probe's answer on the server and in the trainer.
+        """The largest difference between server and trainer in a log-probability of the probe's answer.
 
         The log-probabilities are requested token by token, like completions: with adapters, vLLM's log-probabilities of
         prompt tokens can be wrong or crash the engine when other requests run at the same time."""
@@ -297,7 +298,7 @@ class ServerEngine:
     # --- what the servers are ----------------------------------------------------------------------------------------
 
     def _way(self) -> str:
-        """How the weights are transferred: full, adapter or merged (see sync.py)."""
+        """How the weights are transferred: "full", "adapter" or "merged" (see sync.py)."""
         if not self.policy.lora:
             return "full"
         from vlrl.engine.vllm.sync import why_merged
@@ -334,10 +335,10 @@ def _sharded(policy: Policy) -> bool:
 
 def state_and_mismatches(client: ServerClient, address: str, setting: str, folder: Path,
                          expected: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the state that a server reports, and a list of its differences from the `expected` values. It is also a
-    difference if the server does not accept weights from `folder`.
+    """Returns the state that a server reports, and a list that describes how it differs from the `expected` values.
 
-    Raises ConfigError for a server that was not started by `vlrl serve`."""
+    It also counts as a difference if the server does not accept weights from `folder`. Raises ConfigError for a server
+    that was not started by `vlrl serve`."""
     try:
         state = client.get(address, "/vlrl/state")
     except TrainingError:
@@ -355,8 +356,10 @@ def state_and_mismatches(client: ServerClient, address: str, setting: str, folde
 
 
 def read_key(file: str, setting: str = "engine.key_file") -> str:
-    """Reads the servers' key from `file`, which is the value of the setting named `setting`; without a file, from the
-    environment variable VLRL_ENGINE_KEY ("" if it is not set). Raises ConfigError for an unreadable file."""
+    """The servers' key, from the file `file` or, if that is "", from the environment variable VLRL_ENGINE_KEY ("" if
+    not set).
+
+    `setting` is the setting that names the file. Raises ConfigError for an unreadable file."""
     if not file:
         return os.environ.get(KEY, "")
     try:

@@ -8,11 +8,11 @@ The method of transfer (`way`) depends on what is trained:
   with the arguments of `lora_options`, and with the weights of the base model;
 - **merged**: every weight with the adapter merged, if vLLM cannot load the adapter itself.
 
-If vLLM's worker is this process, it reads the weights from an iterator. If vLLM was started with the arguments of
-`transfer_options`, whose workers are other processes, CUDA IPC is used (not tested here, because it needs GPUs).
-Otherwise the weights are written to files in shared memory. Afterwards all caches are emptied, because keys, values and
-image features of old weights must not be used; vLLM would even crash on images that it has cached. On CPUs the packed
-copy of the output layer's weight is rebuilt."""
+If vLLM's worker is this process, it reads the weights from an iterator. If the workers are other processes and vLLM was
+started with the arguments of `transfer_options`, CUDA IPC is used (not tested here, because it needs GPUs). Otherwise
+the weights are written to files in shared memory. Afterwards all caches are emptied, because keys, values and image
+features of old weights must not be used. vLLM would even crash on images that it has cached. On CPUs the packed copy of
+the output layer's weight is rebuilt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _SHARED = Path("/dev/shm")
 _PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters", "use_qalora",
           "layer_replication", "alora_invocation_tokens", "rank_pattern", "alpha_pattern")
-"""Fields of a LoraConfig that vLLM does not support if they are set."""
+"""Fields of a LoraConfig that vLLM does not support."""
 
 
 def why_merged(policy: Policy, taken: bool | None = None) -> str:
@@ -62,14 +62,14 @@ def why_merged(policy: Policy, taken: bool | None = None) -> str:
 
 
 def way(policy: Policy) -> Way:
-    """How the weights of a policy are transferred: full, adapter or merged."""
+    """The method by which the weights of a policy are transferred: "full", "adapter" or "merged"."""
     if not policy.lora:
         return "full"
     return "merged" if why_merged(policy) else "adapter"
 
 
 def lora_options(policy: Policy) -> dict[str, Any]:
-    """Keyword arguments of vllm.LLM for a policy whose adapter is transferred by itself; {} for other policies."""
+    """Keyword arguments of vllm.LLM that enable LoRA; {} unless only the policy's adapter is transferred."""
     if way(policy) != "adapter":
         return {}
     rank = policy.model.peft_config[policy.model.active_adapter].r
@@ -77,19 +77,18 @@ def lora_options(policy: Policy) -> dict[str, Any]:
 
 
 def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
-    """Keyword arguments of vllm.LLM for a transfer by CUDA IPC; {} if the transfer does not use CUDA IPC, e.g. because
-    vLLM's worker is this process (`inside`).
+    """Keyword arguments of vllm.LLM for a transfer by CUDA IPC; {} if CUDA IPC is not used.
 
-    CUDA IPC also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1."""
+    `inside`: whether vLLM's worker is this process. CUDA IPC also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1."""
     if inside or policy.device.type != "cuda" or way(policy) == "adapter":
         return {}
     return {"weight_transfer_config": {"backend": "ipc"}}
 
 
 class WeightSync:
-    """Transfers the policy's weights to an in-process vLLM.
+    """Transfers the policy's weights to an in-process vLLM. `seconds` is the duration of the last transfer.
 
-    folder: a scratch folder of this process. seconds: duration of the last push."""
+    folder: a scratch folder of this process."""
 
     def __init__(self, llm: Any, policy: Policy, folder: Path):
         self.llm, self.folder, self.pushes, self.seconds = llm, folder, 0, 0.0
@@ -102,7 +101,7 @@ class WeightSync:
 
     @property
     def lora_request(self) -> Any:
-        """The `lora_request` argument of `llm.generate`; None without an adapter, and before the first push."""
+        """The `lora_request` argument of `llm.generate`; None without an adapter or before the first transfer."""
         return self._request
 
     @property
@@ -113,10 +112,9 @@ class WeightSync:
 
     @torch.no_grad()
     def push(self, policy: Policy) -> None:
-        """Transfers the weights to vLLM and empties all caches. A collective call under FSDP; nothing may be generated
-        at the same time.
+        """Transfers the weights to vLLM and empties all caches. Raises TrainingError if vLLM cannot load the weights.
 
-        Raises TrainingError if vLLM cannot load the weights."""
+        A collective call under FSDP. Nothing may be generated at the same time."""
         begun = time.perf_counter()
         try:
             with _quiet("vllm.model_executor.model_loader.reload.layerwise"):  # layers without weights of their own
@@ -134,7 +132,7 @@ class WeightSync:
         self.seconds = time.perf_counter() - begun
 
     def close(self) -> None:
-        """Removes the adapter files of the last push."""
+        """Removes the adapter files of the last transfer."""
         shutil.rmtree(self.folder / "adapters", ignore_errors=True)
 
     def _reload(self, policy: Policy) -> None:
@@ -172,7 +170,7 @@ class WeightSync:
             shutil.rmtree(before.lora_path, ignore_errors=True)
 
     def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
-        """[T] log-probabilities of an answer's tokens, computed by vLLM at temperature 1 and with no token banned.
+        """[T] log-probabilities of an answer's tokens, computed by vLLM at temperature 1 without banned tokens.
 
         They are requested token by token, like completions: with adapters, vLLM's log-probabilities of prompt tokens
         can be wrong or crash the engine, if other requests run at the same time or there are more tokens than
@@ -191,8 +189,8 @@ class WeightSync:
     def compare(self, policy: Policy) -> Pairs:
         """Yields (name, the policy's tensor, vLLM's tensor) for all weights that can be found in vLLM.
 
-        vLLM's tensors are those it computes with: slices of fused layers, and the unpacked contents of packed copies.
-        With several workers nothing is yielded."""
+        vLLM's tensors are those that it computes with: slices of fused layers, and the unpacked contents of packed
+        copies. With several workers nothing is yielded."""
         if not self.inside:
             return
         engine = EngineWeights(self.llm.apply_model(lambda model: model)[0])
@@ -211,7 +209,8 @@ class WeightSync:
 
 
 def _ipc_sender(llm: Any, policy: Policy) -> Any:
-    """Creates vLLM's own transfer of weights between processes on the same GPU. Not tested, because it needs GPUs."""
+    """Creates vLLM's engine that transfers weights between processes on the same GPU. Not tested, because it needs
+    GPUs."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
@@ -250,7 +249,6 @@ def _takes_adapters(policy: Policy) -> bool:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Suppresses the warnings of the logger `name`."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.ERROR)

@@ -24,22 +24,22 @@ from vlrl.task import Task
 from vlrl.types import Media, Observation, Prompt, Sample
 
 Read = Callable[[Prompt, np.ndarray], Sequence[float] | np.ndarray]
-"""Returns the engine's [T] log-probabilities of the tokens of an answer to a prompt, at temperature 1 and with no token
-banned."""
+"""(prompt, token ids of an answer) -> the engine's [T] log-probabilities of the answer, at temperature 1 without banned
+tokens."""
 Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
-"""An iterable of (name, the policy's tensor, the engine's tensor)."""
+"""Weights to compare: (name, the policy's tensor, the engine's tensor)."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 _ANSWER = "The circle is red."
 WHOLE = 2
-"""All weights are compared in this number of checks, beginning with the first one."""
+"""All weights are compared in this number of first checks."""
 _ULPS = 4
 """Allowed difference of a weight, in units in the last place of the tensor's largest absolute value."""
 _SLICE = 2**22
-"""Number of elements compared at once: an engine leaves little memory on its device."""
+"""Number of elements that are compared at once, because an engine leaves little memory on its device."""
 
 
 class ProbeTask(Task):
-    """The task that renders the prompt of the probe."""
+    """The task with which the prompt of the probe is rendered."""
 
     prompt = "What is in this image?"
 
@@ -47,9 +47,9 @@ class ProbeTask(Task):
 class SyncCheck:
     """Compares the log-probabilities of a fixed answer (the probe) in trainer and engine.
 
-    prompt: a prompt with an image. answer: [T] token ids. tolerance: largest allowed difference of a log-probability
+    prompt: a prompt with an image. answer: token ids [T]. tolerance: largest allowed difference of a log-probability
     (engine.proof); None = by the compute dtype (`dtype`, or else the policy's). text: the same question without the
-    image; if weights cannot be compared, it shows whether the error is in the vision tower or in the language model."""
+    image. If weights cannot be compared, it shows whether the error is in the vision tower or in the language model."""
 
     def __init__(self, prompt: Prompt, answer: np.ndarray, tolerance: float | None = None, text: Prompt | None = None,
                  dtype: torch.dtype | None = None):
@@ -59,7 +59,7 @@ class SyncCheck:
     @classmethod
     def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None,
            episodes: bool = False) -> SyncCheck:
-        """Creates a check with a generated image and a fixed answer; with `episodes` the prompt has a second turn with
+        """Creates a check with a generated image and a fixed answer. With `episodes` the prompt has a second turn with
         another image."""
         image = Image.new("RGB", (160, 120), "white")
         ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
@@ -76,10 +76,10 @@ class SyncCheck:
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """Returns the largest difference of a log-probability; a collective call under FSDP.
+        """Returns the largest difference of a log-probability. A collective call under FSDP.
 
-        `parameters()` yields the weights of trainer and engine by name; without it the error cannot name a parameter.
-        Raises TrainingError if a log-probability differs too much or, in the first checks, if any weight differs."""
+        `parameters()` yields the weights of trainer and engine; without it the error cannot name a parameter. Raises
+        TrainingError if a log-probability differs too much or, in the first checks, if any weight differs."""
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
         if not difference <= self.allowed(policy):  # nan too
@@ -117,8 +117,7 @@ ADVICE = (f"The sync omitted a weight or transferred it incorrectly. Set engine.
 
 
 def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:
-    """Text of an error about unequal log-probabilities: what the comparison of `compared` weights showed, and what to
-    do."""
+    """Text of an error about unequal log-probabilities: the result of comparing `compared` weights, and the remedy."""
     if differences:
         return f"{describe_differences(differences)}. {ADVICE}"
     return (f"All {compared} weights that could be compared are equal. So the engine computes differently with them "
@@ -128,7 +127,7 @@ def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, flo
 
 @torch.no_grad()
 def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.ndarray:
-    """[T] log-probabilities of an answer, computed by the trainer at temperature 1 and with no token banned."""
+    """[T] log-probabilities of an answer, computed by the trainer at temperature 1 without banned tokens."""
     free = copy.copy(policy)
     free.banned = policy.banned[:0]
     (batch,) = packing.pack(packing.pieces_of([prompt], [answer], 10**9), 10**9, policy.layout("shared"))
@@ -137,11 +136,10 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
 
 
 def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float]]]:
-    """Compares pairs of tensors. Returns the number of pairs, and (name, largest difference, largest absolute value) of
-    those that differ, worst first.
+    """Compares pairs of tensors. Returns the number of pairs, and the tensors that differ, worst first.
 
-    Tensors are compared in the engine's dtype and may differ by a few units in the last place, because merging an
-    adapter rounds."""
+    Each is (name, largest difference, largest absolute value). Tensors are compared in the engine's dtype and may
+    differ by a few units in the last place, because merging an adapter rounds."""
     out: list[tuple[str, float, float]] = []
     count = 0
     for name, ours, theirs in pairs:

@@ -1,7 +1,6 @@
-"""Reads the weights that a vLLM model in this process computes with, to compare them with the policy's under the same
-names.
+"""Reads the weights that a vLLM model in this process computes with, so that they can be compared with the policy's.
 
-Weights inside fused layers are read as slices. vLLM's CPU build keeps only packed copies of most weights; a packed copy
+Weights inside fused layers are read as slices. vLLM's CPU build keeps only packed copies of most weights. A packed copy
 is read by applying the layer to an identity matrix."""
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from vlrl.engine.vllm.policy_weights import gathered
 
 HEAD, SIDES = "lm_head.weight", ("lora_A", "lora_B")
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
-"""An iterator over (name, the policy's tensor, the engine's tensor)."""
+"""Weights to compare: (name, the policy's tensor, the engine's tensor)."""
 
 
 class EngineWeights:
@@ -33,8 +32,8 @@ class EngineWeights:
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def of(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """Returns vLLM's tensor for the weight of this name and shape in a saved checkpoint; None if it cannot be
-        found."""
+        """Returns vLLM's tensor for the weight of this name and shape in a saved checkpoint; None if it is not found.
+        """
         path, _, kind = (self._rename(name) or "").rpartition(".")
         module, part = self._module(path)
         if module is None:
@@ -52,7 +51,7 @@ class EngineWeights:
         return whole.reshape(tuple(shape)).to(self._dtype)  # some CPU kernels keep a bias wider than it was loaded
 
     def adapter(self, path: str, layer: Any, name: str) -> Pairs:
-        """Yields the pairs of tensors of one adapted layer: A, and B multiplied by the scaling, as vLLM stores it."""
+        """Yields the pairs of tensors of one adapted layer: A, and B times the scaling, which is how vLLM stores B."""
         for side in SIDES:
             ours = gathered(getattr(layer, side)[name].weight).float()
             theirs = self.matrix(path, side, ours.shape)
@@ -60,15 +59,14 @@ class EngineWeights:
                 yield f"{path}.{side}.{name}.weight", ours * (1.0 if side == "lora_A" else layer.scaling[name]), theirs
 
     def matrix(self, path: str, side: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """Returns vLLM's LoRA matrix A or B (`side`) of the only adapter on a layer, B multiplied by the scaling; None
-        without an adapter."""
+        """Returns vLLM's LoRA matrix A or B (`side`) of a layer, B times the scaling; None without an adapter."""
         module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
         stacked = getattr(module, f"{side.lower()}_stacked", None)
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """Yields the pair of tensors of an output layer that shares the embedding's weight; vLLM may hold a packed copy
-        of it."""
+        """Yields the pair of tensors of an output layer that shares the embedding's weight. vLLM may hold a packed copy
+        of the weight."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs
@@ -79,8 +77,8 @@ class EngineWeights:
         return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
-        """Returns (the module at a path, None), or (the fused module that contains it, its index there), or (None,
-        None) if there is neither."""
+        """Returns (the module at a path, None), or (the fused module that contains it, its index in that module), or
+        (None, None)."""
         parent, _, last = path.rpartition(".")
         whole, part = self._fused.get(last, (last, None))
         for candidate, number in ((last, None), (whole, part)):
@@ -90,8 +88,8 @@ class EngineWeights:
         return None, None
 
     def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
-        """Returns a parameter as vLLM computes with it. The last result is cached, since a fused layer is read once for
-        each of its parts."""
+        """Returns a parameter as vLLM computes with it. The last result is cached, because a fused layer is read once
+        for each of its parts."""
         tensor = getattr(module, kind, None)
         if not isinstance(tensor, torch.Tensor):
             return None
@@ -106,8 +104,8 @@ class EngineWeights:
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
-    """[N, K] the weight behind a packed copy of vLLM's CPU build: the layer's outputs for the rows of an identity
-    matrix, transposed."""
+    """[N, K] the weight behind a packed copy of vLLM's CPU build: the transposed outputs of the layer for an identity
+    matrix."""
     widths = (getattr(module, name, None) for name in ("input_size_per_partition", "input_size", "embedding_dim"))
     width = next(filter(None, widths))  # of a layer sharded over devices, of a replicated one, of a head
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)

@@ -1,4 +1,4 @@
-"""The format of messages between trainer and vLLM servers: JSON that contains prompts and their pixels losslessly.
+"""The format of messages between trainer and vLLM servers: JSON that can hold prompts with their pixels without loss.
 
 Images and video frames are PNGs, so the server sees the same pixels as the trainer. Pickle is not used."""
 
@@ -19,7 +19,7 @@ _FAST = 1  # zlib's compression level: pixels are sent over a local network
 
 
 def pack(value: Any) -> bytes:
-    """Converts nested mappings, sequences, numbers and strings, which may contain images and arrays, to JSON bytes."""
+    """Encodes nested mappings, sequences, numbers and strings, which may contain images and arrays, as JSON."""
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
@@ -29,7 +29,8 @@ def unpack(data: bytes) -> Any:
 
 
 def parse(data: bytes) -> Any:
-    """Parses the JSON but leaves images and arrays encoded, so that the request can be checked before they are decoded.
+    """Parses the JSON but leaves images and arrays encoded, so that a request can be checked before they are decoded.
+
     Raises the same errors as `unpack`."""
     return _checked(json.loads, data)
 
@@ -40,12 +41,12 @@ def restore_arrays(value: Any) -> Any:
 
 
 def response_of(output: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a finished output of vLLM to plain data: {"prompt": ids, "outputs": [{"tokens", "logprobs", "finish"},
-    ...]}, one output per completion.
+    """Converts a finished output of vLLM to plain data with one entry of "outputs" per completion: {"prompt": ids,
+    "outputs": [{"tokens", "logprobs", "finish"}, ...]}.
 
-    If `logprob_token_ids` is requested, "logprobs" contains the log-probabilities of these ids at the first position.
-    If `prompt_logprobs` is requested, so are the log-probabilities of the prompt's tokens, with None for the first
-    token."""
+    If the options have `logprob_token_ids`, "logprobs" contains the log-probabilities of these ids at the first
+    position. If they have `prompt_logprobs`, the result also has the log-probabilities of the prompt's tokens, None for
+    the first."""
     out: dict[str, Any] = {"prompt": list(output.prompt_token_ids), "outputs": []}
     for completion in sorted(output.outputs, key=lambda o: o.index):
         ids = list(completion.token_ids)
@@ -85,8 +86,8 @@ def _plain(value: Any) -> Any:
 
 
 def _special(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping must be encoded as a list of pairs, because it has keys that are not strings (JSON would
-    convert them) or that look like the markers of this format."""
+    """Whether a mapping must be encoded as a list of pairs: some keys are not strings (JSON would convert them) or
+    start with "$" like the markers of this format."""
     return any(not isinstance(k, str) or k.startswith("$") for k in value)
 
 

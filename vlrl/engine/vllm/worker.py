@@ -26,10 +26,10 @@ checkpoints, such as the means for normalizing pixels."""
 
 
 class Extension:
-    """Methods for `collective_rpc`; their names must differ from those of the worker."""
+    """Methods that vLLM's `collective_rpc` can call. Their names must differ from those of the worker."""
 
     def vlrl_reload(self, path: str) -> list[str]:
-        """Loads the safetensors in a folder; returns the names of the modules whose packed copies were rebuilt.
+        """Loads the safetensors in a folder. Returns the names of the modules whose packed copies were rebuilt.
 
         On CPUs the output layer has a packed copy, which would keep the old weights if the layer is tied to the
         embedding."""
@@ -40,8 +40,10 @@ class Extension:
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
     def vlrl_choices(self, temperature: float, banned: Sequence[int]) -> None:
-        """From now on divides logits by `temperature` and sets the logits of `banned` ids to -inf. vLLM does neither
-        for the log-probabilities of prompt tokens, so servers that score given completions need this."""
+        """Makes the model divide logits by `temperature` and set the logits of `banned` ids to -inf.
+
+        vLLM does neither for the log-probabilities of prompt tokens, so servers that score given completions need this.
+        """
         worker: Any = self
         model = worker.model_runner.get_model()
         model.__dict__.pop("compute_logits", None)
@@ -56,11 +58,11 @@ class Extension:
         model.compute_logits = compute_logits
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
-        """Compares the loaded weights, a tied output layer and the matrices of an `adapter` ("" for none) with the
-        files in the folders. Returns the number of compared tensors, and (name, largest difference, largest absolute
-        value) of those that differ, worst first.
+        """Compares the loaded weights with the files in the folders `base` and `adapter` ("" for none).
 
-        With several workers nothing is compared, because each holds only slices."""
+        Includes a tied output layer. Returns the number of compared tensors, and (name, largest difference, largest
+        absolute value) of those that differ, worst first. With several workers nothing is compared, because each holds
+        only slices."""
         from vlrl.engine.vllm.sync_check import counted_differences
         from vlrl.engine.vllm.weights import EngineWeights
 
@@ -87,8 +89,9 @@ def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
 
 
 def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
-    """Yields the pairs of tensors of an adapter in PEFT's format. Names are base_model.model.LAYER.SIDE.weight; B is
-    multiplied by the scaling in the adapter's config."""
+    """Yields the pairs of tensors of an adapter in PEFT's format.
+
+    Names are base_model.model.LAYER.SIDE.weight. B is multiplied by the scaling in the adapter's config."""
     from vlrl.engine.vllm.weights import SIDES
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -111,7 +114,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def repack_heads(model: Any) -> list[str]:
-    """Rebuilds the packed copies that vLLM derives from the weights of output layers and embeddings; returns the names
+    """Rebuilds the packed copies that vLLM derives from the weights of output layers and embeddings. Returns the names
     of these modules."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -122,8 +125,9 @@ def repack_heads(model: Any) -> list[str]:
 
 
 def prepare() -> None:
-    """Prepares a worker process for a server's model: pads attention heads on a CPU, and registers the load format
-    EMPTY. Repeated calls have no effect."""
+    """Prepares a worker process of a server: pads attention heads on a CPU, and registers the load format EMPTY.
+
+    Repeated calls have no effect."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
 
