@@ -1,13 +1,13 @@
 """The objective: advantage, per-token policy term, KL and aggregation, as pure torch functions.
 
-Loss functions see flat tokens [N], the index of each token's rollout, and counts over the whole optimizer step. They
-never see [B, L], so packed and padded batches give the same value.
+Loss functions get flat tokens [N], the index of each token's rollout, and counts over the whole optimizer step. They
+never get [B, L], so packed and padded batches give the same value.
 
 - `algo.*` names functions with options (`algo.loss={name: cispo, cap: 5}`). A function declares its inputs
-  (`requires`); an input that no function declares is not computed. With effect.py a function declares when it has no
+  (`requires`). An input that no function declares is not computed. With effect.py a function declares when it has no
   effect. named.py binds a setting to a function, objective.py composes the functions, and algorithm.py holds the
   state that changes from step to step (KL coefficient, reference policy). `algo.clip_low` and `algo.clip_high` are
-  short names for options of the policy term: the setting that comes last wins, and a term without these options
+  short names for options of the policy term. The setting that comes last wins, and a term without these options
   refuses them.
 - A function that needs more than one rollout (a quantile, a sum over a group) computes it in `prepare`: for the whole
   optimizer step, without gradient, before the micro-batches."""

@@ -1,10 +1,9 @@
-"""Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or a list of R arrays [T] for advantages per
-token.
+"""Advantages of a step's rollouts from their rewards: `Scores -> [R]`, or R arrays [T] for advantages per token.
 
-R rollouts in groups; n = the scorable completions of a group. Unscorable rollouts (NaN) are excluded from all
-statistics and have advantage 0. Where a formula subtracts the group mean, a group of equal rewards has advantages of
-exactly 0 (before reinforce_pp_baseline whitens). A function that only needs the groups of its own process requires
-"local"."""
+R is the number of rollouts, n the number of scorable completions of a group. Unscorable rollouts (reward NaN) are
+excluded from all statistics and have advantage 0. Where a formula subtracts the group mean, a group of equal rewards
+has advantages of exactly 0 (before reinforce_pp_baseline whitens). A function that only needs the groups of its own
+process requires "local"."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from vlrl.config.base import NonNegative
 
 @requires("local")
 def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """(R - mean) / (std + eps), mean and std of the group, Bessel's correction.
+    """(R - mean) / (std + eps), with mean and standard deviation of the group (Bessel's correction); R is the reward.
 
     DeepSeekMath (arXiv 2402.03300) section 4.1.2; eps as in TRL."""
     return nan_to_zero(grouped.normalized(s.rewards, s.group, eps))
@@ -25,17 +24,18 @@ def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
 @requires("local")
 def dr_grpo(s: Scores) -> torch.Tensor:
-    """R - mean, without division by the standard deviation, so that easy and hard prompts keep their weight.
+    """R - mean of the group, without division by the standard deviation, so that easy and hard prompts keep their
+    weight.
 
-    Understanding R1-Zero-like training (Dr. GRPO, arXiv 2503.20783); goes with algo.aggregation=constant."""
+    Understanding R1-Zero-like training (Dr. GRPO, arXiv 2503.20783), which also uses algo.aggregation=constant."""
     return nan_to_zero(centred(s))
 
 
 def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.Tensor:
-    """R - mean of the other completions of the group = n / (n - 1) * (R - mean).
+    """The reward R minus the mean of the group's other completions, which is n / (n - 1) * (R - mean).
 
-    normalize: afterwards (A - mean) / (std + eps) over the whole step. Back to Basics (RLOO, arXiv 2402.14740); for
-    TRL's version set algo.kl_in=reward."""
+    normalize: then (A - mean) / (std + eps) of the advantages A over the whole step. Back to Basics (RLOO, arXiv
+    2402.14740). For TRL's version set algo.kl_in=reward."""
     n = grouped.count(s.rewards, s.group)
     values = centred(s) * (n / (n - 1))
     if normalize:

@@ -1,4 +1,4 @@
-"""The functions that the settings `algo.*` name, bound to their options, and their state."""
+"""The functions that the settings `algo.*` name, bound to their options, with their state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vlrl.models.policy import Policy
 
 
 class KLCoefficient:
-    """The coefficient of the KL: `algo.kl_coef`, adapted towards `algo.kl_target` if that is set.
+    """The coefficient of the KL term: `algo.kl_coef`, adapted towards `algo.kl_target` if that is set.
 
     After each step: coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon). Fine-Tuning Language
     Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per completion."""
@@ -31,7 +31,7 @@ class KLCoefficient:
         self.value, self.target, self.horizon = start, target, horizon
 
     def observe(self, kl: float, answers: float) -> None:
-        """Updates the coefficient after a step. kl: mean KL per token, answers: number of completions, over all
+        """Updates the coefficient after a step, given the mean KL per token and the number of completions, over all
         processes."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
@@ -48,10 +48,10 @@ class KLCoefficient:
 
 
 class Algorithm:
-    """The functions that turn a run's rewards into a loss, and their state (advantage, KL coefficient, entropy,
+    """The functions that turn a run's rewards into a loss, with their state (advantage, KL coefficient, entropy,
     reference).
 
-    Raises ConfigError naming the setting when a name or an option is unknown or has an invalid value."""
+    Raises ConfigError, which names the setting, for an unknown name or option and for an invalid value."""
 
     def __init__(self, config: Config):
         algo = config.algo
@@ -68,15 +68,16 @@ class Algorithm:
         self.statistics = statistics(self.objective.requires)
         """Statistics of the logits that the objective requires, by name; see logprobs.token_stats."""
         self.old_statistics = statistics(self.objective.requires, "old_stat:")
-        """The statistics that it requires at the weights that sampled the rollouts."""
+        """Statistics that the objective requires under the weights that sampled the rollouts, by name."""
         self.nonfinite = 0
-        """Number of consecutive steps in which an optimizer step was skipped (NaN or infinity)."""
+        """Number of consecutive steps in which an optimizer step was skipped because of NaN or infinity."""
         self.methods: tuple[Method, ...] = methods_of(self)
         """The active methods, in the order of config/sections.py."""
 
     @property
     def requires(self) -> frozenset[str]:
-        """The inputs that all functions and methods require (inputs.requires); also "kl" with algo.kl_in=reward."""
+        """Names of the inputs that all functions and methods require (inputs.requires); also "kl" with
+        algo.kl_in=reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = frozenset[str]().union(*(method.requires for method in self.methods))
@@ -84,7 +85,7 @@ class Algorithm:
 
     @property
     def scores_pairs(self) -> bool:
-        """Whether the run trains a reward head on pairs of answers, in place of the policy term."""
+        """Whether the run trains a reward head on pairs of answers, instead of the policy term."""
         return "pairs" in self.objective.requires
 
     @property
@@ -93,23 +94,23 @@ class Algorithm:
 
     @property
     def moves_reference(self) -> bool:
-        """Whether the reference policy can ever differ from the run's initial model."""
+        """Whether the reference policy can differ from the run's initial model."""
         return self.reference.function.moves
 
     def share(self, step: int) -> float:
-        """The weight of the objective in a step: the product of the methods' weights."""
+        """The weight of the objective in a step, which is the product of the methods' weights."""
         return math.prod(method.share(step) for method in self.methods)
 
     @property
     def temperature(self) -> float:
-        """Sampling temperature of this step; training computes log-probabilities at the same one."""
+        """Sampling temperature of this step, at which training also computes log-probabilities."""
         base = self.config.rollout.temperature
         return self._entropy.temperature(base) if hasattr(self._entropy, "temperature") else base
 
     def after_optimizer_step(self, entropy: float) -> None:
-        """Passes the mean policy entropy of an optimizer step to algo.entropy; see `watches_entropy`.
+        """Passes the policy entropy of an optimizer step to algo.entropy, if `watches_entropy`.
 
-        entropy: mean over the optimizer step's tokens on all processes."""
+        entropy: mean over the tokens of the optimizer step, on all processes."""
         self._entropy.observe(entropy)
 
     @property
@@ -118,8 +119,9 @@ class Algorithm:
 
     def after_step(self, policy: Policy, optimizer: torch.optim.Optimizer, stats: dict[str, float],
                    done: int) -> dict[str, float]:
-        """Updates coefficients and reference after a step, given its metrics over all processes; returns further
-        metrics."""
+        """Updates coefficients and reference after a step, given its metrics `stats`. Returns further metrics.
+
+        done: number of completed steps."""
         tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature
@@ -142,7 +144,7 @@ class Algorithm:
                 **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
-        """The state for a checkpoint, with the weights of a moving reference."""
+        """The state for a checkpoint, including the weights of a moving reference."""
         states = {**{place: f.state_dict() for place, f in self._functions.items()},
                   **{key: m.state_dict() for key, m in methods_by_state_key(self.methods, "algorithm").items()},
                   "kl_coef": self.kl.state_dict(),
@@ -166,14 +168,14 @@ class Algorithm:
 
 
 def _check_given(advantage: Bound, config: Config) -> None:
-    """Raises ConfigError for an advantage that requires data of a method that is not active."""
+    """Raises ConfigError if the advantage needs data of a method that is not active."""
     for what in sorted(advantage.requires & GIVEN.keys()):
         if problem := GIVEN[what](config, advantage.name):
             raise ConfigError(problem)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:
-    """Raises ConfigError where the advantage ignores the reward that algo.shaping or algo.kl_in would change."""
+    """Raises ConfigError if the advantage ignores the reward that algo.shaping or algo.kl_in would change."""
     if "parts" not in advantage.requires:
         return
     if shaping:

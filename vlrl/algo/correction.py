@@ -1,9 +1,9 @@
 """Importance weights that correct for a sampler whose probabilities differ from the trainer's.
 
-Each function is `(LossInputs, options) -> ([N], metrics)`. The weights are computed from D = log p(trainer at the
-weights that sampled) - log p(engine) of the trained tokens. They carry no gradient, and multiply the policy term after
-its clip, but not the KL. A bound of null is no bound. D is clamped to +-20. It is 0 for tokens that are trained under
-another prompt than the sampled one, or whose engine log-probability is unknown.
+Each function is `(LossInputs, options) -> (weights [N], metrics)`. The weights are computed from D = log p(trainer,
+with the weights that sampled) - log p(engine) of the trained tokens. They carry no gradient. They multiply the policy
+term after its clipping, but not the KL. A bound of null means that there is no bound. D is clamped to +-20. It is 0 for
+tokens that are trained under another prompt than the sampled one, or whose engine log-probability is unknown.
 
 Metrics: `correction/weight` is the mean weight, `correction/outside` the share of tokens whose weight was out of
 bounds."""
@@ -22,38 +22,42 @@ _Bound = NonNegative | None
 
 
 def token_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(D), low, high) of each token: truncated importance sampling (TIS, Yao et al. 2025, C = 2). -> [N]."""
+    """clip(exp(D), low, high) of each token: truncated importance sampling (TIS, Yao et al. 2025, with high = 2)."""
     return _truncated(x, x.sampler_gap, low, high)
 
 
 def token_mask(x: LossInputs, low: _Bound = 0.5, high: _Bound = 5.0) -> tuple[torch.Tensor, Metrics]:
-    """exp(D) of each token, 0 if that is outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855). -> [N]."""
+    """exp(D) of each token, or 0 outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855)."""
     return _masked(x, x.sampler_gap, x.sampler_gap, low, high)
 
 
 def sequence_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(sum_t D), low, high) of a rollout, for all of its tokens. The sum varies more the longer the rollout. ->
-    [N]."""
+    """clip(exp(sum of D over a rollout's tokens), low, high) for all tokens of the rollout.
+
+    The longer the rollout, the more the sum varies."""
     return _truncated(x, _sequence(x), low, high)
 
 
 def sequence_mask(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
-    """exp(sum_t D) of a rollout for all of its tokens, 0 if outside the bounds: masked importance sampling (MIS), TRL's
-    default. -> [N]."""
+    """exp(sum of D over a rollout's tokens) for all tokens of the rollout, or 0 outside the bounds.
+
+    Masked importance sampling (MIS), the default of TRL."""
     return _masked(x, _sequence(x), _sequence(x), low, high)
 
 
 def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(mean_t D), low, high) of a rollout, for all of its tokens: independent of the length; as in ms-swift. ->
-    [N]."""
+    """clip(exp(mean of D over a rollout's tokens), low, high) for all tokens of the rollout; as in ms-swift.
+
+    It does not depend on the rollout's length."""
     return _truncated(x, _geometric(x), low, high)
 
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """0 for all tokens of a rollout whose exp(mean_t D) is outside the bounds; the default bounds are SkyRL's. -> [N].
+    """0 for all tokens of a rollout whose exp(mean of D) is outside the bounds; the default bounds are SkyRL's.
 
-    `kept` = the weight of rollouts inside the bounds: exp(D) of each token (NeMo-RL, ms-swift), exp(mean_t D), or 1."""
+    `kept` is the weight of rollouts inside the bounds: exp(D) of each token (NeMo-RL, ms-swift), exp(mean of D), or 1.
+    """
     mean = _geometric(x)
     return _masked(x, mean, {"token": x.sampler_gap, "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
 

@@ -1,10 +1,10 @@
-"""Declarations that a function has no effect under some settings, which are reported with the reason.
+"""Declares when a function of the objective has no effect, so that the run can report it with the reason.
 
-    @reads("outcome", alone={})           reads which answers are correct instead of the reward (or advantage)
+    @reads("outcome", alone={})           depends on which answers are correct, not on the reward (or advantage)
     @idle("alpha is 0", alpha=0)          has no effect with these options
     @idle_when(rule)                      has no effect where rule(use) returns a reason
 
-A user's own functions declare nothing. training/inert.py evaluates the declarations."""
+Users' own functions have no such declarations. training/inert.py evaluates the declarations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Inert:
     value: Any
     reason: str
     usual: bool = False
-    """Whether the value is the default or clearly intended; then only dry runs report it."""
+    """Whether the value is the default or clearly intended. Then only dry runs report it."""
 
     def __str__(self) -> str:
         value = f"{self.value:g}" if isinstance(self.value, float) else short(self.value)
@@ -37,7 +37,7 @@ class Inert:
 
 @dataclass(frozen=True, eq=False)
 class FunctionUse:
-    """A function that a setting names, with its options, in the context of a config and a task."""
+    """A function that a setting names, with its options, in a config and for a task."""
 
     config: Config
     task: Task | None
@@ -52,23 +52,24 @@ class FunctionUse:
 
     @cached_property
     def function(self) -> Any:
-        """The function in the table; None for user code, and for an unknown name, which is reported elsewhere."""
+        """The function in the table. None for user code, and for an unknown name, which is reported elsewhere."""
         return self.table.get(self.named.name)
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """The values of the function's options, defaults included."""
+        """The values of the function's options, including defaults."""
         known = parameters(self.function, 0) if self.function else {}
         return {option: default for option, (_, default) in known.items()} | self.named.options
 
     @property
     def by_reward(self) -> bool:
-        """Whether the function calls an answer correct when its reward exceeds the option `correct`."""
+        """Whether the option `correct` makes the function call an answer correct if its reward exceeds that value."""
         return self.named.options.get("correct") is not None and not self.named.options.get("part")
 
     @property
     def one_turn(self) -> str:
-        """The beginning of a reason: the task has no environment, so every completion is a single turn.
+        """The beginning of a reason that applies because the task has no environment, so every completion is a single
+        turn.
 
         "" if the task has an environment or is unknown."""
         if self.task is None or has_environment(self.task):
@@ -80,7 +81,9 @@ class FunctionUse:
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """Why the function reads the outcomes instead of `what` ("reward" or "advantage"); "" if it may read `what`."""
+        """A reason that says that the function reads the outcomes, not `what` ("reward" or "advantage").
+
+        "" if it may read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
             return ""
@@ -90,16 +93,16 @@ class FunctionUse:
 
     @property
     def idle(self) -> str:
-        """Why the function has no effect; "" if it may have one."""
+        """The reason why the function has no effect; "" if it may have one."""
         return next(filter(None, (rule(self) for rule in getattr(self.function, "idle_when", ()))), "")
 
 
 def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
-    """Decorator that declares unusual inputs of a function: "outcome" (whether answers are correct), "reward" (of an
-    algo.batch function), "sign" (of the advantage, in an algo.weights function).
+    """Decorator that declares unusual inputs of a function.
 
-    alone: the options with which the function reads outcomes instead of the reward (a policy term: instead of the
-    advantage). {} = with any options except `correct`, which makes correctness depend on the reward."""
+    "outcome": which answers are correct. "reward": for a function of algo.batch. "sign": the sign of the advantage, for
+    a function of algo.weights. alone: the options with which the function reads outcomes and not the reward (a policy
+    term: not the advantage). {} = with any options except `correct`, which makes correctness depend on the reward."""
     def mark(function: Any) -> Any:
         function.reads, function.alone = frozenset(what), alone
         return function
@@ -107,7 +110,7 @@ def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any],
 
 
 def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
-    """Decorator that declares a rule: `rule(use)` returns why the function has no effect, or ""."""
+    """Decorator that declares a rule: `rule(use)` returns the reason why the function has no effect, or ""."""
     def mark(function: Any) -> Any:
         function.idle_when = (*getattr(function, "idle_when", ()), rule)
         return function
@@ -120,7 +123,7 @@ def idle(why: str, **options: Any) -> Callable[[Any], Any]:
 
 
 def short(value: Any) -> Any:
-    """The value as a config file writes it; of a Named only the name, without its options."""
+    """The value as a config file writes it. A Named is shortened to its name, without options."""
     if isinstance(value, tuple):
         return f"[{', '.join(str(short(one)) for one in value)}]"
     return value.name if isinstance(value, Named) else value

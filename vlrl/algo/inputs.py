@@ -1,6 +1,7 @@
 """Inputs of the objective's functions: `Scores` for advantages, `LossInputs` for the loss.
 
-Both are flat: R rollouts, N completion tokens, never [B, L], so packed and padded batches give the same value."""
+Both are flat, with R rollouts or N completion tokens, never [B, L]. So packed and padded batches give the same value.
+"""
 
 from __future__ import annotations
 
@@ -21,41 +22,41 @@ Metrics = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ActionCredit:
-    """One action of an episode, with the fields from which advantages assign credit."""
+    """One action of an episode, with the data from which advantages assign credit."""
 
     start: int
     end: int
-    """End of its token span: the action's tokens are start..end."""
+    """The action's tokens are start..end."""
     reward: float = 0.0
-    """The weighted sum of the action's reward parts; 0 where task.combine does not pay for turns."""
+    """The weighted sum of the action's reward parts; 0 if task.combine does not reward single turns."""
     anchor: str | None = ""
-    """The state in which the action was taken, as a string that is equal for equal states; None = unknown."""
+    """The state in which the action was taken, as a string that is equal for equal states; None if unknown."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The action's raw reward parts."""
+    """The action's raw reward parts by name."""
     plan: tuple[int, int] = (0, 0)
-    """Token span of the action's <plan>, tags included, for functions that require "plans"; empty = no plan."""
+    """Token span of the action's <plan>, including tags, for functions that require "plans"; (0, 0) without a plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The R rollouts of one step over all processes, in the order of their groups: the input of advantages."""
+    """The R rollouts of one step over all processes, ordered by group. The input of advantages."""
 
     rewards: torch.Tensor
     """[R] float64; NaN = unscorable."""
     group: torch.Tensor
     """[R] int64: group number 0, 1, ... of each rollout; the rollouts of a group are adjacent."""
     lengths: torch.Tensor
-    """[R] float64: number of generated tokens of each completion, including those of earlier steps
+    """[R] float64: number of generated tokens of each completion, including those generated in earlier steps
     (rollout.step_tokens)."""
     task: torch.Tensor
-    """[R] int64: index of the rollout's task in task_names."""
+    """[R] int64: index in task_names of the rollout's task."""
     task_names: Sequence[str] = ()
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[R] raw reward parts by name; NaN = unscorable, or not a part of the rollout's task."""
+    """[R] raw values of each reward part, by name; NaN = unscorable, or the rollout's task has no such part."""
     part_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[R] weight of each part in the rollout's reward, by name."""
     outcome: torch.Tensor | None = None
-    """[R] bool: whether the task calls the rollout correct (Task.correct); None = only rewards are known."""
+    """[R] bool: whether the task calls the rollout correct (Task.correct); None if only rewards are known."""
     greedy: torch.Tensor | None = None
     """[R] reward of the greedy completion of the rollout's prompt, for functions that require "greedy"."""
     truncated: torch.Tensor | None = None
@@ -65,24 +66,25 @@ class Scores:
     masks: Sequence[np.ndarray] = ()
     """[R, T] bool: the trained tokens, for functions that require "tokens", "turns" or data of a method."""
     turns: Sequence[Sequence[ActionCredit]] = ()
-    """[R] actions of each episode in order, for functions that require "turns"; a single-turn completion has one."""
+    """The actions of each rollout in order, for functions that require "turns". A single-turn completion has one
+    action."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
-    """[R] reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
-    require "steps"; empty where a completion has none."""
+    """The reasoning steps of each completion as (start token, end token, value) (types.StepValues), for functions that
+    require "steps"."""
     extra: Sequence[Mapping[str, Any]] = ()
-    """[R] data that a method attached to each completion (Completion.extra), for functions that require a name in
+    """The data that a method attached to each completion (Completion.extra), for functions that require a name in
     config.sections.GIVEN."""
     texts: Sequence[str] = ()
-    """[R] texts of the completions, for functions that require "texts"."""
+    """The text of each completion, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
     """[R, T] log p(sampler) - log p(reference) of each token, for functions that require "token_kl" with
     algo.kl_in=reward; else empty.
 
-    For all other functions its sum over a completion's trained tokens is already subtracted from the reward."""
+    For all other functions, its sum over a completion's trained tokens is already subtracted from the reward."""
     kl_coef: float = 0.0
     """Coefficient of the KL in the reward."""
     per_token: Sequence[Mapping[str, np.ndarray]] = ()
-    """[R] arrays [T] that a method stored for each completion, by name (Rollout.per_token)."""
+    """For each completion, arrays [T] that a method stored, by name (Rollout.per_token)."""
     gamma: float = 1.0
     """Discount factor, set by a method (Method.scores)."""
     lam: float = 1.0
@@ -91,23 +93,23 @@ class Scores:
     """Token limit of a completion: rollout.max_new_tokens."""
     step: int = 0
     seed: int = 0
-    """Key of random draws, together with `step`: a resumed run draws the same numbers."""
+    """Selects random numbers, together with `step`, so that a resumed run draws the same numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
-    """Flat tokens of one micro-batch, or (without gradient) of a whole optimizer step on this process.
+    """N completion tokens of one micro-batch or, without gradient, of a whole optimizer step on this process.
 
-    N completion tokens, R rollouts of the optimizer step on this process."""
+    They belong to the R rollouts of the optimizer step on this process."""
 
     logprobs: torch.Tensor
     """[N] log-probabilities under the current policy, with gradient."""
     old_logprobs: torch.Tensor
-    """[N] log-probabilities computed by the trainer at the weights that sampled."""
+    """[N] log-probabilities computed by the trainer with the weights that sampled."""
     advantages: torch.Tensor
-    """[N] each token's advantage."""
+    """[N] advantage of each token."""
     mask: torch.Tensor
-    """[N] 1.0 on trained tokens, 0.0 on the rest."""
+    """[N] 1.0 for trained tokens, else 0.0."""
     weights: torch.Tensor
     """[N] weight of each token's sample."""
     rollout_id: torch.Tensor
@@ -121,8 +123,8 @@ class LossInputs:
     max_length: int
     """Token limit of a completion: rollout.max_new_tokens."""
     sampler_logprobs: torch.Tensor | None = None
-    """[N] log-probabilities of the engine that sampled, NaN where unknown; the trainer's where a token is trained under
-    another prompt than the sampled one."""
+    """[N] log-probabilities of the engine that sampled, NaN if unknown. For a token that is trained under another
+    prompt than the sampled one, the trainer's."""
     reference_logprobs: torch.Tensor | None = None
     """[N] log-probabilities under the reference policy, for functions that require "reference"."""
     entropy: torch.Tensor | None = None
@@ -130,44 +132,46 @@ class LossInputs:
     tokens: torch.Tensor | None = None
     """[N] token ids."""
     turns: torch.Tensor | None = None
-    """[N] index of each token's action in its episode, -1 between actions, for functions that require "turns"."""
+    """[N] index of each token's action in its episode, -1 for tokens between actions, for functions that require
+    "turns"."""
     texts: Sequence[str] = ()
     """[N] text of each token, for functions that require "texts"."""
     rewards: torch.Tensor | None = None
     """[R] rewards; NaN = unscorable."""
     outcome: torch.Tensor | None = None
-    """[R] bool: whether the task calls the rollout correct (Task.correct); None = only rewards are known."""
+    """[R] bool: whether the task calls the rollout correct (Task.correct); None if only rewards are known."""
     group: torch.Tensor | None = None
     """[R] index of each rollout's group on this process. A group never spans optimizer steps or processes."""
     difficulty: torch.Tensor | None = None
     """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = unknown."""
     variants: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[R] bool: whether the completion was sampled under a variant of the prompt and is trained under the unmodified
-    one, for functions that require "variant:<name>"."""
+    """[R] bool by name of the variant: whether the completion was sampled under this variant of the prompt and is
+    trained under the unmodified prompt. For functions that require "variant:<name>"."""
     identity: torch.Tensor | None = None
-    """[R] int64: a number that identifies the rollout independently of process and order."""
+    """[R] int64: a number that identifies each rollout independently of process and order."""
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N, ...] statistics of the logits that a function requires ("stat:<name>"), with gradient."""
+    """[N, ...] each statistic of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The statistics at the weights that sampled ("old_stat:<name>"); {} where those are the current weights."""
+    """The statistics with the weights that sampled ("old_stat:<name>"); {} if these are the current weights."""
     per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N] values of Rollout.per_token, under the names that a head's loss reads (heads.Head.reads); NaN = no value."""
+    """[N] values of Rollout.per_token, by the names that a head's loss reads (heads.Head.reads); NaN = no value."""
     known: Mapping[str, float] = field(default_factory=dict)
-    """Number of trained tokens of the optimizer step that have a value in per_token, by name, over all processes."""
+    """For each name in per_token, the number of trained tokens of the optimizer step that have a value, over all
+    processes."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The result of the function's own `prepare` for the whole optimizer step: numbers, or [N]; values per rollout are
+    """The result of the function's own `prepare` for the whole optimizer step: numbers, or [N]. Values per rollout are
     repeated for each of its tokens."""
     step: int = 0
-    """Key of random draws, together with `seed`: a resumed run draws the same numbers."""
+    """Selects random numbers, together with `seed`, so that a resumed run draws the same numbers."""
     seed: int = 0
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums [N] values over the trained tokens of each rollout -> [R]; with gradient."""
+        """Sums values [N] over the trained tokens of each rollout -> [R], with gradient."""
         values = values * self.mask
         return torch.zeros_like(self.lengths, dtype=values.dtype).index_add(0, self.rollout_id, values)
 
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Averages [N] values over the trained tokens of each rollout -> [R]; 0 for a rollout without trained tokens.
+        """Averages values [N] over the trained tokens of each rollout -> [R]; 0 for a rollout without trained tokens.
         """
         return self.per_sequence(values) / self.lengths.clamp(min=1)
 
@@ -183,20 +187,22 @@ class LossInputs:
 
     @property
     def log_ratio(self) -> torch.Tensor:
-        """[N] log p - log p(old), within +-20; with gradient."""
+        """[N] log p - log p(old), clamped to +-20, with gradient."""
         return (self.logprobs - self.old_logprobs).clamp(-20, 20)
 
     @property
     def sampler_gap(self) -> torch.Tensor:
-        """[N] log p(old) - log p(sampler), within +-20, without gradient.
+        """[N] log p(old) - log p(sampler), clamped to +-20, without gradient.
 
-        0 (no known difference) on tokens that are not trained or whose engine log-probability is unknown (NaN)."""
+        0 for tokens that are not trained, and for tokens whose engine log-probability is unknown (NaN)."""
         assert self.sampler_logprobs is not None
         gap = (self.old_logprobs - self.sampler_logprobs).detach().clamp(-20, 20)
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: whether each rollout is correct: as the task decides, or with `above` where the reward exceeds it.
+        """[R] bool: whether each rollout is correct, as the task decides or, with `above`, if its reward exceeds
+        `above`.
+
         False for unscorable rollouts."""
         assert self.rewards is not None
         if above is None and self.outcome is not None:
@@ -204,27 +210,27 @@ class LossInputs:
         return self.rewards > (0.5 if above is None else above)  # NaN is above nothing
 
     def wrong(self, above: float | None = None) -> torch.Tensor:
-        """[R] bool: the scorable rollouts that are not correct; see `correct`."""
+        """[R] bool: whether each rollout is scorable and not correct; see `correct`."""
         assert self.rewards is not None
         return ~self.correct(above) & ~self.rewards.isnan()
 
 
 def gather_values(values: torch.Tensor) -> torch.Tensor:
-    """Concatenates [n] values of all processes in rank order. A collective: all processes must call it equally often.
-    """
+    """Concatenates the values [n] of all processes in rank order. A collective call."""
     return torch.cat([torch.as_tensor(part) for part in comm.gather(values.detach().cpu())]).to(values.device)
 
 
 def requires(*what: str) -> Callable[[Any], Any]:
-    """Declares which inputs a function needs beyond rewards or log-probabilities; {option} in a name is filled in.
+    """Decorator that declares which inputs a function needs besides rewards or log-probabilities.
 
-    For the loss: "reference", "entropy", "stat:<name>", "old_stat:<name>", "variant:<name>". For advantages, shapings
-    and batches: "greedy", "tokens", "texts", "token_kl", "turns", "plans" (the <plan> of each turn), "steps" (values of
-    reasoning steps), a name in config.sections.GIVEN (data of a method), "parts" (it reads the reward parts instead of
-    the reward), "local" (it only needs the groups of its own process).
+    Names of options in braces are replaced by their values. For the loss: "reference", "entropy", "stat:<name>",
+    "old_stat:<name>", "variant:<name>". For advantages, shapings and batches: "greedy", "tokens", "texts", "token_kl",
+    "turns", "plans" (the <plan> of each turn), "steps" (values of reasoning steps), a name in config.sections.GIVEN
+    (data of a method), "parts" (it reads the reward parts instead of the reward), "local" (it only needs the groups of
+    its own process).
 
     "step": its `prepare` reads the current log-probabilities (and entropy, statistics) of the whole optimizer step,
-    which costs a forward pass without gradient. A `prepare` without "step" gets zeros in their place, at no cost."""
+    which costs a forward pass without gradient. A `prepare` without "step" gets zeros instead, at no cost."""
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)
         return function
@@ -233,19 +239,19 @@ def requires(*what: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """Per-token advantages of R rollouts, with training targets for a value head (models/heads.py)."""
+    """Advantages per token of R rollouts, with training targets for a value head (models/heads.py)."""
 
     advantages: Sequence[torch.Tensor]
-    """[R, T]; 0 on tokens that are not trained."""
+    """[R, T]; 0 for tokens that are not trained."""
     targets: Sequence[torch.Tensor]
-    """[R, T] training targets of the value head; NaN = not trained."""
+    """[R, T] training targets of the value head; NaN for tokens that are not trained."""
 
     def __len__(self) -> int:
         return len(self.advantages)
 
 
 def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """The reward of each turn; the last one is adjusted so that they add up to the reward of the episode."""
+    """The reward of each turn. The last one is adjusted so that their sum is the reward of the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
         paid[-1] += reward - sum(paid)
@@ -253,7 +259,7 @@ def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
 
 
 def plan_span(texts: Sequence[str]) -> tuple[int, int]:
-    """The token span (start, end) of the first <plan>...</plan>, tags included; (0, 0) if there is no closed one.
+    """The token span (start, end) of the first <plan>...</plan>, including tags; (0, 0) if there is none.
 
     texts: the text of each token of an action."""
     whole = "".join(texts)

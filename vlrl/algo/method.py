@@ -1,5 +1,5 @@
-"""How the method of a paper extends a training step: `Method`, whose hooks do nothing by default, and `Pass`, a loss
-that is added to the objective.
+"""How the method of a paper extends a training step: `Method`, whose hooks do nothing by default, and `Pass`, an
+additional loss.
 
 A method lives in its own folder, `vlrl/methods/<name>`, and is imported when its section of the config is set
 (config/sections.py). The trunk never names a method: at each point below, one line calls the hook of every active
@@ -35,7 +35,7 @@ from vlrl.task import Task
 from vlrl.types import Completion, Group, Sample
 
 Done = Callable[[int, list[Completion]], None]
-"""Callback for each complete request: (index of the request, its completions)."""
+"""Called for each complete request with (index of the request, its completions)."""
 
 
 class Objectives(Protocol):
@@ -50,7 +50,7 @@ class Objectives(Protocol):
 
 @dataclass(frozen=True)
 class AlgorithmStub:
-    """Stands in for an Algorithm that cannot be built, so that its methods can still be checked."""
+    """Replaces an Algorithm that cannot be built, so that its methods can still be checked."""
 
     config: Config
 
@@ -73,7 +73,7 @@ class Run:
 
 
 class RolloutContext(Protocol):
-    """The interface of the RolloutGenerator in one step, as methods use it."""
+    """The interface of the RolloutGenerator that methods use in one step."""
 
     engine: Any
     step: int
@@ -99,12 +99,12 @@ class Pass(Protocol):
     counts the tokens of all processes. The shortest example is in methods/distillation."""
 
     part: Any
-    """The Minibatch that this loss is computed on, possibly that of the objective; its micro-batches are halved when
+    """The Minibatch on which this loss is computed, possibly that of the objective. Its micro-batches are halved when
     memory runs out."""
     active: bool
-    """Whether any process has data to train on; equal on all processes."""
+    """Whether any process has data to train on. Equal on all processes."""
     apart: bool
-    """Whether the gradient of this loss is summed over processes separately, so that its norm is known; otherwise it is
+    """Whether the gradient of this loss is summed over processes separately, so that its norm is known. Otherwise it is
     accumulated together with the gradient of the objective."""
 
     def begin(self) -> None:
@@ -116,40 +116,40 @@ class Pass(Protocol):
         ...
 
     def end(self, norm: float, others: float) -> None:
-        """Called after the last micro-batch with two gradient norms, both NaN unless `apart`.
+        """Called after the last micro-batch with two gradient norms, which are both NaN unless `apart`.
 
         norm: of the gradient of this loss. others: of the gradient accumulated before it."""
         ...
 
 
 class Method:
-    """A method that does nothing; subclasses override the hooks that they need.
+    """A method that does nothing. Subclasses override the hooks that they need.
 
     __init__ binds options and raises ConfigError. At that point no part of the run exists: dry runs, and code that only
     runs the update, create an `Algorithm` too."""
 
     collective: ClassVar[bool] = False
-    """Whether `generate` or `scored` contains collectives, so that processes without prompts must call it too."""
+    """Whether `generate` or `scored` contains collective calls, so that processes without prompts must call it too."""
     state_at: ClassVar[str] = ""
-    """Where a checkpoint holds the method's state: "source.NAME" or "algorithm.NAME"; empty = stateless."""
+    """Where a checkpoint holds the method's state: "source.NAME" or "algorithm.NAME"; "" if it has no state."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         self.section, self.settings, self.algorithm = section, settings, algorithm
         self.config = algorithm.config
         self.requires: frozenset[str] = frozenset()
-        """Inputs beyond the objective's: "reference" = the reference model. Log-probabilities and statistics of the
-        logits are computed for the objective only; a Pass computes its own."""
+        """Inputs that the method needs besides the objective's: "reference" = the reference model. Log-probabilities
+        and statistics of the logits are computed for the objective only; a Pass computes its own."""
 
     # --- once ---------------------------------------------------------------------------------------------------------
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
-        """Raises ConfigError if the method can have no effect on this task and these training samples; dry runs call it
+        """Raises ConfigError if the method can have no effect on this task and these training samples. Dry runs call it
         too.
 
         generates: whether the run samples its own completions, unlike supervised fine-tuning."""
 
     def start(self, run: Run) -> None:
-        """Receives the parts of the run, once the model is loaded; only called if the run samples its own completions.
+        """Receives the parts of the run once the model is loaded. Only called if the run samples its own completions.
         """
         self.run = run
 
@@ -157,8 +157,9 @@ class Method:
 
     def generate(self, requests: Sequence[Request], ask: RolloutContext,
                  done: Done | None) -> list[list[Completion]] | None:
-        """Returns the completions of each group in place of the engine; None = the engine generates. At most one active
-        method overrides this hook."""
+        """Returns the completions of each group, generated by the method. None = the engine generates them.
+
+        At most one active method overrides this hook."""
 
     def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
         """Returns the scored groups, extended by the method, before the curriculum observes them."""
@@ -169,16 +170,16 @@ class Method:
         return groups
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
-        """Returns the groups with values computed at the current weights, before their advantages are computed."""
+        """Returns the groups with values computed with the current weights, before their advantages are computed."""
         return groups
 
     def scores(self, s: Scores) -> Scores:
-        """Returns the inputs of the advantage, extended by the method; called on every process that computes
+        """Returns the inputs of the advantage, extended by the method. Called on every process that computes
         advantages."""
         return s
 
     def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Returns metrics of this process's groups, given their advantages; reduced over all processes."""
+        """Returns metrics of this process's groups, whose advantages are known. They are reduced over all processes."""
         return {}
 
     def share(self, step: int) -> float:
@@ -204,7 +205,7 @@ class Method:
                      stats: Mapping[str, float]) -> Mapping[str, float]:
         """Returns metrics of the method's passes. The hook may take an additional optimizer step.
 
-        Gradients are cleared by then. stats: the metrics of the objective."""
+        Gradients have been cleared. stats: the metrics of the objective."""
         return {}
 
     def metrics(self) -> Mapping[str, float]:
@@ -212,7 +213,7 @@ class Method:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint; an empty state is neither written nor loaded."""
+        """The state for a checkpoint. An empty state is neither written nor loaded."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -224,8 +225,8 @@ class Method:
 
 
 def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
-    """The active methods of the algorithm's config, in the order of config/sections.py; only active ones are imported.
-    """
+    """The active methods of the algorithm's config, in the order of config/sections.py. Only active methods are
+    imported."""
     methods = tuple(METHODS[section](section, settings, algorithm) for section, settings in active(algorithm.config))
     writers = [m.section for m in methods if m.overrides("generate")]
     if len(writers) > 1:
@@ -234,5 +235,5 @@ def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
 
 
 def methods_by_state_key(methods: Sequence[Method], place: str) -> dict[str, Method]:
-    """The methods whose `state_at` is "<place>.KEY" in a checkpoint, by KEY."""
+    """The methods whose state is at "<place>.KEY" in a checkpoint (Method.state_at), by KEY."""
     return {m.state_at.removeprefix(f"{place}."): m for m in methods if m.state_at.startswith(f"{place}.")}

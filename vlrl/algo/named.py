@@ -1,4 +1,4 @@
-"""Binds a setting that names a function to that function and its options: `bind`.
+"""Binds a setting that names a function to that function and its options.
 
 The functions of the objective are plain functions in tables. Their parameters after the first are their options,
 validated by the annotations. An option is a setting like any other: `algo.loss.cap=5`."""
@@ -26,7 +26,7 @@ class Bound:
 
     name: str
     function: Any
-    """The function, or an instance created with the options if the name refers to a class."""
+    """The function. If the name refers to a class, an instance created with the options."""
     options: Mapping[str, Any] = field(default_factory=dict)
     requires: frozenset[str] = frozenset()
     """Inputs that the function needs; see inputs.requires."""
@@ -54,14 +54,13 @@ class Bound:
 
 def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, arguments: tuple[Any, ...] = (),
          **shared: Any) -> Bound:
-    """Looks up the function or class that a setting names, and binds the options: the parameters after the first
+    """Looks up the function or class that a setting names, and binds its options: the parameters after the first
     `skip`.
 
-    A class is instantiated with `arguments` and then its options.
-
-    `shared` are settings that several functions understand (algo.clip_low): a value that is not None is passed to a
-    function with a parameter of that name, unless the option itself is set. Raises ConfigError naming the setting when
-    the name or an option is unknown, an option is missing or has the wrong type, or a class rejects its options."""
+    A class is instantiated with `arguments` and then its options. `shared` are settings that several functions
+    understand (algo.clip_low): a value that is not None is passed to a function with a parameter of that name, unless
+    the option itself is set. Raises ConfigError, which names the setting, if the name or an option is unknown, an
+    option is missing or has the wrong type, or a class rejects its options."""
     function = resolve(setting, named.name, table)
     known = parameters(function, len(arguments) if inspect.isclass(function) else skip)
     given = {**{k: v for k, v in shared.items() if v is not None and k in known}, **named.options}
@@ -85,14 +84,13 @@ def bind(setting: str, named: Named, table: Mapping[str, Any], skip: int = 1, ar
 
 
 def options_of(setting: str, name: str, table: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option of the function or class that a setting names, by option."""
+    """The options of the function or class that a setting names: {option: (annotation, default)}."""
     function = resolve(setting, name, table)
     return parameters(function, 0 if inspect.isclass(function) else 1)
 
 
 def parameters(function: Callable[..., Any], skip: int = 1) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option, by name: the parameters after the first `skip` of a function, or of a
-    class's __init__."""
+    """The options of a function or class: {name: (annotation, default)} of the parameters after the first `skip`."""
     hints = _hints(function.__init__ if inspect.isclass(function) else function)
     listed = list(inspect.signature(function).parameters.values())
     named = [p for p in listed[skip:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -107,7 +105,7 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _checked(setting: str, kind: Any, value: Any) -> Any:
-    """The value converted to the type of its annotation. Raises ConfigError naming the setting."""
+    """The value converted to the type of its annotation. Raises ConfigError, which names the setting."""
     try:
         config = None if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel) else _FINITE
         return pydantic.TypeAdapter(kind, config=config).validate_python(refuse_bool(kind, value))

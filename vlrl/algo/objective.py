@@ -1,10 +1,10 @@
-"""The loss of one micro-batch, composed of functions chosen by name.
+"""The loss of one micro-batch, composed of functions that the settings name.
 
     loss = aggregate(term * weights * correction + kl_coef * kl * kl_weights) + token mean of the entropy term
 
 Every share is divided by counts over the whole optimizer step, so the gradient does not depend on micro-batches,
 accumulation, packing or the number of processes. A function that needs more than one rollout (a quantile, a sum over a
-group) first computes it for the whole step: `prepare`."""
+group) first computes it for the whole step, in its `prepare`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Objective:
     weights: Sequence[Bound] = ()
     correction: Bound | None = None
     kl: Bound | None = None
-    """None when the loss has no KL term."""
+    """None if the loss has no KL term."""
     kl_weights: Sequence[Bound] = ()
     entropy: Bound | None = None
 
     @classmethod
     def of(cls, algo: AlgoSettings) -> Objective:
-        """The objective of the settings `algo.*`. Raises ConfigError naming the setting; see named.bind."""
+        """The objective of the settings `algo.*`. Raises ConfigError, which names the setting; see named.bind."""
         clips: dict[str, Any] = {name: value for name in CLIPS if (value := getattr(algo, name)) is not None}
         _refuse_lost_clip(algo, clips)
         correction = optional("algo.correction", algo.correction, CORRECTIONS)
@@ -69,7 +69,7 @@ class Objective:
 
     @property
     def requires(self) -> frozenset[str]:
-        """The inputs that all functions require; also "reference" with a KL term."""
+        """Names of the inputs that all functions require; also "reference" with a KL term."""
         own = frozenset[str]().union(*(f.requires for f in self.functions.values()))
         return own | ({"reference"} if self.kl else set())
 
@@ -79,8 +79,7 @@ class Objective:
         return any(f.prepare for f in self.functions.values())
 
     def prepare(self, x: LossInputs) -> Prepared:
-        """Runs the functions' `prepare` on a whole optimizer step, without gradient. All processes must call it
-        together."""
+        """Runs the functions' `prepare` on a whole optimizer step, without gradient. A collective call."""
         with torch.no_grad():
             return {place: function(x) for place, f in self.functions.items() if (function := f.prepare)}
 
@@ -114,7 +113,7 @@ class Objective:
 
 
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
-    """Binds a setting that may be "none", for which it returns None."""
+    """Binds a setting that may be "none". Returns None for "none"."""
     if named.name != "none":
         return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():
@@ -123,8 +122,8 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
 
 
 def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
-    """Raises ConfigError if algo.clip_low or algo.clip_high would have no effect, because the loss has no such option
-    or sets the same option to another value."""
+    """Raises ConfigError if algo.clip_low or algo.clip_high would have no effect: the loss has no such option, or sets
+    it to another value."""
     name, given = algo.loss.name, algo.loss.options
     for clip, value in clips.items():
         if clip not in options_of("algo.loss", name, TERMS):
@@ -138,7 +137,6 @@ def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
 
 
 def _refuse_empty(correction: Bound | None) -> None:
-    """Raises ConfigError if the bounds of the correction exclude every weight."""
     if correction is not None and not inspect.isclass(correction.function):
         known = {k: default for k, (_, default) in parameters(correction.function).items()} | {**correction.options}
         low, high = known.get("low"), known.get("high")
@@ -148,5 +146,5 @@ def _refuse_empty(correction: Bound | None) -> None:
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:
-    """The inputs of the function at key `place`, whose `prepared` holds only that function's results."""
+    """The inputs of the function at key `place`. Their `prepared` holds only that function's results."""
     return replace(x, prepared=x.prepared.get(place, {})) if x.prepared else x

@@ -1,6 +1,6 @@
-"""Declares policy terms that act only through the ratio p / p(old), and finds options of theirs without effect.
+"""Declares policy terms that act only through the ratio p / p(old), and finds their options that have no effect.
 
-With one optimizer step per batch of rollouts the ratio is 1."""
+With one optimizer step per batch of rollouts the ratio is always 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_LOG = 20.0
 MOST = math.exp(LARGEST_LOG)
 _FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip": MOST, "cap": MOST, "pre_clip": MOST,
              "delta_low": 1.0, "delta_high": 1.0}
-"""Option -> the smallest value that no ratio can reach, so that larger bounds never apply."""
+"""Option -> the smallest value that no ratio can reach, so that the option never applies."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Ratio:
     options: tuple[str, ...]
     """Options that act only through the ratio."""
     alone: bool
-    """Whether at a ratio of 1 the term's gradient equals that of reinforce, up to a factor (see `like`)."""
+    """Whether at a ratio of 1 the term's gradient equals that of algo.loss=reinforce, up to a factor (see `like`)."""
     like: str
     """How a message relates the gradient at a ratio of 1 to that of reinforce: "that", "a multiple of that"."""
     farthest: Mapping[str, float]
-    """Option -> the smallest value that no ratio can reach, where it differs from _FARTHEST."""
+    """Option -> the smallest value that no ratio can reach, if it differs from _FARTHEST."""
     hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-    """Given the options that are set, yields (option, reason) for each one that another option overrides."""
+    """Given the options that are set, yields (option, reason) for each option that another one overrides."""
 
 
 def acts_through_ratio(
         *options: str, alone: bool = True, like: str = "that", farthest: Mapping[str, float] | None = None,
         hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda given: iter(())
 ) -> Callable[[Any], Any]:
-    """Decorator that declares that a policy term acts through the ratio; the arguments are the fields of Ratio."""
+    """Decorator that declares that a policy term acts only through the ratio. The arguments are the fields of Ratio."""
     def mark(function: Any) -> Any:
         function.ratio = Ratio(options, alone, like, farthest or {}, hidden)
         return function
@@ -49,8 +49,10 @@ def acts_through_ratio(
 
 
 def inert(use: FunctionUse) -> Iterator[Inert]:
-    """Yields settings of the policy term without effect: options that act only through p / p(old) although the ratio is
-    always 1, and bounds that no ratio reaches or that another bound overrides."""
+    """Yields settings of the policy term that have no effect.
+
+    These are options that act only through p / p(old) although the ratio is always 1, and bounds that no ratio reaches
+    or that another bound overrides."""
     config, options = use.config, use.named.options
     said: Ratio | None = getattr(use.function, "ratio", None)
     if said is None:

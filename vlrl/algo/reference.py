@@ -1,4 +1,4 @@
-"""The reference policy of the KL and of the service reference_logprobs: frozen, a moving average, or reset.
+"""The reference policy of the KL term and of the service reference_logprobs: frozen, a moving average, or reset.
 
 Without an adapter it is a copy of the initial model. With LoRA a frozen reference is the base model with the adapter
 disabled, and a moving reference is a second set of adapter weights. `after_step` changes the reference's weights in
@@ -15,20 +15,20 @@ from vlrl.config.base import Beta, Count, Positive, Rate
 
 
 class Frozen:
-    """The model at the start of the run."""
+    """A frozen reference: the model at the start of the run."""
 
     moves = False
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],
                    optimizer: torch.optim.Optimizer, kl: float, done: int) -> bool:
-        """Called after a step; returns whether the reference was set to the policy.
+        """Called after a step. Returns whether the reference was set to the policy.
 
         reference, policy: trained weights by name. kl: mean KL per token. done: number of completed steps."""
         return False
 
 
 class Ema(Frozen):
-    """reference <- decay * reference + (1 - decay) * policy, every `every` steps.
+    """A moving average: reference <- decay * reference + (1 - decay) * policy, every `every` steps.
 
     GRPO-CARE (arXiv 2506.16141): 0.995 every 10 steps, starting from the same weights."""
 
@@ -47,10 +47,11 @@ class Ema(Frozen):
 
 
 class Reset(Frozen):
-    """The reference becomes the policy every `every` steps (0 = not by time), and after a step whose KL per token
-    exceeds `kl`. The optimizer state is cleared too, unless `optimizer` is false.
+    """Sets the reference to the policy every `every` steps (0 = never), and after a step whose KL per token exceeds
+    `kl`.
 
-    ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5 (arXiv 2501.12599) resets it in every iteration: `every=1`."""
+    The optimizer state is cleared too, unless `optimizer` is false. ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5
+    (arXiv 2501.12599) resets in every iteration: `every=1`."""
 
     moves = True
 

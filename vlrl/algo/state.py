@@ -14,7 +14,7 @@ class Saved:
     """Base of classes whose entire state is in the attributes named in `saved`."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Names of attributes (numbers, lists, arrays, deques); also their keys in the checkpoint."""
+    """Names of attributes (numbers, lists, arrays, deques), which are also their keys in the checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         return state_of(self, self.saved)
@@ -31,7 +31,7 @@ def state_of(owner: object, names: Iterable[str]) -> dict[str, Any]:
 
 
 def restore(owner: object, state: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Sets the named attributes from a state, each converted to the type that the attribute has now."""
+    """Sets the named attributes from a state. Each value is converted to the type that the attribute has now."""
     for name in names:
         before, value = getattr(owner, name), state[name]
         if isinstance(before, np.ndarray):

@@ -1,7 +1,8 @@
 """Statistics of the full distribution at each token, by name: "entropy", "nucleus_entropy:0.8", "top:5".
 
 A function of the objective requests a statistic with `requires("stat:<name>")`. Statistics are computed on the logits
-of a chunk of tokens (logprobs.token_stats), and are differentiable."""
+of a chunk of tokens (logprobs.token_stats), and are differentiable. Below, n is the number of tokens, and the shape at
+the end of a docstring is that of the statistic."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from vlrl.models.logprobs import Statistic
 
 
 def entropy() -> Statistic:
-    """-sum_v p log p over the full vocabulary, in nats. -> [n]."""
+    """Entropy -sum_v p log p over the full vocabulary, in nats. -> [n]."""
     return lambda logits, targets: _entropy(logits.log_softmax(-1))
 
 
 def nucleus_entropy(p: float) -> Statistic:
-    """The entropy of the distribution renormalised over its nucleus: the fewest most probable tokens whose total
-    probability is at least p. -> [n] nats.
+    """Entropy in nats of the distribution restricted to its nucleus and renormalized. -> [n].
 
-    0 where the nucleus is a single token. SIREN (arXiv 2509.25133)."""
+    The nucleus is the smallest set of most probable tokens whose total probability is at least p. The entropy is 0 if
+    one token alone reaches p. SIREN (arXiv 2509.25133)."""
     if not 0 < p <= 1:
         raise ValueError(f"the probability of a nucleus must be above 0 and at most 1, not {p:g}")
 
@@ -37,7 +38,7 @@ def nucleus_entropy(p: float) -> Statistic:
 
 
 def mean_logprob() -> Statistic:
-    """The mean log-probability of all tokens that can be sampled. -> [n]."""
+    """Mean log-probability of all tokens of the vocabulary that can be sampled. -> [n]."""
     def statistic(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logprobs = logits.log_softmax(-1)
         none = logprobs == -torch.inf
@@ -51,7 +52,7 @@ def top(k: float) -> Statistic:
 
 
 def top_ids(k: float) -> Statistic:
-    """Ids of the k most probable tokens, in descending order of probability; int64 without gradient. -> [n, k]."""
+    """Ids of the k most probable tokens, most probable first; int64, without gradient. -> [n, k]."""
     return lambda logits, targets: _most(logits, k)
 
 
@@ -61,14 +62,15 @@ STATISTICS: dict[str, Callable[..., Statistic]] = {
 
 
 def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statistic]:
-    """The statistics in `required`, by their names without the prefix `kind`. Raises ConfigError for an unknown name.
-    """
+    """The statistics among the `required` inputs, by their names without the prefix `kind`. Raises ConfigError for an
+    unknown name."""
     return {name: _statistic(name) for name in sorted(r.removeprefix(kind) for r in required if r.startswith(kind))}
 
 
 def alternatives(k: int) -> dict[str, Statistic]:
-    """Statistics for the ids and log-probabilities of the k most probable tokens, by the column names of the rollout
-    store; without gradient. {} for k = 0."""
+    """Statistics "top_ids" and "top_logprobs" (column names of the rollout store) of the k most probable tokens.
+
+    Without gradient; {} for k = 0."""
     ids, logprobs = top_ids(k), top(k)
     return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}
 
@@ -89,5 +91,5 @@ def _most(logits: torch.Tensor, k: float) -> torch.Tensor:
 
 
 def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """Entropy [n] of log-probabilities [n, V], which are -inf where a token cannot be sampled."""
+    """Entropy [n] of log-probabilities [n, V], which are -inf for tokens that cannot be sampled."""
     return -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)

@@ -1,6 +1,6 @@
-"""Functions of the objective by name: the values of each setting -> "module:name", imported on first use.
+"""Tables of the objective's functions: the values of each setting -> "module:name", imported on first use.
 
-A new function of vlrl needs a line here; user code needs none (config.registry.resolve)."""
+A new function of vlrl needs a line in its table; user code needs none (config.registry.resolve)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Policy terms: `(LossInputs, options) -> (per_token [N], metrics)`, the loss of each token before aggregation.
 
-Other papers' terms are in methods/objectives. Log-ratios are clamped to +-20 before they are exponentiated."""
+In the formulas, A is the token's advantage, and r = exp(logp - old logp) the ratio. Log-ratios are clamped to +-20
+before they are exponentiated. Terms of other papers are in methods/objectives."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.ratio import acts_through_ratio
 
 ClipRange = Annotated[float, Field(ge=0)]
-"""Distance of a clip bound from a ratio of 1 (for a log-ratio or a difference of probabilities: from 0)."""
+"""Distance of a clip bound from a ratio of 1, or from 0 for a log-ratio or a difference of probabilities."""
 AboveOne = Annotated[float, Field(gt=1)]
 
 
 def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta: float | None = None,
               dual_clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) per token, with the metrics of `clip_metrics`.
+    """The clipped surrogate loss of each token, -min(r A, clip(r, 1 - low, 1 + high) A), with the metrics of
+    `clip_metrics`.
 
-    ratio [N] -> [N]. `delta` caps the unclipped ratio; `dual_clip` = c bounds the loss of a negative advantage by -c A.
-    """
+    ratio: r [N]. `delta` caps the unclipped ratio. With `dual_clip` = c, the loss of a negative advantage is at most -c
+    A."""
     a = x.advantages
     free = ratio if delta is None else ratio.clamp(max=delta)
     gain = torch.minimum(free * a, ratio.clamp(1 - low, 1 + high) * a)
@@ -37,8 +39,7 @@ def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta
 
 
 def clip_metrics(ratio: torch.Tensor, inert: torch.Tensor) -> Metrics:
-    """Metrics [N]: "clipped" (whether a bound applies to the token, counted in clip_frac) and "ratio", both stored per
-    token."""
+    """Metrics per token [N]: "clipped" (whether a bound applies, counted in clip_frac) and "ratio"."""
     return {"clipped": inert, "ratio": ratio.detach()}
 
 
@@ -50,19 +51,19 @@ def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 @acts_through_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)
 def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2, dual_clip: AboveOne | None = None,
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
+    """The clipped loss of PPO, -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token.
 
     PPO (arXiv 1707.06347) eq. 7; GRPO (2402.03300) eq. 3. clip_high=0.28 is clip-higher of DAPO (2503.14476) eq. 8.
-    `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729, with c = 3). `delta` > 1 + clip_high:
-    two-sided clipping, the ratio in the unclipped branch is at most delta (INTELLECT-2, 2505.07291)."""
+    `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729, with c = 3). `delta` > 1 + clip_high is
+    two-sided clipping: the ratio in the unclipped branch is at most delta (INTELLECT-2, 2505.07291)."""
     return surrogate(x, x.log_ratio.exp(), clip_low, clip_high, delta, dual_clip)
 
 
 def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """-logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546). -> [N]."""
+    """The loss -logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546)."""
     return -x.logprobs * x.advantages, {}
 
 
 def supervised(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """-logp per token: cross-entropy on given completions (supervised fine-tuning). -> [N]."""
+    """The loss -logp per token: cross-entropy on given completions (supervised fine-tuning)."""
     return -x.logprobs, {}

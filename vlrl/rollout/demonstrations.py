@@ -1,5 +1,5 @@
-"""Demonstrations as rollouts: the row's `solution`, or the task's perfect answer (oracle), in place of a sampled
-completion.
+"""Demonstrations as rollouts: instead of a sampled completion, the row's `solution` or the task's perfect answer
+(oracle).
 
     groups = demonstrated(task, encode, engine, config, asked, step=0)      # groups of one completion each
 
@@ -24,20 +24,21 @@ from vlrl.types import Completion, Group, Sample
 
 
 class Demonstrations:
-    """An Engine that returns demonstrations: the answer to a sample, or the next action of its oracle."""
+    """An Engine that returns demonstrations: the reference answer of a sample, or the next action of the task's oracle.
+    """
 
     def __init__(self, task: Task, encode: Encoder):
         self.task, self.encode = task, encode
 
     def sync(self, policy: Any, step: int) -> None:
-        """Does nothing: this engine has no weights."""
+        """Does nothing, because this engine has no weights."""
 
     def close(self) -> None:
         pass
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns one completion per request, with log-probabilities 0. Raises DataError if there is no demonstration.
-        """
+        """Returns one completion per request, with log-probabilities 0. Raises DataError if a sample has no
+        demonstration."""
         texts = (completion_for(self._text(request), request.prompt.opened) for request in requests)
         return [[given_completion(self.encode.answer_ids(text), text)] for text in texts]
 
@@ -63,7 +64,7 @@ class Demonstrations:
 def has_demonstration(task: Task, sample: Sample) -> bool:
     """Whether the sample has a demonstration. Raises DataError if the reset of its environment failed.
 
-    The environment of the sample, if any, must have been reset."""
+    If the sample has an environment, it must have been reset."""
     if sample.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {sample.reset_error}")
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))
@@ -71,10 +72,10 @@ def has_demonstration(task: Task, sample: Sample) -> bool:
 
 def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[AcceptedDraw], step: int,
                  split: str = "train") -> list[Group]:
-    """Returns a scored group of one demonstration for each accepted draw; `engine` is the run's engine, which plays
+    """Returns a scored group of one demonstration for each accepted draw. `engine` is the run's engine, which plays
     episodes.
 
-    Raises DataError if there is no demonstration, or an environment does not accept the actions."""
+    Raises DataError if a sample has no demonstration, or if an environment does not accept the actions."""
     written: Any = Demonstrations(task, encode)
     if isinstance(engine, EpisodePlayer):
         written = engine.over(written)
@@ -94,7 +95,6 @@ def _group(task: Task, accepted: AcceptedDraw, given: Completion, step: int, spl
 
 
 def _check_played(given: Completion, actions: Sequence[str], sample: Sample) -> None:
-    """Raises DataError if the environment failed, or ended before all actions of a demonstration were played."""
     played = sum(turn.role == "assistant" for turn in given.turns)
     if given.error:
         raise DataError(f"sample '{sample.id}': its environment failed at action {played} of oracle_actions: "

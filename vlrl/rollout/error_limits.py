@@ -1,4 +1,5 @@
-"""Limits on rollouts that stop a run: too many errors (limits.*), or completions sampled with weights that are too old.
+"""Limits that stop a run: too many rollouts with errors (limits.*), or completions sampled with weights that are too
+old.
 
 Each function is a collective call."""
 
@@ -27,15 +28,15 @@ _KINDS: dict[str, tuple[Callable[[Rollout], Any], str, str]] = {
     "service_errors": (_service_failed, "a service did not respond for {} of {} rollouts",
                        " Check that it runs (services.*); the same command resumes from the last checkpoint."),
 }
-"""Setting in limits.* -> (which rollouts count, the problem for the message, the remedy)."""
+"""Setting in limits.* -> (predicate of rollouts with the error, the problem for the message, the remedy)."""
 
 
 def check_errors(groups: Sequence[Group], limits: LimitsSettings, what: str, stored: Path | None = None,
                  names: Sequence[str] = tuple(_KINDS)) -> dict[str, float]:
     """Returns the share of rollouts with an error, over all processes, for each of the limits `names` of limits.*.
 
-    Raises TrainingError with the first error where a share is above its limit. The message says `what` was scored, and
-    in which file the rollouts are `stored`."""
+    Raises TrainingError with the first error if a share is above its limit. For the message: `what` was scored, and the
+    file in which the rollouts are `stored`."""
     shares = {}
     for name in names:
         counts, problem, way = _KINDS[name]
@@ -56,7 +57,7 @@ def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
     """Raises TrainingError for a completion sampled with older weights than async.max_staleness allows.
 
     Exempt are partial rollouts, of which only the part generated in the last step is trained on, and completions stored
-    at earlier visits, which are trained on as if sampled with the current weights."""
+    at earlier visits of a prompt, which are trained on as if sampled with the current weights."""
     most = config.asynchronous.max_staleness
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
                                   if r.completion.policy_step is None), default=step)))

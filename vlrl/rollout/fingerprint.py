@@ -1,8 +1,8 @@
-"""A fingerprint of the rows of a training split, with which a resumed run detects changed rows. No torch.
+"""A fingerprint of the rows of a training split, by which a resumed run detects changed rows. No torch.
 
-It contains a CRC-32 of each row's id and fields, but not of its media files. Of rows that are read on demand
-(data.index) it covers only some, evenly spaced. Of samples that code generates on demand it covers only their number.
-"""
+It contains a CRC-32 of each row's id and fields, but not of media files. For rows that are read on demand (data.index)
+it contains the checksums of some evenly spaced rows. For samples that code generates on demand it only contains their
+number."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Fingerprint:
 
     rows: int
     places: np.ndarray
-    """[K] int64: indices of the rows with a checksum."""
+    """[K] int64: indices of the rows that have a checksum."""
     sums: np.ndarray
-    """[K] uint32: CRC-32 of these rows."""
+    """[K] uint32: the CRC-32 of each of these rows."""
     ids: tuple[str, ...]
     """[K] ids of these rows; not saved."""
     files: Mapping[Path, tuple[int, int]]
@@ -42,8 +42,9 @@ class Fingerprint:
         return {"rows": self.rows, "sums": self.sums}
 
     def check(self, state: Mapping[str, Any], named: str) -> None:
-        """Raises RunError if the rows differ from those of a checkpoint's state; `named`: the setting or task that
-        names the rows, for the message."""
+        """Raises RunError if the rows differ from those in a checkpoint's state.
+
+        `named`: the setting or task that provides the rows, for the message."""
         before = int(state["rows"])
         sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # a checkpoint may have none
         if before != self.rows:
@@ -67,7 +68,7 @@ class Fingerprint:
         return f"{len(other):,} rows{compared} changed, {moved}{shown}{more}"
 
     def written_to(self) -> list[str]:
-        """The files that were modified since the fingerprint was made."""
+        """The files that were modified after the fingerprint was made."""
         return [str(path) for path, before in self.files.items() if _state(path) != before]
 
 
@@ -82,7 +83,8 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Id and CRC-32 of a row; for a row read on demand, of its record in the file, without making a sample."""
+    """Id and CRC-32 of a row. For a row that is read on demand, the CRC-32 of its record in the file, without making a
+    sample."""
     try:
         raw = samples.raw_record(index) if isinstance(samples, SampleSequence) else None
     except DataError:

@@ -1,4 +1,4 @@
-"""Prompts -> scored groups: generates completions of each prompt and its variants, and scores complete groups
+"""From prompts to scored groups: generates the completions of each prompt and its variants, and scores complete groups
 meanwhile."""
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ class UnscoredGroup:
 
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
-"""Computes log-probabilities of texts under the policy or its reference, for groups of a split at a step; see
-services/likelihoods.py."""
+"""Computes log-probabilities of texts under the policy or its reference: (groups, split, step) -> one result per group.
+
+See services/likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
                  tuple[MarkedScores, dict[str, float]]]
-"""Scores a group; see scoring.score_all and subprocess_scorer.Scorer."""
+"""Scores a group; the signature is that of scoring.score_all."""
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedDraw:
-    """A draw whose prompt is encoded and can be answered."""
+    """A draw whose prompt is encoded, so that completions can be generated."""
 
     number: int
-    """Number of the group; also the key of its random streams."""
+    """Number of the group, which also selects its random streams."""
     draw: Draw
     sample: Sample
     prompt: Prompt
@@ -67,7 +68,7 @@ class AcceptedDraw:
     """The unfinished group from the previous step; None for a new group."""
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
-        """The group with the completions generated in this step; `most` is the token limit of a completion."""
+        """The group after this step, which generated `completions`. `most` is the token limit of a completion."""
         if self.carried_over is None:
             return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
@@ -75,28 +76,28 @@ class AcceptedDraw:
 
 @dataclass(eq=False)
 class RolloutGenerator:
-    """Generates completions of accepted draws with the policy, and scores them."""
+    """Samples completions from the policy for encoded prompts, and scores them."""
 
     config: Config
     task: Task
     engine: Engine
     clock: Clock
     algorithm: Algorithm | None = None
-    """The run's Algorithm, which determines the temperature; None = rollout.temperature."""
+    """The run's Algorithm, which determines the temperature; None = use rollout.temperature."""
     score: Score = score_all
     likelihoods: Likelihoods | None = None
-    """Computes log-probabilities for services, if the task needs them."""
+    """Computes log-probabilities for services; None if the task needs none."""
     services: RunServices | None = None
-    """The services of `services.*` that the task needs."""
+    """The services of `services.*` that the task needs; None if it needs none."""
     methods: Sequence[Method] = ()
-    """The active methods of the run, after `start`."""
+    """The active methods of the run, whose `start` was called."""
     policy_step: int | None = None
-    """Number of completed steps of the engine's weights; None = `step`."""
+    """Number of completed steps of the engine's weights; None = equal to `step`."""
     fixed_temperature: float | None = None
     step: int = 0
 
     def apart(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
-        """A copy with another engine for use in another thread; the current temperature stays fixed.
+        """A copy with another engine, for use in another thread. Its temperature stays fixed at the current value.
 
         policy_step: number of completed steps of the engine's weights."""
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
@@ -110,7 +111,7 @@ class RolloutGenerator:
 
     @property
     def collective(self) -> bool:
-        """Whether `groups` contains collectives, so that processes without prompts must call it too."""
+        """Whether `groups` contains collective calls, so that processes without prompts must call it too."""
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
@@ -121,12 +122,11 @@ class RolloutGenerator:
                tokens: int | None = None) -> list[Group | PartialGroup]:
         """Generates and scores one group per accepted draw.
 
-        tokens: maximum number of new tokens per completion (rollout.step_tokens); a group with an unfinished completion
-        is returned as a PartialGroup.
-
-        With rollout.score_ahead, complete groups are scored in a thread while others are generated, unless
-        log-probabilities are needed first. Variants are generated separately: the other sequences of a batch affect the
-        last bits of the logits, and completions of unmodified samples must not depend on variants."""
+        tokens: maximum number of new tokens per completion (rollout.step_tokens). A group with an unfinished completion
+        is returned as a PartialGroup. With rollout.score_ahead, complete groups are scored in a thread while others are
+        generated, unless log-probabilities are needed first. Variants are generated separately, because other sequences
+        of a batch affect the last bits of the logits, and completions of unmodified samples must not depend on
+        variants."""
         self.step = step
         soon = self.config.rollout.score_ahead and self.likelihoods is None
         requests, others = self._requests(accepted)
@@ -171,23 +171,23 @@ class RolloutGenerator:
         return self._scored(accepted, self._beside_greedy(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
-        """Generates all completions that `groups` would request for new groups, without scoring; for engines that store
+        """Generates all completions that `groups` would request for new groups, without scoring. For engines that store
         completions."""
         for requests in self._calls(accepted):
             self.engine.generate(requests)
 
     def keys(self, accepted: Sequence[AcceptedDraw]) -> set[tuple[int, ...]]:
-        """The random-stream keys of all requests that `write` makes."""
+        """The keys (random streams) of all requests that `write` makes."""
         return {request.key for requests in self._calls(accepted) for request in requests}
 
     def _calls(self, accepted: Sequence[AcceptedDraw]) -> list[list[Request]]:
-        """All requests for new groups, one list per call of the engine."""
+        """All requests for new groups, as one list per call of the engine."""
         requests, others = self._requests(accepted)
         calls = requests, [r for *_, r in others], self._greedy(accepted) if self._with_greedy else []
         return [call for call in calls if call]
 
     def _requests(self, accepted: Sequence[AcceptedDraw]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
-        """One request per group; and the requests of variants, each with the index of its group."""
+        """One request per group, and the requests of variants, each with the index of its group."""
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
@@ -205,7 +205,7 @@ class RolloutGenerator:
 
     def _beside_greedy(self, accepted: Sequence[AcceptedDraw],
                        groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """The groups with a greedy completion of each prompt in `Group.aside`, if the advantage requires "greedy".
+        """If the advantage requires "greedy", adds a greedy completion of each prompt to `Group.aside`.
 
         The greedy completion is generated separately, scored as a group of one, and excluded from all statistics of its
         group."""
@@ -270,7 +270,7 @@ class RolloutGenerator:
 
 
 def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
-    """The sampling parameters of `rollout.*`; a thinking budget that can never apply is dropped."""
+    """The sampling parameters of the settings `rollout.*`. A thinking budget that can never apply is dropped."""
     most, budget = max_new_tokens or rollout.max_new_tokens, rollout.thinking_budget
     return Sampling(max_new_tokens=most, temperature=temperature, stop=rollout.stop,
                     thinking_budget=budget if budget is not None and budget < most else None,
@@ -281,14 +281,14 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
                likely: GroupLogprobs | None = None, policy_step: int | None = None,
                score: Score = score_all, served: RunServices | None = None) -> Group:
-    """Scores completions of a sample and returns the group; sampled with the weights after `policy_step` steps, None =
-    `step`.
+    """Scores the completions of a sample and returns them as a group.
 
-    The sample gets its processed size here, so that scoring converts the model's coordinates. Completions of trained
-    `variants` join the group under the unmodified prompt. Completions of other variants are passed to the task and
-    stored in `Group.aside`. `likely`: log-probabilities computed for services of the group; `served` provides the other
-    services. A reward part whose service is missing is left out; a part whose service did not respond is unscorable,
-    with an `error`."""
+    policy_step: number of completed steps of the weights that sampled; None = `step`. The sample gets its processed
+    size, so that scoring can convert the model's coordinates. Completions of trained `variants` join the group under
+    the unmodified prompt. Completions of other variants are passed to the task and stored in `Group.aside`. `likely`:
+    log-probabilities computed for services of the group; `served` provides the other services. A reward part whose
+    service is missing is left out. A part whose service did not respond cannot be scored, and the rollout gets an
+    `error`."""
     task = task.of(sample)
     sample, members = with_image_size(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]
@@ -317,8 +317,9 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """Adds the size of the sample's first image to its row, unless the row has one; scoring needs it to convert
-    coordinates."""
+    """The sample with the size of its first image in the row, which scoring needs to convert coordinates.
+
+    Sizes that the row already has are kept."""
     if not prompt.media:
         return sample
     (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
@@ -328,19 +329,19 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """Combines numbered samples and their completions into unscored groups without variants."""
+    """Makes unscored groups without variants from (number, sample, prompt) and their completions."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
 
 def _members(completions: Sequence[Completion],
              variants: Sequence[tuple[Variant, Sequence[Completion]]]) -> list[tuple[str, Completion]]:
-    """The completions of a group, each with the name of its variant; those of trained variants are last."""
+    """The completions of a group, each with the name of its variant. Completions of trained variants are last."""
     return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
 def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -> AnswerScore:
-    """The scores, with the error of a service that did not respond if a part therefore has no value."""
+    """Adds the error of a service that did not respond, if a part has no value for that reason."""
     if scored.reward is not None or scored.error is not None or given.problem is None:
         return scored
     served = [parts_needing(task, name) for name in given.services]
@@ -350,8 +351,8 @@ def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -
 
 
 def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
-    """Converts a completion to the Answer that a task scores: of an episode the last action, with all turns in `turns`.
-    """
+    """Converts a completion to the Answer that a task scores. For an episode it is the last action, with all turns in
+    `turns`."""
     actions = completion.actions
     text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
     answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)

@@ -1,4 +1,4 @@
-"""Prompts -> scored groups of a step: draw, encode, generate, score, filter, refill and select."""
+"""From prompts to the scored groups of a step: draw, encode, generate, score, filter, refill and select."""
 
 from __future__ import annotations
 
@@ -38,22 +38,20 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.types import Group, Sample
 
 Measure = Callable[[Sequence[Sample], np.ndarray, Progress], np.ndarray]
-"""Measurement for a sampler: (all samples, indices [n] to measure, progress) -> [n] values; NaN if a sample cannot be
-used."""
+"""A measurement that a sampler can request: (all samples, indices [n] to measure, progress) -> values [n], NaN for
+unusable samples."""
 
 
 class GroupSource:
     """Draws samples and returns their scored groups. All processes call it together, and each generates its share.
 
-    `next_groups(P)` returns this process's share of P groups; the sampler, on the main process, has observed all of
-    them.
-
-    measures: the measurements that samplers can request (MeasuringSampler), by name. progress: reports work before a
-    step. teaches: whether any completion of a group has a nonzero advantage, None if the group alone does not determine
-    it."""
+    `next_groups(P)` returns this process's share of P groups. The sampler, on the main process, has then observed all
+    of them. measures: the measurements that samplers can request (MeasuringSampler), by name. progress: reports work
+    before a step. teaches: whether any completion of a group has a nonzero advantage; None if the group alone does not
+    determine it."""
 
     generates: ClassVar[bool] = True
-    """Whether the policy samples the completions, so that variants and training-time services are used."""
+    """Whether the policy samples the completions. Only then are variants and training-time services used."""
     apart: ClassVar[bool] = False
     """Whether completions are sampled during the update, so that the engine needs its own copy of the weights."""
 
@@ -72,31 +70,30 @@ class GroupSource:
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
         self.encoder = DrawEncoder(generator, samples, self.prefetch, self.generates)
         self.drawn = 0
-        """Number of groups drawn since the run began; numbers the groups and their random streams."""
+        """Number of groups drawn since the run began, which numbers the groups and their random streams."""
         self.step = 0
         self.rejected = RejectionCount()
         self.outcomes: list[Outcome] = []
         """Outcomes of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
-        """This process's groups of the last call that were generated but are not trained on, and episodes that could
+        """Groups of this process in the last call that were generated but are not trained on, and episodes that could
         not begin."""
         self.wasted = 0
-        """Number of this process's groups that were generated but not trained on."""
+        """Number of groups of this process that were generated but are not trained on."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
-        """Rewards of the last call by name of the variant, over all processes; "" = unmodified samples."""
+        """Rewards in the last call by name of the variant, over all processes; "" = unmodified samples."""
         self.carried_over: dict[int, PartialGroup] = {}
-        """Unfinished groups by number, over all processes, that continue in the next step; see rollout.step_tokens."""
+        """Unfinished groups of all processes by number. They continue in the next step (rollout.step_tokens)."""
         self._segments: list[int] = []
-        """The number of steps over which each completion of the last call was generated, over all processes."""
+        """For each completion of the last call, over all processes, the number of steps in which it was generated."""
 
     def next_groups(self, count: int, step: int) -> list[Group]:
-        """Returns this process's share of `count` scored groups; rejected prompts and groups that are not kept are
-        replaced.
+        """Returns this process's share of `count` scored groups. Rejected prompts and filtered groups are replaced.
 
-        Raises TrainingError if too many prompts are rejected. Fewer than `count` groups are returned if after
-        curriculum.max_refills further rounds not enough were kept. Groups carried over from the previous step are
-        continued and reduce the number of new draws; groups that are carried over again are returned in a later step.
+        Raises TrainingError if too many prompts are rejected. Fewer than `count` groups are returned if not enough pass
+        the filters after curriculum.max_refills further rounds. Groups carried over from the previous step are
+        continued, and reduce the number of new draws. Groups that are carried over again are returned in a later step.
         """
         self.step, self._of_variants, self._segments = step, {}, []
         self._measure()
@@ -121,15 +118,16 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Passes the policy's weights to the engine before a step; now: whether an evaluation uses the engine too."""
+        """Passes the policy's weights to the engine before a step. now: whether an evaluation uses the engine too."""
         if self.generates or now:
             self.engine.sync(policy, step)
 
     def close(self) -> None:
-        """Stops background work; the caller closes the engine and the prefetcher."""
+        """Stops background work. The caller closes the engine and the prefetcher."""
 
     def _measure(self) -> None:
-        """Before the first draw, measures the prompts whose value the sampler is missing, on all processes together."""
+        """Before the first draw, measures all prompts for which the sampler lacks a value, on all processes together.
+        """
         if not self._may_lack:
             return
         self._may_lack, sampler = False, cast(Any, self.sampler)
@@ -149,9 +147,10 @@ class GroupSource:
         return draws
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
-        """Answers a batch: this process's groups by number, and the outcomes of all draws, which the sampler observes.
+        """Generates and scores a batch. Returns this process's groups and the outcomes of all draws, both by group
+        number.
 
-        tokens: maximum number of new tokens per completion; a group with an unfinished completion has no outcome yet.
+        tokens: maximum number of new tokens per completion. A group with an unfinished completion has no outcome yet.
         """
         if not drawn.draws:
             return {}, {}
@@ -167,12 +166,12 @@ class GroupSource:
         return groups, outcomes
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """A batch of `wanted` groups: those carried over, and new draws for the rest."""
+        """A batch of `wanted` groups: the carried-over groups, and new draws for the rest."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
     def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> DrawBatch:
-        """Numbers the new draws, and batches them with the carried-over groups."""
+        """Numbers the new draws, and puts them into a batch with the carried-over groups."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
         everyone = {**{h.number: h.draw for h in carried_over.values()}, **dict(enumerate(draws, first))}
@@ -203,7 +202,7 @@ class GroupSource:
         return self.horizon.within(foreseen, self.step + 1)
 
     def _share_outcomes(self, drawn: DrawBatch, groups: Mapping[int, Group]) -> dict[int, Outcome]:
-        """Exchanges the outcomes of all processes; returns them by number, in draw order."""
+        """Exchanges the outcomes of all processes. Returns them by group number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
                             any(r.completion.episode_id for r in g.rollouts), self.teaches(g))
                  for n, g in groups.items()}
@@ -220,8 +219,8 @@ class GroupSource:
                 if number not in self.carried_over}
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of sampler, methods and services, of groups generated but not trained on, and of restarted
-        environment processes; over all processes."""
+        """Metrics of sampler, methods, services, unused groups and restarted environment processes, over all processes.
+        """
         restarts: dict[str, float] = {}
         if isinstance(self.engine, EpisodePlayer):
             restarts["environment/restarts"] = comm.total(self.engine.restarts)[0]
@@ -234,7 +233,7 @@ class GroupSource:
                 **(self.generator.services.metrics("train", self.step) if self.generator.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
-        """Number of groups that continue in the next step, and mean number of steps over which a completion was
+        """Number of groups that continue in the next step, and mean number of steps in which a completion was
         generated."""
         if self.config.rollout.step_tokens is None:
             return {}
@@ -242,7 +241,7 @@ class GroupSource:
         return {"partial/held": float(len(self.carried_over)), **mean}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint; complete on the main process only, which has the sampler."""
+        """The state for a checkpoint. Only complete on the main process, which has the sampler."""
         sampler = self.sampler.state_dict() if comm.is_main() else {}
         return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
                 "horizon": self.horizon.state_dict(),
@@ -256,7 +255,7 @@ class GroupSource:
         """The state between two steps, without waiting for completions that are generated ahead.
 
         Also returns None, or a function that takes a timeout in seconds and returns the state with these completions.
-        That function returns None if they take longer, or if other processes generate completions ahead."""
+        The function returns None if they take longer, or if other processes generate completions ahead."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -278,15 +277,15 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Splits groups into those with the episodes to train on, and those with episodes that could not begin and have no
-    tokens; group ids are equal."""
+    """Splits the episodes of groups into those to train on, and those that could not begin and have no tokens.
+
+    Returns two lists of groups, with the same group ids."""
     begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
     lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
     return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]
 
 
 def _surprise(group: Group) -> float:
-    """Computes Outcome.surprise of a group."""
     norms = [math.sqrt(float(np.nansum(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask])))
              for c in (r.completion for r in group.rollouts)]
     return float(np.mean(norms)) if norms else 0.0

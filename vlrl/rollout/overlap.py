@@ -1,5 +1,6 @@
-"""Work in threads with results in order: processes first results of a slow producer while it computes the rest, or
-several values at once."""
+"""Runs work in threads and returns the results in order.
+
+A consumer can process the first results of a slow producer while the producer computes the rest."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ R = TypeVar("R")
 
 
 class OverlappedWork(Generic[T]):
-    """Calls `work(i, value)` for numbered values in threads; a context manager.
+    """Calls `work(i, value)` for numbered values in threads. A context manager:
 
         with OverlappedWork(score, clock, "score") as scoring:
             answers = engine.generate(requests, scoring.begin)
             groups = scoring.results(answers)
 
-    Threads do all of the work, at most `threads` calls at once. Only without `begin` and with threads=1 `results` does
-    the work in the caller's thread. The clock counts the time of the calls as `phase`, and subtracts it from the phase
-    that they overlap."""
+    At most `threads` calls run at once. If `begin` was never called and threads=1, `results` does the work in the
+    caller's thread. The clock counts the time of the calls as `phase`, and subtracts it from the phase that they
+    overlap."""
 
     def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str, threads: int = 1):
         self._work, self._clock, self._phase, self._threads = work, clock, phase, threads
@@ -40,12 +41,13 @@ class OverlappedWork(Generic[T]):
         self._thread.shutdown(cancel_futures=True)
 
     def begin(self, i: int, value: Any) -> None:
-        """Passes the i-th value to a thread and returns at once."""
+        """Passes the i-th value to a thread, and returns at once."""
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """Returns the results of all values, in order, without repeating work that was begun. Raises the first failed
-        value's error."""
+        """Returns the results of all values, in order. Work that was begun is not repeated.
+
+        Raises the error of the first failed value."""
         with self._clock(self._phase):
             if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]
@@ -71,7 +73,7 @@ class OverlappedWork(Generic[T]):
 
 
 def parallel_map(threads: int, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Returns `work(value)` of every value, in order, computed in `threads` threads."""
+    """Returns `work(value)` for every value, in order, computed in `threads` threads."""
     values = list[T](values)
     if threads == 1 or len(values) < 2:
         return [work(value) for value in values]

@@ -2,9 +2,9 @@
 
 Kimi k1.5 (arXiv 2501.12599): long completions do not delay a step. An unfinished completion is continued in the next
 step, from its own text, with the weights of that step. A group is carried over until all of its completions have ended,
-and is then scored. The loss only includes the tokens that a completion got in its last step; earlier tokens are masked.
-A completion that ended in an earlier step than the rest of its group is trained on unchanged. Rollout.policy_step is
-the step whose weights sampled the trained tokens.
+and is then scored. The loss only includes the tokens that were generated in a completion's last step; earlier tokens
+are masked. A completion that ended in an earlier step than the rest of its group is trained on unchanged.
+Rollout.policy_step is the step whose weights sampled the trained tokens.
 
 Every process knows all carried-over groups, so each step distributes them again, and a single checkpoint contains them.
 """
@@ -29,14 +29,14 @@ from vlrl.types import Completion, Group, Turn
 
 @dataclass(frozen=True, eq=False)
 class PartialGroup:
-    """The completions of a group after a step, some possibly unfinished."""
+    """The completions of a group after a step, which may be unfinished."""
 
     number: int
-    """Number of the group; also the key of its random streams."""
+    """Number of the group, which also selects its random streams."""
     draw: Draw
     answers: tuple[Completion, ...]
     steps: tuple[int, ...]
-    """The step that generated each completion's last part."""
+    """For each completion, the step that generated its last part."""
     most: int
     """Token limit of a completion."""
 
@@ -47,13 +47,13 @@ class PartialGroup:
                      if c.truncated and len(c.tokens) < self.most)
 
     def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:
-        """The group after a step in which its unfinished completions were continued to `completions`."""
+        """The group after a step that continued its unfinished completions to `completions`."""
         longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def with_policy_steps(self, group: Group) -> Group:
-        """Sets the policy_step of each rollout of the scored group to the step that generated its last part."""
+        """The scored group, where each rollout's policy_step is the step that generated its last part."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -63,7 +63,7 @@ class PartialGroup:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> PartialGroup:
-        """The group of a state that `state_dict` returned."""
+        """Restores a group from the result of `state_dict`."""
         return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
 
@@ -74,7 +74,7 @@ def draw_state(draw: Draw) -> dict[str, Any]:
 
 
 def draw_of(state: Mapping[str, Any]) -> Draw:
-    """Converts plain values of a checkpoint back to a draw; inverse of `draw_state`."""
+    """Inverse of `draw_state`."""
     return Draw(**{**state, **{name: tuple((key, value) for key, value in state.get(name, ())) for name in _PAIRS}})
 
 
@@ -92,8 +92,7 @@ def completion_state(c: Completion) -> dict[str, Any]:
 
 def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], actions: Sequence[Any] = (),
                   **more: Any) -> Completion:
-    """Converts plain values of a checkpoint back to a completion; an episode only gets its actions back
-    (EpisodeEngine.replayed)."""
+    """Inverse of `completion_state`. An episode only gets its actions back (see EpisodeEngine.replayed)."""
     turns = tuple(Turn(start=start, end=end, text=text) for start, end, text in actions) or tuple(
         Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
@@ -111,7 +110,8 @@ def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int
 
 
 def last_part(completion: Completion) -> Completion:
-    """The completion with the loss mask cleared before its last turn, as older weights sampled the earlier ones."""
+    """The completion with its loss mask cleared before the last turn, because older weights sampled the earlier turns.
+    """
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion
@@ -119,8 +119,8 @@ def last_part(completion: Completion) -> Completion:
 
 
 def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
-    """Raises ConfigError if rollout.step_tokens cannot be used in this run; requires: the inputs that the algorithm
-    requires."""
+    """Raises ConfigError if this run cannot use rollout.step_tokens. requires: the inputs that the algorithm requires.
+    """
     tokens = config.rollout.step_tokens
     problem, remedy = "", "leave rollout.step_tokens out"
     if not generates:

@@ -5,7 +5,7 @@
         ...                                                             # the step computes
         sample, prompt = prefetch.take(draw, partial(sample_of, draw))  # or raises the error of its encoding
 
-Threads suffice, because decoders, image processors and tokenizers release the GIL; and nothing has to be copied between
+Threads suffice, because decoders, image processors and tokenizers release the GIL, and nothing has to be copied between
 processes. The task's own code (samples, templates, messages) only runs in the caller's thread."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vlrl.types import Prompt, Sample
 
 
 class Prefetcher:
-    """Encodes samples of a task in `workers` threads; with 0 workers, in the caller's thread in `take`.
+    """Encodes samples of a task in `workers` threads. With 0 workers, `take` encodes them in the caller's thread.
 
-    The prompt is the same in either case. Errors are raised by `take`, never earlier."""
+    The prompts are the same in both cases. Errors are raised by `take`, never earlier."""
 
     def __init__(self, encode: Encoder, task: Task, workers: int):
         self.encode, self.task, self.workers = encode, task, workers
@@ -34,14 +34,16 @@ class Prefetcher:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
-        """Starts encoding the samples that are not yet begun, in order. wanted: functions that make a sample, by key.
-        """
+        """Starts encoding samples, in order, unless their encoding was begun before.
+
+        wanted: functions that make a sample, by key."""
         for key, sample_of in wanted.items() if self.workers else ():
             if key not in self._begun:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
-        """Returns a sample and its prompt; waits if its encoding was begun under `key`, or else encodes it now.
+        """Returns a sample and its prompt. Waits for them if their encoding was begun under `key`, else encodes them
+        now.
 
         Raises the error of making the sample or the prompt."""
         if key not in self._begun:
@@ -56,7 +58,7 @@ class Prefetcher:
             self._begun.pop(key)[1].cancel()
 
     def close(self) -> None:
-        """Drops all samples and stops the threads; returns when no thread is running."""
+        """Drops all samples, and waits until the threads have stopped."""
         self.keep(())
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
@@ -78,7 +80,7 @@ class Prefetcher:
         self._begun[key] = sample, self._pool.submit(_encode, sample, *shown)
 
     def _started(self) -> ThreadPoolExecutor:
-        """The thread pool, in which every thread has its own encoder, because a tokenizer is not thread-safe."""
+        """A thread pool in which every thread has its own encoder, because a tokenizer is not thread-safe."""
         encoders: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
         for _ in range(self.workers):
             encoders.put(self.encode.copy())

@@ -1,5 +1,5 @@
-"""Services of a run: models other than the policy, which compute reward parts. Tasks only know the services' protocols
-(task/services.py).
+"""Services of a run: models other than the policy, which compute reward parts. Tasks only know the protocols in
+task/services.py.
 
     chat              requests to an OpenAI-compatible server, with retries
     judge             the service `services.judge`; judge_prompts has its prompts, reply_cache its stored replies

@@ -37,8 +37,10 @@ _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY,
 
 
 class ChatError(Exception):
-    """A chat request failed. again: whether a retry may succeed. wait_s: for how long to wait before it; None = as
-    configured. tries: number of attempts so far."""
+    """A chat request failed.
+
+    again: whether a retry may succeed. wait_s: how long to wait before the retry; None = as configured. tries: number
+    of attempts so far."""
 
     def __init__(self, message: str, again: bool, wait_s: float | None = None):
         super().__init__(message)
@@ -51,16 +53,17 @@ class ChatReply:
 
     text: str
     finish_reason: str
-    """stop, or length if the reply was truncated."""
+    """"stop", or "length" if the reply was truncated."""
     tokens_in: int = 0
-    """Number of prompt tokens as counted by the server; 0 if unknown."""
+    """Number of prompt tokens, counted by the server; 0 if unknown."""
     tokens_out: int = 0
     tries: int = 1
 
 
 def address_of(url: str, option: str = "--endpoint") -> str:
-    """The base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError for an invalid address;
-    `option` is the option or setting that the message names."""
+    """The base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError for an invalid address.
+
+    `option`: the option or setting to name in the message."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -77,8 +80,9 @@ def address_of(url: str, option: str = "--endpoint") -> str:
 
 
 def key_of(variable: str | None, option: str) -> str:
-    """The key in an environment variable; "" if `variable` is empty. Raises ConfigError if the variable contains no
-    valid key; `option` is the option or setting that the message names."""
+    """The key in an environment variable; "" if `variable` is empty. Raises ConfigError if it is not a valid key.
+
+    `option`: the option or setting to name in the message."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
         raise ConfigError(f"{option} {variable}: this environment variable is empty or not set")
@@ -88,19 +92,18 @@ def key_of(variable: str | None, option: str) -> str:
 
 
 def _further(option: str, name: str) -> str:
-    """Converts the name of the option or setting for the address to that for the key (`name` = key-env) or the model.
-    """
+    """From the option or setting of the address, derives that of the key (`name` = key-env) or the model."""
     if not option.startswith("--"):
         return f"{option.rpartition('.')[0]}.{name.replace('-', '_')}"
     return f"--{name}" if option == "--endpoint" else f"{option}-{name}"
 
 
 class ChatClient:
-    """A client of one OpenAI-compatible server. May be used from several threads.
+    """A client of one OpenAI-compatible server, for use in several threads.
 
     key: bearer token. timeout_s: time limit of one attempt in seconds. retries: maximum number of retries per request.
-    connections: number of idle connections that are kept open. option: the option or setting that contains the address,
-    for error messages."""
+    connections: number of idle connections that are kept open. option: the option or setting with the address, for
+    error messages."""
 
     def __init__(self, url: str, model: str | None, *, key: str = "", timeout_s: float = 300.0, retries: int = 4,
                  connections: int = 8, wait_s: float = WAIT_S, option: str = "--endpoint"):
@@ -108,7 +111,7 @@ class ChatClient:
         self._timeout_s, self._retries, self._wait_s = timeout_s, retries, wait_s
         self._http = http_client(key, timeout_s, connections)
         self.closed = threading.Event()
-        """Set when the client is closed: no further requests are sent."""
+        """Set when the client is closed. No further requests are sent."""
         self._length = "max_tokens"
         self.model = model or self._only_model()
 
@@ -122,9 +125,9 @@ class ChatClient:
                  before: Callable[[], None] | None = None) -> ChatReply:
         """Requests a chat completion of at most `most_tokens` tokens, with retries, and returns the reply.
 
-        accept: returns what is wrong with a reply (the request is then retried with another seed), or None. before:
-        called before each attempt. Raises ChatError if all attempts fail, and ConfigError if the server rejects the
-        key, path or model."""
+        accept: returns None for a good reply, or what is wrong with it; then the request is retried with another seed.
+        before: called before each attempt. Raises ChatError if all attempts fail, and ConfigError if the server rejects
+        the key, path or model."""
         tries = 0
         while not self.closed.is_set():
             length = self._length
@@ -148,13 +151,12 @@ class ChatClient:
         raise ChatError("the client was closed", again=False)
 
     def without_key(self, text: str) -> str:
-        """Replaces the key in a text from the server, since some servers echo the request. Must be called before the
-        text is shortened."""
+        """Replaces the key by *** in a text from the server, because some servers echo the request. Call it before
+        shortening the text."""
         return text.replace(self._key, "***") if self._key else text
 
     def models(self, timeout_s: float = CONNECT_S) -> tuple[list[str], str]:
-        """Returns the names of the server's models, and a description of the problem if there are none ("" otherwise).
-        """
+        """Returns the names of the server's models, and "" or, if there are none, a description of the problem."""
         answer: Any = None
         try:
             answer = self._http.get(f"{self.address}/models", timeout=timeout_s)
@@ -164,7 +166,6 @@ class ChatClient:
         return names, "" if names else str(answer)
 
     def _post(self, body: dict[str, Any]) -> Any:
-        """Sends a chat request and returns the JSON response."""
         end = time.monotonic() + self._timeout_s
         try:
             with self._http.stream("POST", f"{self.address}/chat/completions", json=body) as answer:
@@ -189,8 +190,8 @@ class ChatClient:
         raise ChatError(f"{status} {detail}", status in _AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR, wait_s)
 
     def _limited(self, answer: httpx.Response, end: float) -> bytes:
-        """Reads the body of a response. Raises ChatError if it exceeds MOST_BYTES, or is not complete at the time
-        `end`."""
+        """Reads the body of a response. Raises ChatError if it exceeds MOST_BYTES or is not complete at the time `end`.
+        """
         out = bytearray()
         for piece in answer.iter_bytes():
             out += piece
@@ -201,8 +202,6 @@ class ChatClient:
         return bytes(out)
 
     def _only_model(self) -> str:
-        """The name of the server's only model. Raises ConfigError if the server has several models or does not list
-        them."""
         names, problem = self.models()
         if len(names) == 1:
             return names[0]
@@ -216,7 +215,6 @@ class ChatClient:
 
 
 def _read(reply: Any) -> ChatReply:
-    """Converts the JSON response of a server to a ChatReply. Raises ChatError if it is not a chat completion."""
     try:
         choice = reply["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
@@ -241,7 +239,7 @@ def _count(usage: Any, name: str) -> int:
 
 
 def data_urls(loaded: LoadedMedia) -> list[str]:
-    """The frames of an image or video as data URLs with a PNG (lossless), or a JPEG if the PNG exceeds MOST_PNG bytes.
+    """The frames of an image or video as data URLs, each a PNG (lossless) or, if that exceeds MOST_PNG bytes, a JPEG.
     """
     urls = []
     for frame in loaded.frames:

@@ -1,5 +1,4 @@
-"""`services.clip`: cosine similarities of images and texts by a model that embeds both in the same space (CLIP, SigLIP
-...).
+"""`services.clip`: cosine similarities of images and texts by a model that embeds both in one space (CLIP, SigLIP ...).
 
     clip = Clip(config.services.clip)
     clip([image, other], ["a cat", "a dog"])        # [2, 2] cosine similarities in [-1, 1]
@@ -53,7 +52,7 @@ class Clip:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """The service for one group, which counts the compared images for the group's split and step."""
+        """The service for one group, as a callable that counts the compared images for the group's split and step."""
         return partial(self._counted, (place.split, place.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
@@ -86,8 +85,8 @@ class Clip:
         return model.to(self.device).eval(), processor
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """[images, texts] cosine similarities of PIL images and texts; a text that is too long is truncated by the
-        tokenizer."""
+        """[images, texts] cosine similarities of PIL images and texts. The tokenizer truncates texts that are too long.
+        """
         pictures = [*map(as_rgb, images)]
         if not pictures or not texts:
             return np.zeros((len(pictures), len(texts)), np.float32)
@@ -98,7 +97,7 @@ class Clip:
 
     def _embedded(self, keys: Sequence[str], values: Sequence[Any],
                   embed: Callable[[Sequence[Any]], torch.Tensor]) -> np.ndarray:
-        """[values, d] unit embeddings of images or texts. Those whose key is not cached are computed in batches by
+        """[values, d] normalized embeddings of images or texts. Those that are not cached are computed in batches by
         `embed`."""
         embeddings = {key: self._known[key] for key in keys if key in self._known}
         new = [(key, value) for key, value in dict(zip(keys, values, strict=True)).items() if key not in embeddings]

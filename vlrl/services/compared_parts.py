@@ -1,10 +1,10 @@
 """Reward parts of `task.parts` in which a judge compares the answers of a group; see extra_parts.py.
 
     pairwise        +1 or -1 by comparison with a random answer of the group (BRPO, arXiv 2506.00103)
-    tournament      1 - rank / (G - 1) in a seeded single-elimination tournament (ArenaRL)
+    tournament      1 - rank / (G - 1) in a seeded single-elimination tournament of G answers (ArenaRL)
     principles      grades by principles that the judge writes for the question (DeepSeek-GRM, arXiv 2504.02495)
 
-If the judge gives no reply to a comparison, the answer has no value (in a tournament: the whole group). In an
+If the judge does not reply to a comparison, the answer has no value (in a tournament: all answers of the group). In an
 evaluation each prompt has one answer, so there is nothing to compare: `pairwise` is 0, and `tournament` is 1."""
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from vlrl.types import Answer, Parts, Sample
 @part({"pairwise": 1.0, "order_disagreement": 0.0}, needs=("judge",))
 def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, most: float = 0.6,
              media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Compares each answer with one answer of the group that is chosen at random, the anchor (BRPO, arXiv 2506.00103).
+    """Compares each answer with one randomly chosen answer of the group, the anchor (BRPO, arXiv 2506.00103).
 
-    `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1; it is 0 for the anchor. If
+    `pairwise` is +1 if the judge prefers the answer to the anchor in both orders, else -1. It is 0 for the anchor. If
     the absolute sum over the G answers of the group exceeds `most` * G, no answer has a value, so the group is dropped.
     `order_disagreement` is 1 if the judge's preference depends on the order."""
     if len(answers) < 2:
@@ -68,11 +68,11 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 @part({"tournament": 1.0}, needs=("judge",), replaces_outcome=True)
 def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
                reasoning: bool = False) -> list[Parts]:
-    """1 - rank / (G - 1) of each answer in a tournament with 2 G - 2 calls to the judge (ArenaRL).
+    """1 - rank / (G - 1) of each of the G answers in a tournament with 2 G - 2 calls to the judge (ArenaRL).
 
     First the judge scores the first answer against each other answer, which determines the seeds. A single elimination
-    follows, in which the best seed plays against the last one. Answers eliminated in the same round are ranked by their
-    mean score so far; ties share a rank."""
+    follows, in which the best seed plays against the last. Answers eliminated in the same round are ranked by their
+    mean score so far. Ties share a rank."""
     count = len(answers)
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
@@ -84,7 +84,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
         return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
-        """The judge's scores of the two answers of each pair; a hash of the texts decides which is shown first."""
+        """The judge's scores of the two answers of each pair. A hash of the texts decides which is shown first."""
         swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
         shown_as = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
         replies = services.judge([question_for(a, b) for a, b in shown_as])
@@ -100,8 +100,9 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _ranks(count: int, scored: Any) -> list[float] | None:
-    """The rank of each answer in the tournament, 0 = the winner; None if the judge gave no result for a comparison.
-    scored: returns the scores for pairs of answers."""
+    """The rank of each answer, 0 = the winner; None if the judge gave no result for a comparison.
+
+    scored: returns the judge's scores for pairs of answers."""
     history: list[list[float]] = [[] for _ in range(count)]
 
     def play(pairs: Sequence[tuple[int, int]]) -> bool:
@@ -131,8 +132,9 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
 
 
 def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Assigns ranks, starting from `first`, to the answers eliminated in one round, in the order of their mean scores;
-    ties share the mean of their ranks."""
+    """Assigns the ranks from `first` on to the answers eliminated in one round, in the order of their mean scores.
+
+    Ties share the mean of their ranks."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)
@@ -145,10 +147,9 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     """The mean grade of an answer, from 1 to 10 (DeepSeek-GRM, arXiv 2504.02495, which sums the grades).
 
     A judge writes principles for the question, criticizes all answers of the group by them, and grades the answers.
-    This is repeated for up to `samples` random orders of the answers. Orders without a reply are ignored; if no order
-    has a reply, the answers have no value.
-
-    With services.judge.json_schema=false the judge can write text before the grades."""
+    This is repeated for up to `samples` random orders of the answers. Orders without a reply are ignored. If no order
+    has a reply, the answers have no value. With services.judge.json_schema=false the judge can write text before the
+    grades."""
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
     right = reference(task, sample)
 
@@ -167,7 +168,7 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _orders(key: str, count: int, most: int) -> list[list[int]]:
-    """Up to `most` different random orders of the numbers 0 to `count` - 1; the same key gives the same orders."""
+    """Up to `most` different random orders of the numbers 0 to `count` - 1. The same key gives the same orders."""
     draw, orders = random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))), list[list[int]]()
     for _ in range(8 * most):  # few answers have few orders
         order = draw.sample(range(count), count)

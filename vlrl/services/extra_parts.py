@@ -47,7 +47,7 @@ PARTS = Table({
     "reward_model": "vlrl.services.scored_parts:reward_model",
     "process": "vlrl.services.scored_parts:process",
 })
-"""Name in `task.parts` -> address of the function."""
+"""Name in `task.parts` -> "module:name" of the function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +57,14 @@ class ExtraPart:
     function: Callable[..., list[Parts]]
     offer: PartSpec
     readings: Callable[..., Sequence[Any]]
-    """(task, sample, answers) -> the texts for which the log-probability services compute log-probabilities."""
+    """(task, sample, answers) -> the texts whose log-probabilities the function needs."""
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
-    """Resolves one entry of `task.parts` to a function with options. Raises ConfigError for an unknown name, a function
-    without @part, and an option that is unknown, missing or of the wrong type."""
+    """Resolves one entry of `task.parts` to a function with options.
+
+    Raises ConfigError for an unknown name, a function without @part, and an option that is unknown, missing or of the
+    wrong type."""
     function = resolve(setting, named.name, PARTS)
     offer = getattr(function, ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
@@ -92,7 +94,8 @@ def _checked(setting: str, kind: Any, value: Any) -> Any:
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
-    """Returns a subclass of the task class with the reward parts of `task.parts`; without entries, the class itself."""
+    """Returns a subclass of the task class that has the reward parts of `task.parts`. Without entries, returns the
+    class itself."""
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
         return cls
@@ -147,9 +150,10 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
 def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
-    """The weights to change because some of `extras` replace the task's outcome parts: the outcome parts get 0, and
-    their weight is divided equally among the replacements. A weight schedule is kept if one part replaces one part;
-    otherwise its initial value is used."""
+    """The weights to change because some of `extras` replace the task's outcome parts.
+
+    The outcome parts get 0, and their weight is divided equally among the replacements. A weight schedule is kept if
+    one part replaces one part. Otherwise its initial value is used."""
     given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
     weights = [own[part] for part in outcome if part in own]
     if not given or not any(weight_at(w, 0) for w in weights):
@@ -159,8 +163,8 @@ def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
 
 
 def _needs(own: Collection[str], extras: Sequence[ExtraPart]) -> Collection[str]:
-    """The services needed by the task and the extra parts: a mapping {service: reward parts}, or a set of services if
-    the task only names services."""
+    """The services needed by the task and the extra parts: {service: reward parts}, or a set if the task only names
+    services."""
     requested: dict[str, list[str]] = {}
     for extra in extras:
         for service in extra.offer.needs:

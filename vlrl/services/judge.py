@@ -1,5 +1,4 @@
-"""`services.judge`: sends questions to a model behind an OpenAI-compatible server, many at a time, and caches the
-replies.
+"""`services.judge`: sends questions to a model on an OpenAI-compatible server, many at a time, and caches the replies.
 
     judge = Judge(config.services.judge, Path(config.run.dir), config.limits)
     ask = judge.at(ServiceContext("train", step, policy_step))       # a task.services.Judge
@@ -34,9 +33,9 @@ from vlrl.services.reply_cache import ReplyCache, StoredReply
 from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
-"""How the frames of a video for the judge are sampled."""
+"""Which frames of a video are shown to the judge."""
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
-"""What is counted: requests, replies taken from the cache, requests without a reply, retries, tokens sent and received.
+"""Counts in the metrics: requests, replies from the cache, requests without a reply, retries, tokens sent and received.
 """
 
 
@@ -45,11 +44,11 @@ class JudgeCounts:
     """Statistics about the requests of one step in this process."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Name in COUNTS -> count."""
+    """Counts by name (see COUNTS)."""
     seconds: list[float] = field(default_factory=list)
     """Duration of each request in seconds."""
     counted: set[str] = field(default_factory=set)
-    """Keys of the requests counted so far."""
+    """Keys of the requests that were counted."""
 
     def note(self, reply: StoredReply) -> None:
         self.counts.update(calls=1, failed=reply.text is None, retries=reply.tries - 1, tokens_in=reply.tokens_in,
@@ -59,7 +58,7 @@ class JudgeCounts:
 
 
 class GroupJudge:
-    """The judge as a callable for one group; `failures` collects why questions have no reply."""
+    """The judge for one group, as a callable. `failures` collects why questions have no reply."""
 
     def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
@@ -78,9 +77,9 @@ def of_run(config: Config, folder: Path) -> Judge:
 
 class Judge:
     """Asks questions with the settings `services.judge`. Replies are cached in `folder`/services, or in
-    services.judge.cache. rank: that of this process.
+    services.judge.cache.
 
-    Raises ConfigError for an invalid address or a missing key."""
+    rank: the rank of this process. Raises ConfigError for an invalid address or a missing key."""
 
     def __init__(self, settings: JudgeSettings, folder: Path, limits: LimitsSettings | None = None, rank: int = 0,
                  wait_s: float = WAIT_S):
@@ -109,7 +108,7 @@ class Judge:
         return GroupJudge(self, place)
 
     def problem(self) -> str:
-        """Why the server seems unusable; "" if it responds and has the model."""
+        """Why the judge seems unusable now; "" if the server responds and has the model."""
         names, problem = self._client.models()
         if problem:
             return f"the judge {self._client.address} cannot be reached ({self._client.without_key(problem)[:200]})"
@@ -119,7 +118,7 @@ class Judge:
         return ""
 
     def take(self, split: str, step: int) -> JudgeCounts:
-        """Returns the statistics for a split up to a completed step, summed over its steps, and removes them."""
+        """Removes and returns the statistics for a split, summed over its steps up to a completed step."""
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
@@ -127,8 +126,9 @@ class Judge:
         return JudgeCounts(sum((t.counts for t in parts), Counter()), [s for t in parts for s in t.seconds])
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The metrics for a split since the last call, up to a completed step: counts and cost over all processes, and
-        with `times` the duration of requests."""
+        """Counts and cost for a split since the last call, up to a completed step, over all processes.
+
+        With `times`, also the duration of requests."""
         tally, s = self.take(split, step), self.settings
         counts = comm.total(*(tally.counts[name] for name in COUNTS))
         out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
@@ -141,8 +141,9 @@ class Judge:
         return out
 
     def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
-        """Returns the reply to each question (None if there is none), and the reasons for missing replies. Raises
-        TrainingError if the server rejects the key, path or model."""
+        """Returns the reply to each question (None if there is none), and the reasons for missing replies.
+
+        Raises TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
         pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
@@ -159,8 +160,8 @@ class Judge:
     # --- one question ---------------------------------------------------------------------------------------------
 
     def _prepared(self, question: Question) -> tuple[str, Question, list[Any]] | str:
-        """Returns a hash of everything that affects the reply, the question, and its loaded media; if the media cannot
-        be loaded, the reason as a string."""
+        """Returns (a hash of everything that affects the reply, the question, its loaded media). If the media cannot be
+        loaded, returns the reason as a string."""
         try:
             loaded = [loader.load(m, self._limits, _FRAMES) for m in question.media]
         except DataError as error:
@@ -173,8 +174,9 @@ class Judge:
 
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
                place: ServiceContext) -> Future[StoredReply]:
-        """Returns a future of the reply. If the reply is cached, or the same question is already being asked, no new
-        request is sent. vote: index of this repetition of the question (services.judge.votes)."""
+        """Returns a future of the reply. No request is sent if the reply is cached or the same question is being asked.
+
+        vote: index of this repetition of the question (services.judge.votes)."""
         key = f"{digest}-{vote}"
         with self._lock:
             tally = self._tallies.setdefault((place.split, place.step), JudgeCounts())
@@ -224,7 +226,7 @@ class Judge:
                 **(as_json if question.fields and self.settings.json_schema else {})}
 
     def _in_turn(self) -> None:
-        """Waits until the limit services.judge.per_minute allows a request."""
+        """Waits until services.judge.per_minute allows a request."""
         if not self.settings.per_minute:
             return
         with self._lock:
@@ -235,8 +237,8 @@ class Judge:
 
 
 def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
-    """Returns a function that says why a reply to the question is unusable (None = it is usable); None if the question
-    accepts any reply."""
+    """Returns a function that says why a reply is unusable, or None if it is usable. Returns None if any reply is
+    accepted."""
     fields = question.fields
     if fields is None:
         return None
@@ -245,8 +247,8 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns (the first reply that has the most frequent verdict, ""), or (None, reason) if there is no reply or the
-    votes are tied."""
+    """Returns (the first reply with the most frequent verdict, ""), or (None, reason) without a reply or with tied
+    votes."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")

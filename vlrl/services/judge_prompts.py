@@ -1,4 +1,4 @@
-"""The prompts for a judge, and the images and episode turns that it is shown.
+"""The prompts for a judge, and the images and turns of episodes that are shown to it.
 
     question, images = judge_view(task, sample, [answer])
     Question(verdict_prompt(question, reference(task, sample), answer.final), images, VERDICT)
@@ -32,8 +32,7 @@ _TASKS = ("Decide whether an answer to a question is right. It is right if it sa
           "Compare an answer with the reference answer to the same question. Say yes where both mean the same thing "
           "and no where they do not, where nothing is said or where more than one thing is.")
 WORDINGS = len(_TASKS)
-"""Number of wordings of the verdict prompt's instruction. The first one is used; `vlrl judge check` tests the others
-too."""
+"""Number of wordings of the verdict prompt's instruction. The first is used; `vlrl judge check` tests all of them."""
 
 
 def question_text(task: Task, sample: Sample) -> str:
@@ -49,22 +48,23 @@ def reference(task: Task, sample: Sample) -> str:
 
 
 def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, criterion: str = "") -> str:
-    """Asks whether an answer is correct (reply fields VERDICT). right: the reference answer. criterion: further
-    instructions from the config."""
+    """A prompt that asks whether an answer is correct (reply fields VERDICT).
+
+    right: the reference answer. criterion: further instructions from the config."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def criterion_prompt(question: str, criterion: str, answer: str) -> str:
-    """Asks whether an answer meets one criterion (reply fields VERDICT)."""
+    """A prompt that asks whether an answer meets one criterion (reply fields VERDICT)."""
     return _joined("Decide whether an answer to a question meets one criterion. Judge this criterion alone.", _RULE,
                    f"Question:\n{quoted('question', question)}", f"Criterion:\n{quoted('criterion', criterion)}",
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def reasoning_prompt(reasoning: str, answer: str) -> str:
-    """Asks whether the end of the reasoning leads to the same answer as the final one (reply fields AGREES)."""
+    """A prompt that asks whether the end of the reasoning leads to the given answer (reply fields AGREES)."""
     return _joined("Decide whether the end of a reasoning comes to the same answer as the one that was given after it: "
                    "same, other, or unclear where it comes to none. Whether the answer is right does not matter.",
                    _RULE, f"End of the reasoning:\n{quoted('reasoning', reasoning)}",
@@ -72,26 +72,27 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
-    """Asks which of two answers is better (reply fields BETTER). right: the reference answer."""
+    """A prompt that asks which of two answers is better (reply fields BETTER). right: the reference answer."""
     return _pair("Decide which of two answers to a question is better. A tie is not permitted. Their order and length "
                  "mean nothing.", question, right, first, second, BETTER)
 
 
 def scores_prompt(question: str, right: str, first: str, second: str) -> str:
-    """Asks for scores of two answers in comparison with each other (reply fields SCORES). right: the reference answer.
-    """
+    """A prompt that asks to score two answers in comparison (reply fields SCORES). right: the reference answer."""
     return _pair("Score two answers to a question in comparison with each other, from 0 to 10. Their order and length "
                  "mean nothing.", question, right, first, second, SCORES)
 
 
 def grades(count: int) -> Fields:
-    """The reply fields for grades of `count` answers: answer_1, answer_2, ... from 1 to 10."""
+    """The reply fields for grades of `count` answers: answer_1, answer_2, ..., each from 1 to 10."""
     return {f"answer_{i + 1}": (1.0, 10.0) for i in range(count)}
 
 
 def principles_prompt(question: str, right: str, answers: Sequence[str]) -> str:
-    """Asks for principles, a critique of each answer by these principles, and a grade of each answer (reply fields
-    `grades`). right: the reference answer."""
+    """A prompt that asks for principles, a critique of each answer by them, and a grade of each answer (reply fields
+    `grades`).
+
+    right: the reference answer."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     listed = [f"Answer {i + 1}:\n{quoted('answer', text)}" for i, text in enumerate(answers)]
     return _joined("Write down the principles by which answers to this question are to be judged, with weights. "
@@ -118,18 +119,18 @@ MOST_PICTURES, MOST_PIXELS = 16, 2**20
 """Maximum number of images shown for episodes (a video uses up the whole number), and maximum number of pixels of each
 image from an environment."""
 _LEAST = 60
-"""Minimum number of characters shown of each text in a turn, however many turns there are."""
+"""Minimum number of characters that are shown of each text in a turn, for any number of turns."""
 _Entry = tuple[str, str, Sequence[Media]]
-"""A label, the text, and the media of one part of an episode."""
+"""One part of an episode: (label, text, media)."""
 
 
 def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
           media: bool = True) -> tuple[str, tuple[Media, ...]]:
-    """Returns the question for the judge about these answers, and the images to show with it.
+    """Returns the text of the question for the judge about these answers, and the images to show.
 
-    For answers that are episodes, the question also lists the turns in at most about MOST_SHOWN characters, with the
+    For answers that are episodes, the text also lists the turns, in at most about MOST_SHOWN characters, with the
     beginning and end of each text. If the episodes and their resets have more than MOST_PICTURES images, only the last
-    ones are shown."""
+    images are shown."""
     question, own = question_text(task, sample), tuple(sample.media) if media else ()
     entries = _entries(sample, answers) if any(answer.turns for answer in answers) else []
     if not entries:
@@ -156,7 +157,7 @@ def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
 
 
 def _last(media: Sequence[Media], room: int) -> list[Media]:
-    """The last media whose number of images is at most `room`."""
+    """The last media that together have at most `room` images."""
     kept: list[Media] = []
     for one in reversed(media):
         room -= MOST_PICTURES if one.kind == "video" else 1

@@ -1,4 +1,4 @@
-"""Starts a vLLM server for `services.judge`, which has its own model and fixed weights: `vlrl serve --judge`."""
+"""Starts a vLLM server for `services.judge` (`vlrl serve --judge`). It has its own model, whose weights are fixed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SET_BY = {"--model": "services.judge.model", "--served-model-name": "services.j
            "--port": "services.judge.url", "--api-key": "services.judge.key_env"}
 _HERE = ("127.0.0.1", "localhost", "::1")
 _PORT = 8001
-"""The default port, next to that of the first policy server."""
+"""The default port: the port after that of the first policy server."""
 
 
 def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port: int | None = None,
             further: Sequence[str] = (), say: Callable[[str], None] = print) -> ServerGroup:
-    """Creates vLLM's OpenAI-compatible server with the model services.judge.model, without starting it. Its log is
-    written to `folder`. further: additional vLLM arguments, NAME=VALUE or NAME.
+    """Creates a vLLM server (OpenAI-compatible) with the model services.judge.model, without starting it.
 
-    Raises ConfigError if no model is set, the model is an adapter, the port is in use or differs from the one in
-    services.judge.url, that URL names another host, or other hosts could use the server without a key."""
+    Its log is written to `folder`. further: additional vLLM arguments, NAME=VALUE or NAME. Raises ConfigError if no
+    model is set, the model is an adapter, the port is in use or differs from the one in services.judge.url, that URL
+    names another host, or other hosts could use the server without a key."""
     place = _place(settings, host, port)
     added = vllm_launch.further_arguments(further, (), _SET_BY)
     key = key_of(settings.key_env, "services.judge.key_env")
@@ -55,8 +55,8 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
 
 
 def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
-    """The port of the server: the one in services.judge.url, or else `port` or the default. Raises ConfigError if the
-    settings contradict each other."""
+    """The port of the server: the one in services.judge.url, or else `port`, or else the default. Raises ConfigError if
+    the settings contradict each other."""
     if not settings.model:
         raise ConfigError("--judge needs services.judge.model: the hub name, folder or run of the model that judges")
     if not settings.url:

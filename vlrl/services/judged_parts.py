@@ -41,8 +41,9 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply. An
-    empty answer gets 0 without asking the judge."""
+    """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply.
+
+    An empty answer gets 0 without asking the judge."""
     right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
@@ -58,7 +59,7 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
           criterion: str = "") -> list[Parts]:
     """1 if the judge finds the final answer correct, else 0.
 
-    The judge sees the question, the images, the reference answer and the final answer (of an episode all turns), but
+    The judge sees the question, the images, the reference answer and the final answer (for an episode all turns), but
     not the reasoning. criterion: further instructions on what counts as correct."""
     verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
@@ -67,10 +68,10 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
 @part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",), replaces_outcome=True)
 def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
             media: bool = False) -> list[Parts]:
-    """1 if the task's rule or the judge finds the answer correct, else 0 (TinyV, arXiv 2505.14625). The judge is only
-    asked about answers that the rule rejects.
+    """1 if the task's rule or the judge finds the answer correct, else 0 (TinyV, arXiv 2505.14625).
 
-    `recovered` is 1 if the rule rejected the answer and the judge accepted it."""
+    The judge is only asked about answers that the rule rejects. `recovered` is 1 if the judge accepted such an answer.
+    """
     failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     verdicts = _right(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
@@ -78,7 +79,8 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
     """Whether the task's own rule finds an answer correct, regardless of curriculum.part and curriculum.pass_at.
-    Returns False if the rule raises an exception, which is reported by scoring."""
+
+    False if the rule raises an exception, which scoring reports."""
     try:
         rule = task.by_rule()
         return rule.correct(sample, answer, rule.score(sample, answer)) is True
@@ -105,12 +107,12 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
 @part({"rubric": 1.0, "rubric_saturated": 0.0}, needs=("judge",))
 def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
            criteria: tuple[str | dict[str, Any], ...] = (), media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Weighted share of the criteria that the judge finds met, asked one by one: sum w 1[met] / sum w (arXiv
+    """Share of the criteria that the judge finds met, weighted by w: sum of w over the met criteria / sum of w (arXiv
     2509.21500).
 
-    criteria: strings or {criterion, weight}; the field `rubric` of a row overrides them. reasoning: show the judge the
-    whole completion instead of the final answer. `rubric_saturated` is 1 if every answer of the group meets all
-    criteria."""
+    The judge is asked about one criterion at a time. criteria: strings or {criterion, weight}; the field `rubric` of a
+    row overrides them. reasoning: show the judge the whole completion instead of the final answer. `rubric_saturated`
+    is 1 if every answer of the group meets all criteria."""
     given = sample.get("rubric") or criteria
     wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
     total = sum(weight for _, weight in wanted)
@@ -132,11 +134,10 @@ _AGREEMENT = {"same": 1.0, "other": -1.0, "unclear": 0.0}
 
 @part({"reasoned": 0.5}, needs=("judge",))
 def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, lines: int = 3) -> list[Parts]:
-    """Whether the last `lines` lines of the reasoning lead to the final answer, according to the judge (R1-Reward,
-    arXiv 2505.02835).
+    """Whether the end of the reasoning leads to the final answer, according to the judge (R1-Reward, arXiv 2505.02835).
 
-    1 if they lead to the final answer, -1 if they lead to another answer, 0 if they lead to none. Only correct answers
-    are judged; other answers get 0."""
+    The judge sees the last `lines` lines of the reasoning. 1 if they lead to the final answer, -1 if they lead to
+    another answer, 0 if they lead to none. Only correct answers are judged; other answers get 0."""
     ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)
             if correct_by_rule(task, sample, a)}
     nonempty = {i: end for i, end in ends.items() if end}
@@ -149,7 +150,6 @@ def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 
 
 def _criterion(one: Any) -> tuple[str, float]:
-    """The text and weight of a criterion. Raises ValueError for an invalid entry."""
     given = {"criterion": one} if isinstance(one, str) else one
     text, weight = (given.get("criterion"), given.get("weight", 1.0)) if isinstance(given, Mapping) else (None, 0)
     if not isinstance(text, str) or not text.strip() or isinstance(weight, bool) or not isinstance(

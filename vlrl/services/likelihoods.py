@@ -1,9 +1,9 @@
-"""The services `policy_logprobs` and `reference_logprobs`: log-probabilities of texts under the trained policy and the
+"""The services `policy_logprobs` and `reference_logprobs`: log-probabilities of texts under the trained and the
 reference policy.
 
 One forward pass per policy computes everything that the groups of a round need, packed as in training. It runs on every
 process, after generation and before scoring. A completion, and the texts that replace its answer, share one copy of the
-reasoning before them. Log-probabilities are at temperature 1; the trained policy has its current weights."""
+reasoning before them. Log-probabilities are at temperature 1. The trained policy has its current weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One row of the forward pass: the log-probabilities of tokens start..end of `completion` are requested."""
+    """One row of the forward pass. The log-probabilities of the tokens start..end of `completion` are requested."""
 
     group: int
     key: Key
@@ -42,8 +42,7 @@ class _Row:
 
 
 class Likelihoods:
-    """Computes the log-probabilities of the texts that a task requests (`Task.readings`), for the services that the
-    task needs."""
+    """Computes the log-probabilities of the texts that a task requests for its services (`Task.readings`)."""
 
     def __init__(self, reference: Reference, encode: Encoder, task: Task):
         self.reader, self.encode, self.task = reference, encode, task
@@ -52,8 +51,9 @@ class Likelihoods:
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs. The
-        prompt of each completion is the one used in training. A collective call."""
+        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs.
+
+        The prompt of each completion is the one used in training. A collective call."""
         rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.both([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
@@ -64,8 +64,8 @@ class Likelihoods:
                  for column, name in enumerate(self.services)} for i, keys in enumerate(requested)]
 
     def metrics(self, split: str) -> dict[str, float]:
-        """The numbers of texts and tokens evaluated since the last call, over all processes, and the training step of
-        the policy's weights."""
+        """The numbers of texts and tokens since the last call, over all processes, and the training step of the
+        policy's weights."""
         texts, tokens, step = self._read.pop(split, (0, 0, 0))
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
@@ -81,8 +81,9 @@ class Likelihoods:
         return [*rows.values()], requested
 
     def _requested_keys(self, visit: UnscoredGroup, step: int) -> dict[str, list[Key]]:
-        """The keys of the texts that the task requests for a group, by service. An exception in the task's code ends
-        the run, since no text of the model may cause one."""
+        """The keys of the texts that the task requests for a group, by service.
+
+        An exception in the task's code ends the run, because no text of the model may cause one."""
         task, sample = self.task.of(visit.sample), with_image_size(visit.sample, visit.prompt)
         answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
         if not answers:
@@ -109,8 +110,9 @@ class Likelihoods:
         return _Row(group, key, visit.prompt, completion, start, end)
 
     def _instead(self, whole: Completion | None, text: str, visit: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
-        """Replaces the answer of a completion: the tokens up to the last <answer> tag, followed by `text`. Also returns
-        the token range of the text."""
+        """Replaces the answer in a completion: the tokens up to the last <answer> tag, followed by `text`.
+
+        Also returns the token range of the text."""
         if whole is not None and whole.episode_id:
             raise TaskError(f"sample '{visit.sample.id}': a Reading that replaces the answer by a text is not "
                             "possible for an episode")
@@ -126,14 +128,13 @@ class Likelihoods:
         return given_completion(joined[:end]), (start, end)
 
     def _written(self, completion: Completion) -> np.ndarray:
-        """The completion's tokens without the end token."""
         tokens = completion.tokens
         return tokens[:-1] if len(tokens) and int(tokens[-1]) in self.reader.policy.eos else tokens
 
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """The range (first, end) of the tokens [T] that contain characters of the last <answer> tag's content; (0, 0) if
-    there is no tag.
+    """The range (first, end) of the tokens [T] with characters of the last <answer> tag's content; (0, 0) without a
+    tag.
 
     Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
     text = decode(tokens)

@@ -1,12 +1,12 @@
-"""Stores the replies of a judge by question, so that a run that was killed and resumed does not ask a question twice.
+"""Stores a judge's replies by question, so that a run that was killed and resumed does not ask a question twice.
 
     services/judge-rank-00000.jsonl             one reply per line, in order of arrival: key, text, origin, cost
     services/judge-failed-rank-00000.jsonl      questions without a reply, for completed steps
 
 Each process writes its own files, and at the start reads the files of all processes. A reply is reused for every later
-question with the same key. A failure applies only to its own step, and is written when the step is completed. So the
-step that was interrupted asks its failed questions again when it is repeated, while a completed step that is repeated
-gets the same rewards."""
+question with the same key. A failure applies only to its own step, and is written when the step is completed. So an
+interrupted step asks its failed questions again when it is repeated, while a completed step that is repeated gets the
+same rewards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StoredReply:
     tokens_out: int = 0
     tries: int = 1
     seconds: float = 0.0
-    """Seconds from the first attempt to the reply."""
+    """Number of seconds from the first attempt to the reply."""
 
     def of(self, place: ServiceContext) -> bool:
         """Whether the reply was first requested in this split and step."""
@@ -49,8 +49,8 @@ _NAMES = {f.name for f in fields(StoredReply)}
 class ReplyCache:
     """The replies known to a process. Thread-safe.
 
-    folder: where replies are stored. own: the run's folder for services. If they differ, the cache is shared with other
-    runs, and the steps stored with replies may belong to other runs."""
+    folder: where replies are stored. own: the run's folder for services. If the two differ, the cache is shared with
+    other runs, and the steps stored with replies may belong to other runs."""
 
     def __init__(self, folder: Path, own: Path, name: str, rank: int):
         self.shared = folder.absolute() != own.absolute()
@@ -63,14 +63,13 @@ class ReplyCache:
         self._unsettled: list[StoredReply] = []
 
     def get(self, key: str, place: ServiceContext) -> StoredReply | None:
-        """The stored reply to a question, or its failure if it failed in the same step; None if the question must be
-        asked."""
+        """The stored reply to a question, or its failure in the same step. None if the question must be asked."""
         with self._lock:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
     def add(self, reply: StoredReply) -> None:
-        """Adds a reply. A reply with a text is written to the file immediately; a failure is written by `settle`.
-        Raises RunError if the disk is full."""
+        """Adds a reply. A text is written to the file immediately, a failure by `settle`. Raises RunError if the disk
+        is full."""
         with self._lock:
             if reply.text is None:
                 self._failures[reply.key, reply.split, reply.step] = reply
@@ -88,7 +87,7 @@ class ReplyCache:
             self._dirty = False
 
     def settle(self, split: str, step: int) -> None:
-        """Writes the failures for a split up to a completed step to the file."""
+        """Writes to the file the failures of a split up to a completed step."""
         with self._lock:
             done = [k for k in self._unsettled if k.split == split and k.step <= step]
             self._unsettled = [k for k in self._unsettled if k not in done]
@@ -110,8 +109,9 @@ class ReplyCache:
 
 
 def _read(folder: Path, pattern: str, last: Path) -> Iterator[StoredReply]:
-    """Yields the replies in all files that match `pattern`, ignoring incomplete lines. The file `last` is read last, so
-    that its replies take precedence."""
+    """Yields the replies in all files that match `pattern`, ignoring incomplete lines.
+
+    The file `last` is read last, so that its replies take precedence."""
     for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
         for line in path.read_bytes().splitlines():
             reply = _parsed(line)

@@ -5,7 +5,7 @@
 
 A reward model is either a vision-language model with a scoring head (reward_head.safetensors, as `vlrl sft` writes it
 with algo.loss=bradley_terry), or a transformers sequence classifier with one label, which reads only text. Its files
-determine which. The score is that of the question followed by the answer, in the chat template of the reward model."""
+determine which. The scored text is the question followed by the answer, in the chat template of the reward model."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class _Scorer(Protocol):
 
 
 class GroupRewardModel:
-    """The reward model as a callable for one group; `failures` collects why answers have no score."""
+    """The reward model for one group, as a callable. `failures` collects why answers have no score."""
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
         self.scored = 0
-        """Number of answers so far, including those without a score."""
+        """Number of answers so far, including answers without a score."""
         self.failures: list[str] = []
 
     def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
@@ -65,7 +65,7 @@ def of_run(config: Config, folder: Path) -> RewardModel:
 
 
 class RewardModel:
-    """All models in services.reward_model.name, on this process's GPU if it has one.
+    """The models in services.reward_model.name, on this process's GPU if it has one.
 
     Raises ConfigError if a model cannot be loaded or is not a reward model."""
 
@@ -85,8 +85,7 @@ class RewardModel:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """The numbers of answers scored, and of answers without a score, for a split since the last call, up to a
-        completed step."""
+        """The numbers of answers with and without a score for a split since the last call, up to a completed step."""
         done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
         self._asked = [s for s in self._asked if s not in done]
         scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))
@@ -116,13 +115,12 @@ def _loaded(name: str, config: Config, device: torch.device) -> _Scorer:
 
 
 class _Asks(Task):
-    """A task whose prompt is the question without additions."""
 
     prompt = "{question}"
 
 
 class HeadScorer:
-    """A vision-language model with a scoring head; float32 on a CPU, bfloat16 on a GPU."""
+    """A vision-language model with a scoring head, in float32 on a CPU and bfloat16 on a GPU."""
 
     def __init__(self, folder: Path, config: Config, device: torch.device):
         settings = config.model.model_copy(update={

@@ -1,5 +1,4 @@
-"""Reward parts of `task.parts` that are computed by a reward model, or from log-probabilities of answers; see
-extra_parts.py.
+"""Reward parts of `task.parts` computed by a reward model or from log-probabilities of answers; see extra_parts.py.
 
     reward_model    score of an answer; for several models their mean, minimum, or mean minus a multiple of the spread
     process         mean score of an answer's steps; algo.advantage=clip_delta uses the scores of the steps
@@ -46,12 +45,11 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
 @part({"process": 1.0}, needs=("reward_model",))
 def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, pairs: bool = False,
             media: bool = True) -> list[Any]:
-    """The mean score of an answer's steps, which are its paragraphs; 0 for an answer without steps. The scores of all
-    steps are kept (types.StepValues).
+    """The mean score of an answer's steps, which are its paragraphs; 0 for an answer without steps.
 
-    The score of a step is that of the text up to its end by services.reward_model; for several models their mean. With
-    `pairs` it is the mean of two scores: that of the step alone, and that of the step together with the next one (HRM,
-    the hierarchical reward model, arXiv 2503.13551)."""
+    The scores of all steps are kept (types.StepValues). The score of a step is the score of the text up to its end by
+    services.reward_model; for several models, their mean. With `pairs`, it is the mean of the scores of the step alone,
+    and of the step with the next one (hierarchical reward model, HRM, arXiv 2503.13551)."""
     cuts = [step_spans(a.text) for a in answers]
     requested: list[list[str]] = []
     for answer, own in zip(answers, cuts, strict=True):
@@ -71,8 +69,8 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
 
 def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias: bool = True) -> list[Reading]:
-    """The texts whose log-probabilities the part `likelihood` needs: the reference answer in place of each completion's
-    answer, and with `debias` also without any reasoning."""
+    """The texts whose log-probabilities the part `likelihood` needs: the reference answer instead of each completion's
+    answer and, with `debias`, without any reasoning."""
     right = reference(task, sample)
     return [Reading(a, right) for a in ([*answers, None] if debias else answers)] if right else []
 
@@ -80,11 +78,12 @@ def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias
 @part({"likelihood": 1.0}, needs=("policy_logprobs",), readings=_references, replaces_outcome=True)
 def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                debias: bool = True) -> list[Parts]:
-    """The mean probability of the reference answer's tokens under the trained policy, when they replace the answer in
-    the completion; 0 for a completion without an answer tag.
+    """The mean probability of the reference answer's tokens under the trained policy, if they replace the completion's
+    answer.
 
-    With `debias`, the same mean without any reasoning is subtracted, and the result is clipped to [0, 1]. See equations
-    2 to 4 of RLPR (arXiv 2506.18254), whose group filter is curriculum.keep=std_ema."""
+    0 for a completion without an answer tag. With `debias`, the same mean without any reasoning is subtracted, and the
+    result is clipped to [0, 1]. Equations 2 to 4 of RLPR (arXiv 2506.18254), whose group filter is
+    curriculum.keep=std_ema."""
     readings = _references(task, sample, answers, debias=debias)
     if not readings:
         raise ValueError(f"row '{sample.id}' has no target, which the part 'likelihood' needs")

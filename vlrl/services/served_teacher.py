@@ -1,11 +1,10 @@
-"""Computes log-probabilities of given completions by the teacher of algo.distillation, on a server that `vlrl serve`
-started.
+"""Log-probabilities of completions under the teacher of algo.distillation, on a server that `vlrl serve` started.
 
 The server loads the teacher's weights like those of a policy: from a folder, with a version. The version is a hash of
 the weight files, the temperature and the banned ids. So all processes, and all runs with this teacher, use the same
 version, and a restarted server loads the weights again. vLLM returns log-probabilities only for the prompt's tokens. So
-the completion without its last token is appended to the prompt, and the last token is requested as a candidate for the
-next token."""
+the completion without its last token is appended to the prompt, and the log-probability of the last token is requested
+for the next position."""
 
 from __future__ import annotations
 
@@ -36,8 +35,9 @@ _MOST = 64
 
 
 def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:
-    """Connects to the teacher on the server `settings.server`, which loads the teacher's weights. A collective call;
-    raises ConfigError for a server that cannot serve this teacher."""
+    """Connects to the server `settings.server`, which loads the teacher's weights from `folder`. A collective call.
+
+    Raises ConfigError for a server that cannot serve this teacher."""
     banned = (*(i for i in policy.banned.tolist() if i < vocabulary), *range(policy.vocabulary, vocabulary))
     found = ServedTeacher(settings, folder, vocabulary, banned, temperature)
     found.ask(lambda pool: pool.admit_all())
@@ -45,8 +45,7 @@ def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temper
 
 
 class ServedTeacher:
-    """A teacher whose weights, from `folder`, are on a server. The `banned` ids of its `vocabulary` get no probability.
-    """
+    """A teacher on a server, with weights from `folder`. `banned` ids of its `vocabulary` have probability 0."""
 
     def __init__(self, settings: Any, folder: Path, vocabulary: int, banned: tuple[int, ...], temperature: float):
         self.settings, self.folder, self.vocabulary, self.banned = settings, folder.resolve(), vocabulary, banned
@@ -62,15 +61,17 @@ class ServedTeacher:
         return f"{_digest([self._base, self.temperature, self.banned])}-1"
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
-        """Returns for each row (minibatch.TrainingRow) the [T] float32 log-probabilities of its tokens, 0 for tokens
-        that are not trained on. All rows are requested at once; a collective call. Raises TrainingError if the
-        server is unavailable."""
+        """Returns for each row (minibatch.TrainingRow) the [T] float32 log-probabilities of its tokens; 0 for tokens
+        that are not trained on.
+
+        All rows are requested at once. A collective call. Raises TrainingError if the server is unavailable."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 
     def ask(self, work: Callable[[ReplicaPool], T]) -> T:
-        """Makes the server load the weights, and returns the result of `work`, which gets a pool with this server. A
-        collective call."""
+        """Makes the server load the weights, and returns the result of `work`, which gets a pool with this server.
+
+        A collective call."""
         settings = self.settings
         client = ServerClient(self._key, settings.timeout_s, _KEY)
         pool = ReplicaPool([settings.server], client, partial(self._admit, client), most=_MOST,
@@ -103,8 +104,9 @@ class ServedTeacher:
         return values
 
     def _admit(self, client: ServerClient, address: str) -> None:
-        """Makes the server load the teacher's weights. Raises Unavailable if it does not respond, and ConfigError if it
-        cannot serve this teacher."""
+        """Makes the server load the teacher's weights.
+
+        Raises Unavailable if it does not respond, and ConfigError if it cannot serve this teacher."""
         _, wrong = state_and_mismatches(client, address, _SETTING, self.folder,
                                         {"vocabulary": self.vocabulary, "lora_rank": 0})
         if wrong:

@@ -19,39 +19,39 @@ KINDS = Table({
     "clip": "vlrl.services.clip:of_run",
     "reward_model": "vlrl.services.reward_model:of_run",
 })
-"""Section of `services` -> address of a function (config, folder for replies) -> Service."""
+"""Section of `services` -> "module:name" of a function (config, folder for replies) -> Service."""
 _MOST_THREADS = 32
 
 
 class Service(Protocol):
-    """A model other than the policy that computes reward parts, in one process."""
+    """The interface of a service: a model other than the policy that computes reward parts, in one process."""
 
     concurrency: int
-    """Number of groups that may wait for the service at the same time; 1 = it computes in this process, for one group
-    at a time."""
+    """Number of groups that may wait for the service at the same time; 1 = it computes in this process, one group at a
+    time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
-        """The service as a callable for one group. If it has a list `failures`, this says why something has no reply.
-        """
+        """The service for one group, as a callable. Its list `failures`, if any, says why there are missing replies."""
         ...
 
     def problem(self) -> str:
-        """Why the service seems unusable now, which need not end the run; "" if it works."""
+        """Why the service seems unusable now; "" if it works. A problem need not end the run."""
         ...
 
     def metrics(self, split: str, step: int, times: bool) -> dict[str, float]:
-        """The metrics for a split since the last call, up to a completed step, over all processes; with `times` also
-        the duration of requests."""
+        """The metrics for a split since the last call, up to a completed step, over all processes.
+
+        With `times`, also the duration of requests."""
         ...
 
     def close(self) -> None: ...
 
 
 def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSet | None:
-    """Creates the services that the settings configure and the task needs; None if there are none. folder: where
-    replies are stored; None = the run's folder.
+    """Creates the services that the settings configure and the task needs; None if there are none.
 
-    Raises ConfigError for an invalid address, a missing key, or a model that cannot be loaded."""
+    folder: where replies are stored; None = the run's folder. Raises ConfigError for an invalid address, a missing key,
+    or a model that cannot be loaded."""
     wanted = [name for name in config.services.given if name in task.needs]
     return ServiceSet({name: KINDS[name](config, folder or Path(config.run.dir))
                        for name in wanted}) if wanted else None
@@ -59,8 +59,9 @@ def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSe
 
 @contextmanager
 def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """A context with the services that the settings configure and the task needs, for use outside of a run. Replies are
-    stored in services.judge.cache, or else only until the context ends."""
+    """A context with the services that the settings configure and the task needs, for use outside of a run.
+
+    Replies are stored in services.judge.cache, or else only until the context ends."""
     with TemporaryDirectory(prefix="vlrl-services-") as folder:
         services = provide(config, task, Path(folder))
         try:
@@ -71,20 +72,20 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 
 
 class GroupServiceSet:
-    """The services as callables for one group."""
+    """The services for one group, as callables."""
 
     def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
         self.turn = turn
-        """A lock that is held while the task's code runs, and released while it waits for a server, so that groups can
-        wait in parallel."""
+        """A lock that is held while the task's code runs. It is released while the code waits for a server, so that
+        groups can wait in parallel."""
         self._asked = {name: service.at(place) for name, service in services.items()}
         self.services = {name: _aside(self._asked[name], turn) if service.concurrency > 1 else self._asked[name]
                          for name, service in services.items()}
 
     @property
     def problem(self) -> str | None:
-        """Why a reward part has no value because a service failed, as the `error` of a rollout; None if all services
-        have replied."""
+        """The `error` of rollouts whose reward parts have no value because a service failed; None if all services
+        replied."""
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -110,7 +111,7 @@ class ServiceSet:
 
     @property
     def threads(self) -> int:
-        """Number of groups that are scored in parallel."""
+        """Number of groups that may be scored in parallel."""
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
     def at(self, place: ServiceContext) -> GroupServiceSet:
@@ -128,7 +129,9 @@ class ServiceSet:
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
         """The metrics for a split since the last call, up to a completed step, over all processes: `judge/...`,
-        `clip/images` and `reward_model/...`; with `times` also the duration of requests."""
+        `clip/images` and `reward_model/...`.
+
+        With `times`, also the duration of requests."""
         out: dict[str, float] = {}
         for service in self._services.values():
             out |= service.metrics(split, step, times)
