@@ -1,8 +1,8 @@
 """Rank, world size and collectives. With a single process, every function does nothing or returns its argument.
 
-After `watch`, a collective that fails or takes longer than limits.collective_s raises RankError, which says which rank
-waited in which collective, and for which ranks (rank_monitor.py). Every later collective raises the same error, because
-the process group is broken."""
+After `watch`, a collective that fails or takes longer than limits.collective_s raises RankError. The error says which
+rank waited in which collective, and for which ranks (rank_monitor.py). Every later collective raises the same error,
+because the process group is broken."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _lost: RankError | None = None
 
 
 def watch(limit: float) -> None:
-    """Starts the rank monitor, so that a rank that has waited for `limit` seconds can name the ranks it waits for."""
+    """Starts the rank monitor. A rank that has waited for `limit` seconds can then name the ranks for which it waits.
+    """
     global _monitor
     if world() > 1 and _monitor is None:
         from vlrl.distributed.rank_monitor import RankMonitor  # needed only with several processes
@@ -48,7 +49,7 @@ def describe_wait() -> str:
 
 @atexit.register
 def leave() -> None:
-    """Destroys the process group at exit; without that, threads of its transport may abort the process."""
+    """Destroys the process group at exit. Otherwise threads of its transport may abort the process."""
     global _monitor, _lost
     if _monitor is not None:
         _monitor.close()
@@ -63,8 +64,8 @@ def leave() -> None:
 def _await_gloo(seconds: float = 5.0) -> None:
     """Waits until gloo's threads have released the tensors of their last collective.
 
-    Releasing them needs the Python interpreter and would abort the process if done during its shutdown. Remaining
-    references to the process group (FSDP's meshes) keep these threads alive; idle threads sleep."""
+    Releasing them needs the Python interpreter, and would abort the process during its shutdown. Remaining references
+    to the process group (FSDP's meshes) keep these threads alive; idle threads sleep."""
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice: a thread may just be waiting for the interpreter
         time.sleep(0.01)
@@ -72,8 +73,8 @@ def _await_gloo(seconds: float = 5.0) -> None:
 
 
 def _thread_states(prefix: str) -> str:
-    """Returns the states (R: running, S: sleeping) of this process's threads with this name prefix; "" except on Linux.
-    """
+    """Returns the states (R: running, S: sleeping) of this process's threads whose names begin with `prefix`. "" except
+    on Linux."""
     states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has just ended
@@ -84,7 +85,7 @@ def _thread_states(prefix: str) -> str:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """Names the current phase of this rank, for messages of ranks that wait for it.
+    """In the block, names the current phase of this rank, for messages of ranks that wait for it.
 
     After an error the name remains until the next step begins. Does nothing outside the main thread, because other
     threads call no collectives."""
@@ -98,7 +99,7 @@ def within(phase: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transport_errors() -> Iterator[None]:
-    """Turns errors of collectives that are not called through this module (FSDP's) into RankError.
+    """In the block, turns errors of collectives that are not called through this module (FSDP's) into RankError.
 
     Also records any error of this rank in the rank monitor, so that the other ranks learn about it."""
     began = time.monotonic()
@@ -114,7 +115,7 @@ def transport_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collective(doing: str) -> Iterator[None]:
-    """Runs the block as a collective named `doing`; an error of its transport becomes RankError."""
+    """Runs the block as a collective named `doing`. An error of its transport becomes RankError."""
     if _lost is not None:
         raise _lost
     here.enter(doing)
@@ -170,7 +171,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def total(*values: float) -> list[float]:
-    """Returns the sum over all ranks of each number."""
+    """Returns, for each of the numbers, its sum over all ranks."""
     return [sum(column) for column in zip(*gather(values), strict=True)]
 
 
@@ -185,9 +186,9 @@ def broadcast(value: Any) -> Any:
 
 
 def on_main(call: Callable[[], Any], doing: str = "") -> Any:
-    """Runs `call` on rank 0 only; every rank returns its result or raises its error.
+    """Runs `call` on rank 0 only. Every rank returns its result or raises its error.
 
-    `doing` names work that may take long, such as saving: the other ranks then wait without a timeout as long as rank 0
+    `doing` names work that may take long, such as saving. The other ranks then wait without a timeout as long as rank 0
     is alive."""
     result, error = None, None
     if is_main():
@@ -207,7 +208,7 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
 def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
     """Records that this rank ends with an error, then calls `last`, which may do final work such as saving.
 
-    If rank 0 ends with an error too, the other ranks wait until its `last` has returned."""
+    If rank 0 also ends with an error, the other ranks wait until its `last` has returned."""
     if _monitor is not None:
         _monitor.end(error)
     try:
@@ -256,7 +257,7 @@ def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def together(call: Callable[[], Any]) -> Any:
-    """Runs `call` on every rank; if it raises a VlrlError on any rank, that error is raised on all ranks."""
+    """Runs `call` on every rank. If it raises a VlrlError on any rank, that error is raised on all ranks."""
     if world() == 1:
         return call()
     result, error = None, None
@@ -273,7 +274,7 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
-    """Sends bytes between pairs of ranks; returns the bytes that this rank received, ordered by sender.
+    """Sends bytes between pairs of ranks. Returns the bytes that this rank received, ordered by sender.
 
     On every rank, `routes` must have the same keys (sender, receiver); only the sender's values are used. Every rank
     processes the keys in the same order, which avoids deadlocks."""
@@ -298,7 +299,7 @@ def barrier() -> None:
 
 
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Gathers the full tensor of a DTensor; returns any other tensor unchanged. Must be called on every rank."""
+    """Gathers the full tensor of a DTensor, and returns any other tensor unchanged. Called on every rank."""
     if not isinstance(value, DTensor):
         return value
     with _collective("gathering shards"):
@@ -306,7 +307,8 @@ def full_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a full tensor into `target`, which may be a DTensor sharded along one dimension, as by FSDP."""
+    """Copies a full tensor into `target`. If `target` is a DTensor sharded along one dimension (FSDP), copies this
+    rank's part."""
     if isinstance(target, DTensor):
         (placement,) = target.placements
         dim = getattr(placement, "dim", 0)
@@ -318,11 +320,12 @@ def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket: int = 2**25) -> None:
-    """Sums `.grad` over all ranks in place; a rank that has no gradient for a parameter contributes zeros.
+    """Sums `.grad` over all ranks in place. A rank that has no gradient for a parameter contributes zeros.
 
     If no rank has a gradient for a parameter, its `.grad` stays None. Gradients are reduced once per optimizer step, in
-    buckets of `bucket` numbers. Ranks may therefore run different numbers of micro-batches and leave parameters unused
-    (text-only data on one rank) without a deadlock. Gradients of DTensors are skipped: FSDP has already summed them."""
+    buckets of `bucket` numbers. So ranks may run different numbers of micro-batches and leave parameters unused
+    (text-only data on one rank) without a deadlock. Gradients of DTensors are skipped, because FSDP has already summed
+    them."""
     if world() == 1:
         return
     learning = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]

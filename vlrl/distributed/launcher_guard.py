@@ -18,21 +18,22 @@ from contextlib import suppress
 import psutil
 
 RANK_S = 600.0
-"""Seconds that the guard process waits for the rank to end; the rank may be writing a checkpoint."""
+"""The guard process waits this number of seconds for the rank to end, because it may be writing a checkpoint."""
 LAUNCHER_S = 60.0
-"""Seconds that it then waits for the launcher to end; torchrun itself gives hanging ranks 30."""
+"""The guard process then waits this number of seconds for the launcher to end; torchrun itself gives hanging ranks 30.
+"""
 _NAMES = ("torchrun", "torch.distributed", "accelerate")
 
 
 class Launcher:
-    """The agent of torchrun or accelerate launch that started this process."""
+    """The process of torchrun or accelerate launch that started this process."""
 
     def __init__(self, process: psutil.Process):
         self.pid = process.pid
         self._handle = os.pidfd_open(self.pid)  # refers to this process even if its pid is reused
 
     def end_if_it_hangs(self) -> None:
-        """Makes sure that the launcher ends soon after this process, which is about to end. Returns at once.
+        """Starts a guard process that kills the launcher if it does not end soon after this process. Returns at once.
 
         Does nothing if the launcher may still restart its ranks: it continues when the network is back."""
         if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
@@ -64,7 +65,7 @@ def _ends(process: int, seconds: float) -> bool:
 
 
 def main(pid: int, launcher: int, rank: int, rank_s: float, launcher_s: float) -> None:
-    """Waits for the rank and the launcher to end; kills a hanging launcher with all its child processes.
+    """Waits for the rank and the launcher to end. Kills a hanging launcher with all its child processes.
 
     `launcher` and `rank` are pidfds."""
     if (_ends(rank, rank_s) and _ends(launcher, launcher_s)) or _ends(launcher, 0):

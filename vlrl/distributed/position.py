@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 GRACE = 30.0
-"""Seconds after the timeout at which a waiting rank is ended, if its transport raises no error."""
+"""A waiting rank is ended this number of seconds after the timeout, if its transport raises no error."""
 
 
 class RankPosition:

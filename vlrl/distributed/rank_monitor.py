@@ -27,13 +27,13 @@ from vlrl.store import lock
 from vlrl.types import Record
 
 BEAT = 2.0
-"""Seconds between two records that a rank writes."""
+"""Interval in seconds at which a rank writes its record."""
 CONNECT = 10.0
 """Timeout in seconds for connecting to the store."""
 ANSWER = 15.0
 """Timeout of a read in seconds. Longer than CONNECT: a thread that fails during shutdown would abort the process."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
-"""TCP's error messages for an unreachable host; for a host on the local network, "no route to host" comes first."""
+"""TCP's error messages for an unreachable host. For a host on the local network, "no route to host" comes first."""
 _NAMED = 8
 """Maximum number of ranks that a message names."""
 
@@ -53,7 +53,8 @@ class RankMonitor:
         self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
         self._beat, self._ended = 0, None
         self._cut = False
-        """Whether TCP has given up on the store's host; torchrun then kills its ranks half a minute later."""
+        """Whether TCP has given up the connection to the store's host. torchrun then kills its ranks half a minute
+        later."""
         self._writing, self._asking = self._connect(), None
         self._patience = 0
         self._launcher = launcher_guard.find()
@@ -76,7 +77,7 @@ class RankMonitor:
             self._cut = self._cut or any(text in str(error) for text in _GIVEN_UP)
 
     def end(self, error: BaseException | None) -> None:
-        """Writes the last record of this rank, which ends with an error, or normally if `error` is None."""
+        """Writes the last record of this rank, which ends with `error`, or normally if that is None."""
         if self._ended is None:
             text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it ended normally"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
@@ -89,7 +90,7 @@ class RankMonitor:
             self.publish()
 
     def close(self) -> None:
-        """Ends the monitor's thread; this rank's record remains in the store."""
+        """Ends the monitor's thread. This rank's record remains in the store."""
         self.end(None)
         self._closed.set()
         self._thread.join(BEAT)  # a thread inside torch would abort the process at exit
@@ -113,7 +114,7 @@ class RankMonitor:
     # --- the others -----------------------------------------------------------------------------------------------
 
     def error(self, waited: float, cause: str) -> RankError:
-        """Returns a RankError that names the ranks for which this rank waits; takes seconds to find out which are
+        """Returns a RankError that names the ranks for which this rank waits. Takes seconds to find out which ranks are
         alive."""
         return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
                          f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
@@ -141,7 +142,7 @@ class RankMonitor:
         self._writing.set(f"{self._prefix}/done/{self._patience}", "")
 
     def await_main(self) -> None:
-        """On the other ranks: waits until rank 0 calls `done`, without a timeout as long as it shows signs of life.
+        """On ranks other than 0: waits until rank 0 calls `done`, without a timeout as long as it shows signs of life.
 
         Raises RankError if rank 0 has ended or shows no sign of life for limits.collective_s."""
         self._patience += 1
@@ -161,7 +162,7 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """Whether all ranks have ended with an error at the same place; waits some seconds for their records.
+        """Whether all ranks have ended with an error at the same `place`. Waits some seconds for their records.
 
         Called after `end`."""
         assert self._ended is not None
@@ -179,7 +180,7 @@ class RankMonitor:
         return False
 
     def await_left(self) -> None:
-        """On the other ranks, after `end`: if rank 0 ends with an error too, waits until it calls `leave`.
+        """On ranks other than 0, after `end`: if rank 0 ends with an error too, waits until it calls `leave`.
 
         This keeps the launcher from killing rank 0, since it kills all processes soon after the first one ends."""
         began = heard = time.monotonic()
@@ -195,7 +196,7 @@ class RankMonitor:
             time.sleep(0.2)
 
     def _records(self) -> list[Record | None] | None:
-        """Returns the record of every rank (None for a rank without one); None if the store does not reply."""
+        """Returns the record of every rank (None for a rank that has none); None if the store does not reply."""
         return self._ask(lambda store: [self._record(store, rank) for rank in range(self.world)])
 
     def _record(self, store: dist.Store, rank: int) -> Record | None:
@@ -223,10 +224,11 @@ class RankMonitor:
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
-    """Describes the ranks for which `rank` waits in its collective number `count`, from all records at two moments.
+    """Describes the ranks for which `rank` waits in its collective number `count`.
 
-    These are ranks that have ended with an error of their own, are silent, or have not reached the collective. Ranks
-    that wait in it like `rank` are named only if there are no such ranks."""
+    `before` and `after` are all records at two moments. The missing ranks have ended with an error of their own, are
+    silent, or have not reached the collective. If there are no such ranks, those that wait in the collective like
+    `rank` are named."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -1,5 +1,4 @@
-"""Converts the model's text to an action: of a gymnasium space, or of a server that describes its actions by a JSON
-schema."""
+"""Converts the model's text to an action: of a gymnasium space, or of a server with a JSON schema for actions."""
 
 from __future__ import annotations
 
@@ -23,9 +22,8 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     """Converts a text to an action of a gymnasium space.
 
     Discrete: the text is the action's name (from `names`) or number. Box: it contains the numbers in order, with or
-    without brackets. Text: it is used unchanged. Other spaces: it is JSON.
-
-    Raises ValueError, with a message for the model, for an invalid action."""
+    without brackets. Text: it is used unchanged. Other spaces: it is JSON. Raises ValueError, with a message for the
+    model, for an invalid action."""
     from gymnasium import spaces
 
     if len(text) > _MOST:
@@ -68,7 +66,6 @@ def _box(text: str, space: Any) -> np.ndarray:
 
 
 def _as_space(value: Any, space: Any) -> Any:
-    """Converts a JSON value to the types of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -95,9 +92,8 @@ def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dic
     """Converts a text to an action that matches the JSON schema of a server's actions.
 
     The text becomes the value of `field`, or else of the schema's only required field, or else of its only field,
-    converted to the field's type. If there is no such field, the text must be a JSON object.
-
-    Raises ValueError, with a message for the model, for an invalid action."""
+    converted to the field's type. If there is no such field, the text must be a JSON object. Raises ValueError, with a
+    message for the model, for an invalid action."""
     text = text.strip()
     if len(text) > _MOST:
         raise ValueError(f"the action has {len(text)} characters; at most {_MOST} are read")
@@ -118,8 +114,8 @@ def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dic
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
-    """Converts a text to the type of a schema field. If the field allows several types, the first one that fits is
-    used; string is tried last."""
+    """Converts a text to the type of a schema field. If the field allows several types, the first that fits is used;
+    string is last."""
     allowed, wanted = kind.get("enum"), kind.get("type") or "string"
     if isinstance(allowed, list):
         if text in map(str, allowed):

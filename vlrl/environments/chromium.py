@@ -1,4 +1,4 @@
-"""Which Chromium program is used, and its command-line flags; shared by GUI data and tasks that act on web pages."""
+"""The Chromium program and its command-line flags, for GUI data and for tasks that act on web pages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DISABLED = ("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserCl
              "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch",
              "msForceBrowserSignIn", "msEdgeUpdateLaunchServicesPreferredVersion",
              "WebUIOmniboxPopup", "WebUIOmniboxAimPopup")
-"""Chromium features to disable. Chromium uses only the last list of such features, so the features that playwright 1.65
-disables are repeated here. The last two are the suggestion lists of the address bar, for which Chromium 156 starts
-two processes per window that take most of the time of opening a page."""
+"""Chromium features to disable. Chromium uses only the last list of features, so those that playwright 1.65 disables
+are repeated. The last two are the suggestion lists of the address bar, for which Chromium 156 starts two processes
+per window that take most of the time of opening a page."""
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text", "--font-render-hinting=none",
          "--force-color-profile=srgb", "--hide-scrollbars", "--disable-features=" + ",".join(_DISABLED))
 """Command-line flags. The sandbox is off, because containers often run as root; pages are local files. The other flags
@@ -28,8 +28,7 @@ STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable
 
 
 def chromium_program(named: str = "") -> str | None:
-    """The Chromium program: `named` if it is not empty, or else the first one found in PATH; None = use playwright's
-    own.
+    """The Chromium program: `named` if it is not empty, or else the first program in PATH; None = use playwright's own.
 
     Raises ConfigError if playwright, which controls the browser, is not installed."""
     if importlib.util.find_spec("playwright") is None:
@@ -38,8 +37,8 @@ def chromium_program(named: str = "") -> str | None:
 
 
 def browser_start_error(program: str | None, error: Exception, setting: str) -> ConfigError:
-    """The error to raise if the browser cannot be started. setting: the setting for the browser program, which the
-    message names."""
+    """The error to raise if the browser cannot be started. setting: the setting for the program, named in the message.
+    """
     return ConfigError(f"{program or 'Chromium'} cannot be started: {str(error).splitlines()[0][:200]}. Install it "
                        "(apt-get install chromium, or `playwright install chromium`), or name its program with "
                        f"{setting}")

@@ -10,7 +10,7 @@ from vlrl.environments.validation import ProtocolError
 from vlrl.rewards.scalar import finite_number, truth_value
 
 PARTS = ("return", "success")
-"""The default reward parts; `progress` and `illegal` are also available."""
+"""The default reward parts. `progress` and `illegal` are also available."""
 SUCCESS = ("is_success", "success")
 """Names under which an environment may report success."""
 _PROGRESS = ("progress", "progression")
@@ -20,13 +20,13 @@ class EpisodeReward:
     """Computes the reward parts of each turn of an episode:
 
     - `return`: the environment's reward. The turns add up to the return of the episode.
-    - `success`: 1 on the turn in which the episode becomes a success, else 0.
-    - `progress`: the increase of the share completed so far. The turns add up to the final share (BALROG, arXiv
+    - `success`: 1 in the turn in which the episode becomes a success, else 0.
+    - `progress`: the increase of the share of the task that is done. The turns add up to the final share (BALROG, arXiv
       2411.13543).
     - `illegal`: 1 for an invalid action, else 0.
 
     parts: names of the parts to compute. goal: an episode is a success if it ends with at least this return. None = as
-    the environment reports (`success` or `is_success`); if it does not report, whether the episode ended with a
+    the environment reports (`success` or `is_success`); if it reports neither, whether the episode ended with a
     positive reward."""
 
     def __init__(self, parts: Collection[str], goal: float | None):
@@ -34,12 +34,13 @@ class EpisodeReward:
         self.total, self.progress, self.succeeded = 0.0, 0.0, False
 
     def illegal(self) -> dict[str, float]:
-        """The parts of a turn whose action was invalid and was not sent to the environment."""
+        """The reward parts of a turn whose action was invalid and was not sent to the environment."""
         return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
 
     def step(self, reward: Any, ended: bool, info: Mapping[str, Any]) -> dict[str, float]:
-        """The parts of a turn. ended: whether the environment ended the episode, as opposed to a time limit. Raises
-        ProtocolError if the reward is not a number."""
+        """The reward parts of a turn. Raises ProtocolError if the reward is not a number.
+
+        ended: whether the environment ended the episode, as opposed to a time limit."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded
@@ -65,8 +66,8 @@ class EpisodeReward:
 
 
 def number(value: Any, what: str) -> float:
-    """Converts a value, which may be of a numpy type, to a finite float; None counts as 0. Raises ProtocolError if that
-    is impossible."""
+    """Converts a value, also of a numpy type, to a finite float. None counts as 0. Raises ProtocolError if that is
+    impossible."""
     result, problem = finite_number(value)
     if problem:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, not a finite number")
@@ -74,7 +75,7 @@ def number(value: Any, what: str) -> float:
 
 
 def truth(value: Any, what: str) -> bool:
-    """Converts a value to a bool; None counts as false. Raises ProtocolError for a string, whatever its text."""
+    """Converts a value to a bool. None counts as false. Raises ProtocolError for any string, even "true"."""
     result = False if value is None else truth_value(value)
     if result is None:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, expected true or false")

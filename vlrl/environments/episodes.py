@@ -8,8 +8,8 @@ live episodes of a call act in the same batch, so batches never depend on timing
 episodes continue as soon as their environment has responded. Action t of rollout i of a group is sampled with the
 random stream (seed, key of the group, i, t). All episodes of a group start from the same reset.
 
-An episode may continue from the first turns of another episode (`Request.begun`): its environment is reset with the
-same seed, gets the same actions, and must respond in the same way.
+An episode may continue from the first turns of another episode (`Request.begun`). Its environment is then reset with
+the same seed, gets the same actions, and must respond in the same way.
 
 With `episode.history=last:k` the list of ids grows in the same way, but turn t >= k is sampled with a shortened context
 (a window): the prompt, an end token that closes an empty turn of the model, and the last k observations with the
@@ -56,8 +56,7 @@ class EpisodeEngine:
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 
     def over(self, engine: Engine) -> EpisodeEngine:
-        """Returns the same player with another engine below it. The environments are shared, and closed by the original
-        player."""
+        """Returns a player that samples from `engine` and shares the environments, which the original player closes."""
         other = copy.copy(self)
         other.engine = engine
         return other
@@ -70,8 +69,8 @@ class EpisodeEngine:
         self.engine.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request: whole episodes if the request's sample has an
-        environment."""
+        """Returns the `request.n` completions of each request. If its sample has an environment, these are whole
+        episodes."""
         acting = {i: r.sample for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None}
         if not acting:
             return self.engine.generate(requests, done)
@@ -86,8 +85,9 @@ class EpisodeEngine:
         return [out[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions. The actions of a recorded episode are replayed in its environment; the episode
-        gets an error if the environment responds differently."""
+        """Returns recorded completions after replaying the actions of recorded episodes in their environments.
+
+        If an environment responds differently than in the record, the episode gets an error."""
         acting = [i for i, r in enumerate(requests)
                   if r.sample is not None and r.sample.opening is not None and not r.sample.reset_error]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
@@ -96,27 +96,30 @@ class EpisodeEngine:
 
     @property
     def restarts(self) -> int:
-        """Number of times that an environment process was restarted."""
+        """How many times an environment process was restarted."""
         return self.environments.restarts
 
     def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """Resets the sample's environment with a seed derived from `key`, and returns the sample with the first
-        observation, or with the error of the reset. A sample whose task has no environment is returned unchanged."""
+        """Resets the sample's environment, and returns the sample with the first observation or with the error of the
+        reset.
+
+        The seed of the environment is derived from `key`. A sample whose task has no environment is returned unchanged.
+        """
         if not has_environment(task.of(sample)):
             return sample
         seed = int(np.random.SeedSequence([self.seed, 8, *key]).generate_state(1)[0])
         return self.environments.opened(sample, seed)
 
     def reopened(self, sample: Sample) -> Sample:
-        """Resets the environment again, with the same seed, after the sample's media were changed; returns the sample
-        with the new first observation."""
+        """Resets the environment with the same seed after the sample's media were changed. Returns the sample with the
+        new first observation."""
         if sample.environment_seed is None:
             return sample
         as_it_was = replace(sample, opening=None, environment_seed=None, reset_error=None)
         return self.environments.opened(as_it_was, sample.environment_seed)
 
     def abandon(self) -> None:
-        """Stops a generation in another thread."""
+        """Called from another thread: stops the running generation."""
         getattr(self.engine, "abandon", lambda: None)()
 
     def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
@@ -157,16 +160,15 @@ class EpisodeEngine:
         return [[p.completion() for p in group] for group in groups]
 
     def _act(self, playing: LiveEpisode, action: Completion, calls: dict[Future[Any], LiveEpisode]) -> None:
-        """Appends an action to an episode, and starts the environment's step with it. calls: the pending calls of
-        environments."""
+        """Appends an action to an episode, and passes it to the environment. calls: the pending calls of environments.
+        """
         playing.act(action)
         if playing.error is None:
             words = EnvironmentAction(action.text, playing.turns[-1].opened)
             calls[self.environments.begin_step(playing.episode, words)] = playing
 
     def _arrived(self, calls: dict[Future[Any], LiveEpisode]) -> list[tuple[LiveEpisode, Any]]:
-        """Waits for environments, and returns (episode, result) for each finished call, which is removed from `calls`.
-        """
+        """Waits for environments. Removes the finished calls from `calls` and returns them as (episode, result)."""
         with self.clock("waiting"):
             done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
         arrived = [(calls.pop(call), call.result()) for call in [*calls] if call in done]
@@ -175,7 +177,7 @@ class EpisodeEngine:
         return arrived
 
     def _goes_on(self, playing: LiveEpisode, step: Step | EnvironmentFailure) -> bool:
-        """Appends the result of an environment's step to an episode; returns whether the model acts again."""
+        """Appends the result of an environment's step to an episode. Returns whether the model acts again."""
         if isinstance(step, EnvironmentFailure):
             playing.fail(step.reason)
             return False
@@ -191,8 +193,7 @@ class EpisodeEngine:
         return not ended
 
     def _shown(self, step: Step, name: str) -> tuple[Step, Prompt]:
-        """Returns a step and its encoded observation. A tool result that cannot be encoded is replaced by an error
-        message."""
+        """Returns a step and its encoded observation. A tool result that cannot be encoded becomes an error message."""
         try:
             return step, self.encode.observation(step.observation, name)
         except DataError:
@@ -202,8 +203,8 @@ class EpisodeEngine:
         return step, self.encode.observation(step.observation, name)
 
     def _limit(self, playing: LiveEpisode, tokens: int, media: int) -> str:
-        """The limit that ends the episode because an observation of this size no longer fits: "turns", "media" or
-        "tokens"; "" if it fits."""
+        """The limit ("turns", "media" or "tokens") that ends the episode because this observation no longer fits; "" if
+        it fits."""
         limits = self.limits
         most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
         if sum(turn.role == "assistant" for turn in playing.turns) >= most:
@@ -214,8 +215,9 @@ class EpisodeEngine:
 
 
 class _Recorded:
-    """An engine that returns the actions of recorded episodes instead of sampling. episodes: the episodes of each
-    group, by the key of its request."""
+    """An engine that returns the actions of recorded episodes instead of sampling.
+
+    episodes: the episodes of each group, by the key of its request."""
 
     def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
         self.episodes = episodes

@@ -24,22 +24,22 @@ from vlrl.task.environment import Environment, has_own_environment
 from vlrl.types import Observation, Sample, Step
 
 _SHARE = 0.75
-"""The time limit of a server, as a share of environment.step_s or reset_s: the call must end before the worker process
-would be killed, because then the other episodes of this process would have to be replayed."""
+"""The time limit of a call to a server, as a share of environment.step_s or reset_s. The call must end before the
+worker process would be killed, because then the other episodes of this process would have to be replayed."""
 Make = Callable[..., Environment]
 
 
 @dataclass(frozen=True)
 class EnvironmentKind:
-    """A kind of external environment, which is selected by the word before the first colon of environment.name."""
+    """A kind of external environment, selected by the word before the first colon of environment.name."""
 
     package: str
     """The Python package that this kind requires."""
     extra: str
     """The extra of vlrl that installs the package."""
     make: Callable[[Sequence[str], Mapping[str, Any]], Make]
-    """Takes (addresses, options) and returns a function that creates environments, called with parts, step_s and
-    reset_s. Raises ConfigError for invalid addresses or options."""
+    """(addresses, options) -> a function that creates environments, called with parts, step_s and reset_s. Raises
+    ConfigError for invalid addresses or options."""
     tools: Callable[[Sequence[str], Mapping[str, Any], float], Sequence[Tool]] = lambda addresses, options, seconds: ()
     several: bool = False
     """Whether several addresses can be given."""
@@ -95,19 +95,18 @@ class ExternalEnvironment:
     name: str
     make: Callable[[Task, Sample], Environment]
     tools: Callable[[], Sequence[Tool]] = lambda: ()
-    """Returns the tools of an MCP server, which are requested once per process. Raises ConfigError if the server does
-    not respond."""
+    """Returns the tools of an MCP server, which are requested once per process. Raises ConfigError if it does not
+    respond."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
-        """Creates an environment. If the sample's row has an integer `seed`, this seed is used instead of the group's.
-        """
+        """Creates an environment. An integer `seed` in the sample's row is used instead of the group's seed."""
         world = self.make(task, sample)
         seed = sample.get("seed")
         return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world
 
 
 class SeededEnvironment(Environment):
-    """An environment that is always reset with the same seed, that of its sample, instead of the group's seed."""
+    """An environment that is always reset with the seed of its sample, instead of the group's seed."""
 
     def __init__(self, environment: Environment, seed: int):
         self.inner, self.seed = environment, seed
@@ -123,8 +122,9 @@ class SeededEnvironment(Environment):
 
 
 def attach(task: Task, settings: EnvironmentSettings) -> None:
-    """Sets the external environment of a task to that of `environment.name`. Raises ConfigError if the task has its own
-    environment, or the name is invalid."""
+    """Gives a task the external environment that `environment.name` selects.
+
+    Raises ConfigError if the task has its own environment, or if the name is invalid."""
     name = _printable(settings.name)
     if len(task.members) > 1:
         raise ConfigError(f"environment.name={name!r} cannot be used with several tasks, because it is unclear which "
@@ -136,8 +136,9 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
-    """Creates the ExternalEnvironment that `environment.name` selects. Raises ConfigError for an invalid name, address
-    or option, and for a missing package."""
+    """Creates the ExternalEnvironment that `environment.name` selects.
+
+    Raises ConfigError for an invalid name, address or option, and for a missing package."""
     shown_name, options = _printable(settings.name), dict(settings.options)
     kinds = [name.partition(":")[0] for name in settings.name]
     kind = KINDS.get(kinds[0])
@@ -164,8 +165,8 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
 
 
 def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:
-    """Raises ConfigError for an option that is not a keyword-only argument of `function`, or that is in `given`, the
-    arguments that vlrl sets."""
+    """Raises ConfigError for an option that is not a keyword-only argument of `function`, or that vlrl sets itself
+    (`given`)."""
     known = [name for name, p in inspect.signature(function).parameters.items()
              if p.kind == p.KEYWORD_ONLY and name not in given]
     unknown = next((name for name in options if name not in known), None)

@@ -32,7 +32,8 @@ SHOW = ("auto", "image", "text", "both")
 
 
 class GymEnvironment(Environment):
-    """Converts frames to images, strings in observations to text, and the model's text to an action.
+    """A gymnasium environment. Frames become images, strings in observations become text, and the model's text becomes
+    an action.
 
     name: id for `gymnasium.make` (`module:Id` imports a module first).
     actions: names of the actions of a Discrete space, in order; () = the names that the environment defines, or else
@@ -138,8 +139,7 @@ def _spec(name: str) -> Any:
 
 
 def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
-    """Creates the environment. Also returns where its frames come from: "render", "observation", or "" if it has no
-    frames."""
+    """Creates the environment. Also returns the source of its frames: "render", "observation", or "" if it has none."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
@@ -162,7 +162,7 @@ def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _digest(observation: Any) -> str:
-    """A short hash of an observation, which serves as the state of the episode."""
+    """A short hash of an observation, which is used as the state of the episode."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -192,7 +192,6 @@ def _texts(observation: Any) -> str:
 
 
 def _written(observation: Any) -> str:
-    """Writes an observation as text: a string unchanged, anything else as JSON."""
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {str(key): plain(inner) for key, inner in value.items()}

@@ -6,7 +6,7 @@
     host.step([episode], ["left"])              # [Step], or [EnvironmentFailure]
     host.begin_step(episode, "left")            # a Future of the Step or EnvironmentFailure
 
-A process holds many episodes and runs one call at a time: a slow environment delays only the episodes in the same
+A process holds many episodes and runs one call at a time, so a slow environment delays only the episodes in the same
 process. If a process is killed, each of its other episodes is reset, and its actions are replayed, when the episode is
 next needed. The observations must be the same as before, so an environment must be deterministic given sample, seed and
 actions. A failed reset is retried."""
@@ -39,11 +39,11 @@ _PAUSES_S = (0.25, 0.5, 1.0)
 """Pauses in seconds between the retries of a reset. All attempts together may take environment.reset_s."""
 _MOST_LOST = 3
 """After this number of consecutive samples whose resets failed in all attempts, resets are attempted only once until
-one succeeds, so that a server that is down does not delay every episode by the full time limit."""
+one succeeds. So a server that is down does not delay every episode by the full time limit."""
 _START_S = 60.0
 """Time limit in seconds for starting a process."""
 _NOTHING = pickle.dumps(("close", 0, None))
-"""A call without effect, to wait until a process has started; no episode has the number 0."""
+"""A call without effect, used to wait until a process has started. No episode has the number 0."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,13 +56,13 @@ class EnvironmentFailure:
 
 @dataclass(eq=False)
 class HostedEpisode:
-    """An episode whose environment is in a worker process, where it is found by its number."""
+    """An episode whose environment is in a worker process. `number` identifies it there."""
 
     number: int
     sample: Sample
     seed: int
     actions: list[str] = field(default_factory=list)
-    """The actions that the environment has responded to."""
+    """The actions to which the environment has responded."""
     seen: list[str] = field(default_factory=list)
     """Fingerprints of the first observation and of the response to each action."""
     seconds: float = 0.0
@@ -70,8 +70,9 @@ class HostedEpisode:
 
 
 class Environments:
-    """Opens, resets, steps and closes environments in worker processes. May be used from any thread; the calls to one
-    process run one after another."""
+    """Opens, resets, steps and closes environments in worker processes. May be used from any thread.
+
+    The calls to one process run one after another."""
 
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
         self.settings, self.restarts = settings, 0
@@ -85,11 +86,11 @@ class Environments:
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
     def set_convention(self, convention: str) -> None:
-        """Sets the model's coordinate convention for bounding boxes, which is only known once the model is loaded."""
+        """Sets the model's convention for bounding boxes, which is only known once the model is loaded."""
         self._convention = convention
 
     def open(self, sample: Sample, seed: int | None = None) -> HostedEpisode:
-        """Creates a new episode; `seed` defaults to the sample's environment_seed. No code of the task runs yet."""
+        """Creates a new episode. `seed` defaults to the sample's environment_seed. No code of the task runs yet."""
         with self._lock:
             self._next += 1
             seed = sample.environment_seed if seed is None else seed
@@ -97,8 +98,9 @@ class Environments:
             return HostedEpisode(self._next, sample, seed)
 
     def opened(self, sample: Sample, seed: int) -> Sample:
-        """Resets the sample's environment once, and returns the sample with the first observation, or with the error. A
-        sample without an environment is returned unchanged."""
+        """Resets the sample's environment once, and returns the sample with the first observation or with the error.
+
+        A sample without an environment is returned unchanged."""
         episode = self.open(sample, seed)
         (observation,) = self.reset([episode])
         self.close_episodes([episode])
@@ -109,7 +111,7 @@ class Environments:
         return replace(sample, opening=observation, environment_seed=seed)
 
     def reset(self, episodes: Sequence[HostedEpisode]) -> list[Observation | EnvironmentFailure | None]:
-        """Resets the environments of episodes, and returns the first observations; None for a sample without an
+        """Resets the environments of episodes, and returns their first observations; None for a sample without an
         environment."""
         return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
@@ -118,7 +120,7 @@ class Environments:
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
-        """Starts a reset and returns a Future immediately. The calls to one process run in the order in which they were
+        """Starts a reset and returns a Future immediately. Calls to one process run in the order in which they were
         started."""
         def first() -> Observation | EnvironmentFailure | None:
             shown = self._reset(episode)
@@ -133,8 +135,8 @@ class Environments:
         return self._begin(episode, lambda: self._step(episode, action))
 
     def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:
-        """Closes the environments of episodes. Failures are logged and returned, None for environments that closed
-        without one."""
+        """Closes the environments of episodes. Logs and returns failures, None for environments that closed without
+        failure."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
         for episode, reply in zip(episodes, replies, strict=True):
@@ -167,7 +169,7 @@ class Environments:
         return self._queues[episode.number % len(self._queues)].submit(timed)
 
     def _reset(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
-        """Returns the first observation of an episode; a failed reset is retried after increasing pauses."""
+        """Returns the first observation of an episode. A failed reset is retried after increasing pauses."""
         left = self.settings.reset_s
         end = time.monotonic() + left
         for pause in (*_PAUSES_S, 0.0):
@@ -194,8 +196,7 @@ class Environments:
                                    (Step, EnvironmentFailure)) else EnvironmentFailure("its process was lost twice")
 
     def _replayed(self, episode: HostedEpisode) -> EnvironmentFailure | None:
-        """Restores the state of an environment by replaying the episode's actions; returns the failure if that is
-        impossible, else None."""
+        """Restores the state of an environment by replaying the episode's actions. Returns the failure, or None."""
         for i, seen in enumerate(episode.seen):
             reply = (self._ask(episode, "step", episode.actions[i - 1], self.settings.step_s) if i
                      else self._reset(episode))
@@ -208,8 +209,8 @@ class Environments:
         return None
 
     def _ask(self, episode: HostedEpisode, call: str, given: Any, seconds: float) -> Any:
-        """Sends a call with arguments `given` to the episode's process and returns the reply; None if the process does
-        not know the episode."""
+        """Sends a call with arguments `given` to the episode's process. Returns the reply; None if the process does not
+        know the episode."""
         place = episode.number % len(self._workers)
         worker = self._workers[place]
         if worker is None:  # no worker processes on this system: in this process, without a time limit
@@ -237,7 +238,6 @@ class Environments:
 
 
 def _serve(connection: Connection, task: Task) -> None:
-    """Answers calls in a worker process until the connection closes."""
     hosted = _Hosted(task)
 
     def reply(request: bytes) -> bytes:
@@ -252,15 +252,13 @@ def _serve(connection: Connection, task: Task) -> None:
 
 
 class _Hosted:
-    """The environments in one process, by the numbers of their episodes."""
-
     def __init__(self, task: Task):
         self._task = task
         self._open: dict[int, Environment] = {}
 
     def reply(self, call: str, number: int, given: Any) -> Any:
-        """Runs a call ("reset", "step" or "close") and returns an Observation, a Step or the failure; None if the
-        number is unknown."""
+        """Runs a call ("reset", "step" or "close"). Returns an Observation, a Step or the failure; None if the number
+        is unknown."""
         try:
             if call == "reset":
                 sample, seed = given

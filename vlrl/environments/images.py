@@ -1,4 +1,4 @@
-"""Builds observations of external environments: images from arrays and base64 files, and text from the fields of a JSON
+"""Builds observations of external environments: images from arrays and base64, and text from the fields of a JSON
 observation."""
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _LEAST = 64
 
 
 def image_of_array(values: Any, what: str) -> Image.Image:
-    """Converts an array of shape [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] with numbers from 0 to 255 to an RGB image.
-    Raises ProtocolError for any other value, also for fractions from 0 to 1."""
+    """Converts an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] of numbers from 0 to 255 to an RGB image.
+
+    Raises ProtocolError for any other value, also for fractions from 0 to 1. `what` names the value in the message."""
     try:
         array: Any = np.asarray(values)
     except (ValueError, OverflowError):  # rows of different lengths
@@ -76,8 +77,8 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
 
     An image is one of: a base64 string of a PNG, JPEG, WebP or GIF file (or a data: URL with it); {"type": "image",
     "data": base64 string}; a list [height, width, 3] of numbers; a flat list of numbers, if the field `<name>_shape`
-    has its shape. The fields in `images` must be images. A single text field becomes the text; of several fields each
-    becomes a line `name: value`. Raises ProtocolError for an invalid image."""
+    has its shape. The fields in `images` must be images. A single text field becomes the text. Several fields become
+    lines `name: value`. Raises ProtocolError for an invalid image."""
     missing = [name for name in images if name not in fields]
     if missing:
         raise ProtocolError(f"its observation has no field {missing[0]!r}; it has {', '.join(map(str, fields))[:200]}")
@@ -113,7 +114,7 @@ def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
 
 
 def _is_frame(value: Any) -> bool:
-    """Whether a value looks like a nested list [height, width, 3 or 4] of numbers with at least 8 x 8 pixels; only the
+    """Whether a value looks like a nested list [height, width, 3 or 4] of numbers with at least 8 x 8 pixels. Only the
     first elements are checked."""
     for least in (8, 8, 3):
         if not isinstance(value, list) or len(value) < least:

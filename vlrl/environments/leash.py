@@ -1,9 +1,9 @@
 """Runs a command and kills it, with its process group, when the parent process ends: `python leash.py PARENT command
 ...`.
 
-A process that is killed by kill -9 cannot end the servers it started, and a server may not notice that its standard
-input was closed. PARENT is the parent's process id. Linux only; this file imports nothing of vlrl, so that it starts
-fast."""
+A process that is killed by kill -9 cannot end the servers that it started, and a server may not notice that its
+standard input was closed. PARENT is the parent's process id. Linux only. This file imports nothing of vlrl, so that it
+starts fast."""
 
 import ctypes
 import os

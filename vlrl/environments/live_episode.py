@@ -26,7 +26,7 @@ class LiveEpisode:
     whole: Prompt
     """The prompt, followed by all tokens and media of the episode so far."""
     last: int | None
-    """Number of the last observations that the model sees (`episode.history=last:k`); None = all."""
+    """How many of the last observations the model sees (`episode.history=last:k`); None = all."""
     end: int
     """Id of the token that ends a turn."""
     again: Completion | None = None
@@ -35,11 +35,11 @@ class LiveEpisode:
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
-    """The observations shown to the model so far."""
+    """The observations that were shown to the model so far."""
     observed_media: list[LoadedMedia] = field(default_factory=list)
     """The media of all observations, including a final one that is not shown to the model."""
     windows: list[Prompt] = field(default_factory=list)
-    """If the history is limited: for each action, what followed the prompt in the context in which it was sampled,
+    """If the history is limited: for each action, the part after the prompt of the context in which it was sampled,
     including the action."""
     ended: str = ""
     error: str | None = None
@@ -47,7 +47,7 @@ class LiveEpisode:
 
     @property
     def before(self) -> Prompt:
-        """The prompt for the next action: the whole episode so far, or its window."""
+        """The prompt for the next action: the whole episode so far, or a window of it."""
         turn, last = len(self.shown), self.last
         if last is None or turn < last:
             return self.whole
@@ -61,12 +61,14 @@ class LiveEpisode:
 
     @property
     def written(self) -> np.ndarray:
-        """[T] all token ids after the prompt."""
+        """[T] token ids of the episode after the prompt."""
         return self.whole.ids[len(self.base_request.prompt):]
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
-        """Compares the result of the reset with the observation in the prompt; a difference becomes the error of the
-        episode. Returns False if the reset failed, so that the episode cannot begin."""
+        """Compares the result of the reset with the observation in the prompt. A difference becomes the error of the
+        episode.
+
+        Returns False if the reset failed, so that the episode cannot begin."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -83,8 +85,9 @@ class LiveEpisode:
         return action_of(self.again, turn) if self.again is not None and turn < len(self.again.actions) else None
 
     def goes_as_before(self) -> bool:
-        """Checks that the environment has responded to the replayed actions in the same way as before. Returns False if
-        the episode has an error, from this check or an earlier one."""
+        """Checks that the environment has responded to the replayed actions in the same way as before.
+
+        Returns False if the episode has an error, from this check or an earlier one."""
         if self.again is None or self.error:
             return not self.error
         known, written = self.again.tokens, self.written
@@ -97,7 +100,7 @@ class LiveEpisode:
         return not self.error
 
     def request(self, most: int) -> Request:
-        """Builds the request for the next action of this episode, which may have at most `most` tokens in total."""
+        """The request for the next action of this episode, which may have at most `most` tokens in total."""
         turn = sum(t.role == "assistant" for t in self.turns)
         key = (ACTION, *self.base_request.key, self.index, turn)
         sampling = sampling_up_to(self.base_request, most - len(self.written))
@@ -124,9 +127,10 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Appends an observation as a turn. Its tokens are added only if the episode continues. closing: the tokens
-        that close the action's turn if it was truncated. ended: the reason why the episode has ended; "" = it
-        continues."""
+        """Appends an observation as a turn. Its tokens are added only if the episode continues.
+
+        closing: the tokens that close the action's turn if the action was truncated. ended: the reason why the episode
+        has ended; "" = it continues."""
         self.ended = ended
         if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))
@@ -177,8 +181,7 @@ def action_of(episode: Completion, turn: int) -> Completion:
 
 
 def group_members(request: Request) -> list[tuple[int, Completion | None]]:
-    """Lists the episodes of a request: the index of each in its group, and the episode whose actions it replays first
-    (None = no replay)."""
+    """Lists the episodes of a request as (index in the group, episode whose actions are replayed first or None)."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]

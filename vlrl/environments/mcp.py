@@ -1,4 +1,4 @@
-"""A client of MCP servers. A server's tools become the tools of a task; images in results become media of the
+"""A client of MCP servers. A server's tools become the tools of a task. Images in results become media of the
 observation.
 
     SERVER = "python my_server.py"                   # or "http://127.0.0.1:8000/mcp"
@@ -8,8 +8,8 @@ observation.
         def environment(self, sample): return McpEnvironment(SERVER)
 
 Each episode has a separate session. For a command, this is a process that is started without a shell and ends with the
-episode; for a URL, a session over streamable HTTP. The protocol (https://modelcontextprotocol.io) is implemented by the
-package mcp."""
+episode. For a URL, it is a session over streamable HTTP. The protocol (https://modelcontextprotocol.io) is implemented
+by the package mcp."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_TOOLS, _MOST_SCHEMA, _MOST_CONTENT = 100, 20_000, 64
 _CLOSE_S = 5.0
 """Time limit in seconds for closing a session."""
 _MODELS_FAULT = (-32602, -32601)
-"""JSON-RPC error codes for invalid parameters and an unknown method: the model gets the error message, and the episode
+"""JSON-RPC error codes for invalid parameters and an unknown method. The model gets the error message, and the episode
 continues."""
 _LEASH = os.path.join(os.path.dirname(__file__), "leash.py")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII | re.IGNORECASE)
@@ -49,8 +49,9 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of an MCP server, with the server's schema. call: runs the tool; None if the tool only provides its schema
-    for the prompt."""
+    """A tool of an MCP server, with the server's schema.
+
+    call: runs the tool; None if the tool only provides its schema for the prompt."""
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]
@@ -58,15 +59,16 @@ class McpTool(Tool):
         self.schema, self._call = dict(schema), call
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Runs the tool and returns its result. Raises CallError if the server rejects the call, and ProtocolError for
-        a malformed result."""
+        """Runs the tool and returns its result.
+
+        Raises CallError if the server rejects the call, and ProtocolError for a malformed result."""
         if self._call is None:
             raise CallError(f"{self.name} is only shown here")
         return self._call(self.name, arguments)
 
 
 class McpSession:
-    """A session with one server. address: a command or URL; no other address is requested."""
+    """A session with one server. address: a command or URL. No other address is requested."""
 
     def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
         self.address, self._environment, self._folder = address, environment, folder
@@ -93,8 +95,9 @@ class McpSession:
             raise
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
-        """Returns the schemas of the server's tools for chat templates. If `allowed` is not empty, only those tools are
-        returned. Raises ProtocolError for an invalid response or a missing tool."""
+        """Returns the schemas of the server's tools for chat templates; only of the `allowed` tools if there are any.
+
+        Raises ProtocolError for an invalid response or a missing tool."""
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
             page = self._request(until, self._client.list_tools, cursor=cursor)
@@ -111,12 +114,13 @@ class McpSession:
         return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
 
     def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
-        """Runs a tool and returns its result. Raises CallError if the server rejects the arguments, and ProtocolError
-        for any other failure."""
+        """Runs a tool and returns its result.
+
+        Raises CallError if the server rejects the arguments, and ProtocolError for any other failure."""
         return self._request(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
 
     def close(self) -> None:
-        """Closes the session; a server that was started by a command is ended."""
+        """Closes the session. A server that was started by a command is ended."""
         stack, self._stack, self._client = self._stack, ExitStack(), None
         try:
             stack.close()
@@ -169,9 +173,10 @@ async def _within(seconds: float, function: Callable[..., Any], *given: Any, **n
 
 
 def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
-    """Creates an HTTP client that uses no proxies and limits the size of responses. If it rejects a response, it calls
-    `tell` with the reason. Callers must set time limits for requests; only closing a session is limited here, to
-    _CLOSE_S seconds."""
+    """Creates an HTTP client that uses no proxies and limits the size of responses.
+
+    If it rejects a response, it calls `tell` with the reason. Callers must set time limits for requests. Only closing a
+    session is limited here, to _CLOSE_S seconds."""
     import anyio
     import httpx2
 
@@ -212,7 +217,7 @@ def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
 
 
 class _Tail:
-    """A file for a process's standard error; its last 300 bytes are kept for error messages."""
+    """A file for a process's standard error, of which the last 300 bytes are kept for error messages."""
 
     def __init__(self):
         reader, writer = os.pipe()
@@ -315,7 +320,7 @@ class McpEnvironment(ToolEnvironment):
         raise ProtocolError("; ".join(refused) or "no server is healthy")
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """Runs a tool call and returns the observation; adds a reward in the result to that of the turn."""
+        """Runs a tool call and returns the observation. A reward in the result is added to that of the turn."""
         assert self._session
         try:
             result = self._session.call(name, arguments, self._until)
@@ -332,8 +337,9 @@ class McpEnvironment(ToolEnvironment):
 
 
 def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, Any]:
-    """Combines the rewards of several calls: rewards are added, `done` and success are true if any call reports them,
-    and for other fields the last value is used. Raises ProtocolError for an invalid value."""
+    """Combines the rewards of several calls: rewards are added, `done` and success are true if any call reports them.
+
+    For other fields the last value is used. Raises ProtocolError for an invalid value."""
     done = payment.get("done", False)
     if not isinstance(done, bool):
         raise ProtocolError(f"its done is {str(done)[:60]!r}, expected true or false")
@@ -344,8 +350,9 @@ def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, A
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
               environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
-    """Returns the tools of a server, for the prompt only; they are requested once per process. The arguments are those
-    of McpEnvironment. Raises ConfigError if the server does not respond."""
+    """Returns the tools of a server, for the prompt only. They are requested once per process.
+
+    The arguments are those of McpEnvironment. Raises ConfigError if the server does not respond."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
     return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
                         checked_variables(environment, "environment"), folder,
@@ -370,8 +377,8 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 
 
 def _schema(tool: Any) -> dict[str, Any]:
-    """Converts a tool of the server to a schema for chat templates. Raises ProtocolError if the tool's name is invalid
-    or its schema is too long."""
+    """Converts a tool of the server to a schema for chat templates. Raises ProtocolError if its name is invalid or its
+    schema too long."""
     if not NAME.fullmatch(tool.name):
         raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave it out "
                             "with environment.options.tools")
@@ -384,15 +391,17 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Removes the titles from a JSON schema, since they repeat the names of arguments."""
+    """Removes the titles from a JSON schema, because they repeat the names of arguments."""
     if isinstance(schema, Mapping):
         return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
     return [*map(_untitled, schema)] if isinstance(schema, list) else schema
 
 
 def content(blocks: Sequence[Any]) -> Observation:
-    """Converts the content of a tool's result to an Observation with text and images; links are shown as text and not
-    fetched. Raises ProtocolError for invalid content."""
+    """Converts the content of a tool's result to an Observation with text and images. Links are shown as text and not
+    fetched.
+
+    Raises ProtocolError for invalid content."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
         raise ProtocolError(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
@@ -414,8 +423,10 @@ def content(blocks: Sequence[Any]) -> Observation:
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
-    """Checks and returns commands or URLs of MCP servers. Raises ConfigError for an invalid one, for several commands,
-    and for a URL with a user name or password, which the message omits."""
+    """Checks commands or URLs of MCP servers, and returns them.
+
+    Raises ConfigError for an invalid one, for several commands, and for a URL with a user name or password, which the
+    message omits."""
     checked = [checked_server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
                for address in addresses]
     for address in checked:

@@ -5,7 +5,7 @@
         def environment(self, sample):
             return OpenEnv(["http://127.0.0.1:8000", "http://10.0.0.2:8000"])
 
-The client of the openenv package is not used, because it trusts the types, sizes and response times of servers.
+The client in the openenv package is not used, because it trusts the types, sizes and response times of servers.
 Protocol: https://github.com/huggingface/OpenEnv, src/openenv/core/env_server (versions 0.3 to 0.10)."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_SCHEMA = 2**20
 _CONNECT_S = 10.0
 _CLOSE_S = 1.0
 _MODELS_FAULT = ("VALIDATION_ERROR",)
-"""Error codes for an invalid action: the model gets the error message, and the episode continues."""
+"""Error codes for an invalid action. The model gets the error message, and the episode continues."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ class ServerFull(ProtocolError):
 
 
 class OpenEnv(Environment):
-    """An environment on an OpenEnv server; of several servers, the responding one with the fewest sessions is used.
+    """An environment on an OpenEnv server. Of several servers, the responding one with the fewest sessions is used.
 
     field: the field of the action that gets the model's text; "" = the only field in the server's schema, or if there
         are several, the model must write the action as JSON.
@@ -131,8 +131,9 @@ class OpenEnv(Environment):
         return shown
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
-        """Opens a session at the first server that accepts one. full: servers to skip, because they have no free
-        session. Raises ProtocolError if no server accepts a session in time."""
+        """Opens a session on the first server that accepts one. Raises ProtocolError if none does in time.
+
+        full: servers to skip, because they have no free session."""
         from websockets.exceptions import WebSocketException
 
         self.close()
@@ -157,8 +158,10 @@ class OpenEnv(Environment):
         raise ProtocolError(f"no server accepts an episode: {'; '.join(refused) or 'none is healthy'}")
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
-        """Sends a message and returns the data of the observation in the response, or {"error": reason} if the model's
-        action was invalid. Raises ProtocolError for any other failure, after which the session cannot be used."""
+        """Sends a message. Returns the data of the observation in the response, or {"error": reason} for an invalid
+        action.
+
+        Raises ProtocolError for any other failure, after which the session cannot be used."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
@@ -180,8 +183,8 @@ class OpenEnv(Environment):
 
 
 def _session(url: str, until: Deadline) -> Any:
-    """Opens a WebSocket that connects only to this address: no proxy is used, and redirects are not followed, because
-    they would need another socket."""
+    """Opens a WebSocket that connects only to this address. It uses no proxy and cannot follow redirects, which would
+    need another socket."""
     from websockets.sync.client import connect
 
     parts = urlsplit(url)
@@ -197,8 +200,10 @@ def _session(url: str, until: Deadline) -> Any:
 
 
 def _refuse_more(socket: Any) -> None:
-    """Raises ProtocolError if the server has sent a message that was not requested, which would be mistaken for the
-    next response; raises ServerFull if that message says that the server has no free session."""
+    """Raises ProtocolError if the server has sent an unrequested message, which would be mistaken for the next
+    response.
+
+    Raises ServerFull if that message says that the server has no free session."""
     try:
         more = socket.recv(0)
     except TimeoutError:
@@ -228,8 +233,9 @@ def _observation(text: Any) -> dict[str, Any]:
 
 
 def checked_url(url: str) -> str:
-    """Returns a URL without a trailing slash. Raises ConfigError for an invalid URL, and for one with a user name or
-    password, query or fragment."""
+    """Returns a URL without a trailing slash.
+
+    Raises ConfigError for an invalid URL, and for one with a user name or password, query or fragment."""
     address = checked_server_url(url, like := "http://127.0.0.1:8000")
     try:
         parts = httpx.URL(address)
@@ -272,8 +278,7 @@ def _fetched(url: str, seconds: float) -> dict[str, Any]:
 
 
 async def _body(url: str, seconds: float) -> bytes:
-    """Returns the body of the response to a GET request, within a total time limit (httpx's time limits apply to each
-    wait separately)."""
+    """Returns the body of the response to a GET request, within a total time limit (httpx limits only each wait)."""
     import anyio
 
     body = b""

@@ -1,6 +1,6 @@
 """Draws a driving scene as seen from above, with the ego vehicle at the left, heading right.
 
-Moving cars are blue and standing cars orange; braking cars have red lamps. The streak in front of a vehicle is its path
+Moving cars are blue and standing cars orange. Braking cars have red lamps. The streak in front of a vehicle is its path
 in the next half second. The bar at the bottom shows the ego vehicle's speed, with a mark at the speed limit. A route to
 follow is drawn as a line with a bar across its end."""
 
@@ -55,8 +55,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Edges:
-    """The left and right edge of a lane, [points, 2] in world metres, and the line types with which they are painted.
-    """
+    """The left and right edge of a lane, [points, 2] in world metres, and how each is painted (line types of
+    highway-env)."""
 
     left: np.ndarray
     right: np.ndarray
@@ -96,9 +96,9 @@ def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], l
          way: np.ndarray | None = None) -> Image.Image:
     """Draws a scene as an image of `width` x `width / 2` pixels.
 
-    states: [vehicles, 5] x, y, heading, speed and acceleration of each vehicle; the ego vehicle is the first. things:
-    x, y and heading of obstacles on the road. limit: speed limit in metres per second. way: [points, 2] route to the
-    goal in world metres."""
+    states: [vehicles, 5] x, y, heading, speed and acceleration of each vehicle, the ego vehicle first. things: x, y and
+    heading of obstacles on the road. limit: speed limit in metres per second. way: [points, 2] route to the goal in
+    world metres."""
     big = width * _DETAIL
     image = Image.new("RGB", (big, big // 2), _GROUND)
     pen, (a, _, u), (_, b, v) = ImageDraw.Draw(image), *to_pixels(big)[:2]

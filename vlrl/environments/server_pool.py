@@ -45,10 +45,10 @@ class Deadline:
 class _Server:
     address: str
     place: int
-    """Order among equally loaded servers; each process begins with a different server."""
+    """Order among servers with the same number of sessions. Each process begins with a different server."""
     sessions: int = 0
     pause: float = 0.0
-    """For how many seconds the server is not used; 0 = it responds."""
+    """Duration of the current pause in seconds; 0 if the server responds."""
     until: float = 0.0
 
 
@@ -89,7 +89,7 @@ class ServerPool:
         self._servers[address].sessions -= 1
 
     def lost(self, address: str) -> None:
-        """Records that the server did not respond: it is not used for a while."""
+        """Records that the server did not respond, so that it is not used for a while."""
         server = self._servers[address]
         if not server.pause and len(self._servers) > 1:
             _log.warning("the server %s does not respond and is not used for a while", address)

@@ -5,13 +5,13 @@
 
     class Scene:
         def zoom(self, box: tuple[int, int, int, int]) -> Image.Image:
-            \"\"\"An enlarged part of the image.
+            '''An enlarged part of the image.
 
             box: left, top, right, bottom in pixels.
-            \"\"\"
+            '''
 
-The types of the arguments define the schema that the model is shown, and the model's calls are checked against them.
-If a call is invalid or a tool fails, the episode continues: the model gets a short error message, and the error is
+The types of the arguments define the schema that the model is shown, and the model's calls are checked against them. If
+a call is invalid or a tool fails, the episode continues: the model gets a short error message, and the error is
 counted."""
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Tool:
         """The tool's schema for chat templates."""
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Runs the tool and returns its result. Raises CallError for invalid arguments, if the tool fails, and if the
-        result cannot be shown."""
+        """Runs the tool and returns its result.
+
+        Raises CallError for invalid arguments, if the tool fails, and if the result cannot be shown."""
         try:
             checked = self._arguments.model_validate_json(json.dumps(arguments), strict=True)
         except ValidationError as error:
@@ -88,8 +89,9 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Builds a pydantic model of the arguments. Also returns a mapping from the arguments to the model's fields,
-        which are renamed because an argument may have the name of a method of the model."""
+        """Builds a pydantic model of the arguments. Also returns the model's field for each argument.
+
+        The fields have other names, because an argument may have the name of a method of the model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}
@@ -115,7 +117,7 @@ class Tool:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Generates a JSON schema without titles of arguments, since they would only repeat the names."""
+    """Generates a JSON schema without titles of arguments, because they would only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -132,8 +134,9 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _result(value: Any) -> Observation:
-    """Converts the return value of a tool to an Observation: text, images and Media are shown, other values are written
-    as JSON. Raises CallError if that is impossible."""
+    """Converts the return value of a tool to an Observation. Raises CallError if that is impossible.
+
+    Text, images and Media are shown; other values are written as JSON."""
     shown = _shown(value)
     if shown is None and isinstance(value, (list, tuple)) and value:
         pieces = [_shown(piece) for piece in value]
@@ -149,8 +152,9 @@ def _result(value: Any) -> Observation:
 
 
 def _decoded(media: Media) -> Media:
-    """Loads an image in Media and converts it to RGB; other media are returned unchanged. Raises CallError if the image
-    is too large or cannot be read."""
+    """Loads an image in Media and converts it to RGB. Returns other media unchanged.
+
+    Raises CallError if the image is too large or cannot be read."""
     image = media.source
     if not isinstance(image, Image.Image):
         return media
@@ -188,11 +192,10 @@ def _shown(value: Any) -> Observation | None:
 
 
 class ToolEnvironment(Environment):
-    """An environment that executes the tool calls in an action, and shows their results. An action without a call ends
-    the episode.
+    """An environment that executes the tool calls in an action, and shows their results.
 
-    `Step.info` has `calls`: name, arguments and error (None if it succeeded) of each call. success: whether turns with
-    calls get the reward part SUCCESS, which is 1 if all calls succeed."""
+    An action without a call ends the episode. `Step.info` has `calls`: name, arguments and error (None if it succeeded)
+    of each call. success: whether turns with calls get the reward part SUCCESS, which is 1 if all calls succeed."""
 
     def __init__(self, tools: Sequence[Tool], success: bool = False):
         self.tools, self.success = {tool.name: tool for tool in tools}, success
@@ -230,8 +233,9 @@ def _error_observation(error: str) -> Observation:
 
 
 def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:
-    """Replaces each tool result for which `read` raises DataError by an error message: a model must not be able to end
-    an episode by making a tool return something unreadable."""
+    """Replaces each tool result for which `read` raises DataError by an error message.
+
+    A model must not be able to end an episode by making a tool return something unreadable."""
     results, calls = list(step.observation.results), list(step.info.get("calls", ()))
     for i, result in enumerate(results):
         try:
@@ -249,8 +253,10 @@ def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Ste
 
 
 def task_tools(task: Any, sample: Sample) -> list[Tool]:
-    """Returns the tools of a sample. Raises TaskError if the task's `tools` method fails, returns something that is not
-    a tool, or returns two tools with the same name."""
+    """Returns the tools of a sample.
+
+    Raises TaskError if the task's `tools` method fails, returns something that is not a tool, or returns two tools with
+    the same name."""
     task = task.of(sample)
     try:
         tools = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]
@@ -272,8 +278,8 @@ def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
 
 
 def environment_of(task: Any, sample: Sample) -> Environment | None:
-    """Creates the environment of a sample: the task's own environment, or else a ToolEnvironment with the task's tools;
-    None if the task has neither."""
+    """Creates the environment of a sample: the task's own, or else a ToolEnvironment with the task's tools, or else
+    None."""
     task = task.of(sample)
     environment = task.environment(sample)
     if environment is None and (tools := task_tools(task, sample)):

@@ -35,8 +35,9 @@ _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "mer
 
 
 class Driver(IDMVehicle):
-    """A vehicle driven by the IDM expert; a lane change takes about three seconds. After yielding, it returns to its
-    own target speed, where highway-env would use the lane's speed limit."""
+    """A vehicle driven by the IDM expert. A lane change takes about three seconds.
+
+    After yielding, it returns to its own target speed; highway-env would use the lane's speed limit."""
 
     ACC_MAX = 5.0
     COMFORT_ACC_MAX = 2.5
@@ -50,7 +51,7 @@ class Driver(IDMVehicle):
     """Target speed on a free road in metres per second."""
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """The acceleration by the IDM, but braking is gentle if its only reason is the target speed."""
+        """The acceleration by the IDM. Braking is gentle if its only reason is the target speed."""
         whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
         free = float(super().acceleration(ego_vehicle))
         yields = getattr(ego_vehicle, "target_speed", 0) <= 0
@@ -61,8 +62,8 @@ class Driver(IDMVehicle):
         super().act(action)
 
     def on_state_update(self) -> None:
-        """Finds the lane that the vehicle is on, among the lanes reachable from the last one instead of in the whole
-        network."""
+        """Finds the lane that the vehicle is on, among the lanes near the previous one instead of in the whole network.
+        """
         lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
@@ -74,7 +75,7 @@ class Driver(IDMVehicle):
 
 @cache
 def neighbouring_lanes(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
-    """The lanes between the same two nodes as this lane, the lanes that follow it, and the lanes that lead to it."""
+    """The lanes between the same two nodes as this lane, and the lanes before and after it."""
     return [(index, other) for index, other in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
@@ -98,8 +99,9 @@ def empty_road(scenario: str, seed: int) -> Road:
 
 
 def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """Adds a vehicle that stays on its lane, and returns it; None if there is no room. at: position along the lane in
-    metres. wanted: target speed (None = its current speed)."""
+    """Adds a vehicle that stays on its lane, and returns it; None if there is no room.
+
+    at: position along the lane in metres. wanted: target speed (None = its current speed)."""
     where = road.network.get_lane(lane)
     if not 0 <= at <= where.length:
         return None

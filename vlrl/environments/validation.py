@@ -1,4 +1,4 @@
-"""Checks what an environment returned and makes it picklable, and computes fingerprints to compare observations."""
+"""Checks what an environment returned, makes it picklable, and computes fingerprints to compare observations."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def fingerprint(shown: Observation | Step) -> str:
 
 
 def _contents(source: Any) -> bytes:
-    """A hash of the contents of a media source; if the source is a missing file, of its name."""
+    """A hash of the contents of a media source, or of its name if it is a missing file."""
     if isinstance(source, Image.Image):
         held = f"{source.mode} {source.size} ".encode() + source.tobytes()
     elif isinstance(source, (str, os.PathLike)) and os.path.isfile(source):

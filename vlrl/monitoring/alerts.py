@@ -1,4 +1,4 @@
-"""Alerts about problems of a run: printed, written to alerts.jsonl, sent to trackers and a webhook.
+"""Alerts about problems of a run, which are printed, written to alerts.jsonl, and sent to trackers and a webhook.
 
 A rule inspects the metrics of the last steps. It alerts when its condition becomes true, and again only after the
 condition has been false. A resumed run replays the metrics of earlier steps without alerting, so alerts.jsonl has each
@@ -43,13 +43,13 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values of the last alerts.window steps by metric, NaN where a step has none.
+"""Values of the last alerts.window steps by metric, NaN for a step without a value.
 
-reward/mean and reward/std are those of the last steps with rewards. BEST: highest mean reward over a window so far;
+For reward/mean and reward/std, the last steps with rewards count. BEST: highest mean reward over a window so far.
 HIGHEST: largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5
-"""Number of last steps that zero_variance_above inspects."""
+"""Number of last steps that the rule zero_variance_above inspects."""
 Breach = tuple[float, float, str]
 """(value, limit, message) of a rule whose condition is true."""
 Rule = Callable[[Columns, AlertSettings], Breach | None]
@@ -73,12 +73,13 @@ class Alerts:
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Adds the metrics of a step and sends the alerts that are new; returns these as metrics for trackers."""
+        """Adds the metrics of a step, and sends the alerts that are new. Returns the new alerts as metrics for
+        trackers."""
         return self._tell(self._begun(line))
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-        """Alerts if the last line of eval.jsonl shows a drop of `metric` and the line before it, of the same split, did
-        not.
+        """Alerts if the last line of eval.jsonl shows a drop of `metric` that the previous line of the same split did
+        not show.
 
         Returns the alert as a metric for trackers."""
         last, share = evals[-1], self.settings.heldout_drop
@@ -158,7 +159,8 @@ def _number(value: Any) -> bool:
 
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
-    """A Breach if `metric` in the last line has dropped below its value in the best earlier line; else None.
+    """A Breach if `metric` in the last line is below its value in the best earlier line by more than a share; else
+    None.
 
     `lines` are lines of eval.jsonl of one split. The drop must exceed `share` of the best value. If both lines have 95
     % intervals, these must not overlap."""
@@ -212,7 +214,7 @@ def _last(columns: Columns, name: str) -> float:
 
 
 def _above(metric: str, name: str, text: str) -> Rule:
-    """A rule that the last value of `metric` is above alerts.<name> (below it if `name` ends in "_below").
+    """A rule that breaks if the last value of `metric` is above alerts.<name> (below it if `name` ends in "_below").
 
     `text` is formatted with the value and the limit."""
     def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -259,6 +261,6 @@ RULES: Mapping[str, Rule] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "entropy_drop": _entropy_drop, "skipped_above": _skipped_above, "unpaid_part": _unpaid_part,
     **{name: _above(metric, name, text) for name, (metric, text) in _LAST_VALUE.items()}}
-"""The rule of each setting in `alerts`; a setting of null turns its rule off."""
+"""The rule of each setting in `alerts`. A setting of null turns its rule off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")

@@ -32,8 +32,8 @@ def last_sign_of_life() -> tuple[int, str]:
 
 
 def phase(name: str) -> Any:
-    """`with phase("decode"): ...` marks a phase of a step for the profiler (tools/machine/profiler.py) and the
-    watchdog.
+    """Marks a phase of a step for the profiler (tools/machine/profiler.py) and the watchdog: `with phase("decode"):
+    ...`.
 
     If neither is active, it costs almost nothing."""
     sign_of_life(name)
@@ -42,7 +42,7 @@ def phase(name: str) -> Any:
 
 @contextlib.contextmanager
 def watching(watch: Callable[[str], Any]) -> Iterator[None]:
-    """In the block, every phase (those of a Clock included) runs inside the context manager `watch(name)`."""
+    """In the block, every phase (also those of a Clock) runs inside the context manager `watch(name)`."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -52,14 +52,14 @@ def watching(watch: Callable[[str], Any]) -> Iterator[None]:
 
 
 class Clock:
-    """Measures the seconds of each phase of a step. `with clock("rollout"): ...`
+    """Measures the seconds of each phase of a step: `with clock("rollout"): ...`.
 
     The time of a nested phase does not count for the outer phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
-        """(phase, start, end) since the last `take_spans`, in seconds since 1970.
+        """(phase, start, end) of each phase since the last `take_spans`, in seconds since 1970.
 
         The span of an outer phase includes the spans of its nested phases."""
         self._epoch = time.time() - time.perf_counter()
@@ -85,7 +85,7 @@ class Clock:
         self.spans.append((name, self._epoch + start, self._epoch + end))
 
     def take_spans(self) -> list[tuple[str, float, float]]:
-        """The spans since the last call of this method."""
+        """Returns and clears the recorded time spans of phases."""
         out, self.spans = self.spans, []
         return out
 
@@ -96,7 +96,7 @@ class Clock:
         self._inner[-1] += seconds
 
     def take(self) -> dict[str, float]:
-        """The metrics `time/<phase>_s` and `time/total_s` since the last call; restarts the clock."""
+        """The metrics `time/<phase>_s` and `time/total_s` since the last call. Restarts the clock."""
         now = time.perf_counter()
         names = dict.fromkeys(("rollout", "score", "train", "sync", *self.seconds))
         phases = {k: self.seconds.get(k, 0.0) for k in names}
@@ -188,7 +188,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def peak_gib() -> float:
-    """Peak memory so far in GiB: of the CUDA device if there is one, else of this process."""
+    """Peak memory use so far in GiB: of the CUDA device if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024

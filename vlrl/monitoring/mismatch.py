@@ -1,5 +1,5 @@
-"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine; used for an alert and a
-stop.
+"""The expected mismatch between sampler and trainer on the same tokens, by dtype and engine. An alert and a limit use
+it.
 
 `mismatch/kl` is the mean over tokens of exp(g) - g - 1, where g = trainer log-probability - sampler log-probability.
 `mismatch/gap_max` is the largest |g|. Differences from rounding are below these limits. Different weights, images,
@@ -19,7 +19,7 @@ from vlrl.errors import TrainingError
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}
 """Limits for float32, where only the order of sums differs."""
 _ROUNDED = {"kl": 0.02, "gap": 5.0}
-"""Limits for 16-bit or 4-bit weights: a mean |g| of .02 is usual, more in a mixture of experts."""
+"""Limits for 16-bit or 4-bit weights: a mean |g| of 0.02 is usual, more in a mixture of experts."""
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:
@@ -51,13 +51,13 @@ def uses_dropout(config: Config) -> bool:
 
 
 def same_logprobs_without_dropout(config: Config) -> bool:
-    """Whether, without dropout, the engine's log-probabilities equal the trainer's at the start of the update, up to
+    """Whether, without dropout, engine and trainer compute the same log-probabilities at the start of the update, up to
     float32 rounding."""
     return computes_in_float32(config) and config.engine.name == "hf" and not samples_with_other_weights(config)
 
 
 def samples_as_it_trains(config: Config) -> bool:
-    """Whether the engine's log-probabilities equal the trainer's at the start of the update, dropout included."""
+    """Whether engine and trainer compute the same log-probabilities at the start of the update, also with dropout."""
     return same_logprobs_without_dropout(config) and not uses_dropout(config)
 
 

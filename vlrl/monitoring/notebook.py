@@ -13,11 +13,11 @@ from typing import Any
 
 _WIDTH, _HEIGHT, _EDGE = 640, 140, 40
 _MOST = 600
-"""Largest number of points that are drawn; a longer curve shows every k-th point and the last."""
+"""Maximum number of points that are drawn. A longer curve shows every k-th point and the last."""
 _LARGEST = 1e100
 """Numbers above this are not valid steps or rewards."""
 _PAUSE_S = 0.5
-"""Least number of seconds between two redraws."""
+"""Minimum number of seconds between two redraws."""
 
 
 class Cell:
@@ -28,7 +28,7 @@ class Cell:
         self._last = -math.inf
 
     def show(self, html: str, now: bool = False) -> None:
-        """Draws HTML; skipped if the last drawing was less than _PAUSE_S ago, unless `now` is true."""
+        """Draws HTML. Skipped if the last drawing was less than _PAUSE_S ago, unless `now` is true."""
         if not now and time.monotonic() - self._last < _PAUSE_S:
             return
         from IPython.display import HTML, display
@@ -41,14 +41,14 @@ class Cell:
 
 
 def page(done: int, total: int | None, line: str, points: Sequence[tuple[float, float]]) -> str:
-    """The HTML for a run with `done` of `total` steps; `points` are (step, reward). All strings are escaped."""
+    """The HTML for a run with `done` of `total` steps. `points` are (step, reward). All strings are escaped."""
     bar = f'<progress value="{done}" max="{max(total or done, 1)}" style="width:{_WIDTH // 2}px"></progress>'
     steps = f"{done}" if total is None else f"{done}/{total}"
     return f"<div>{bar} {steps} {escape(line)}</div>{curve(points)}"
 
 
 def curve(points: Sequence[tuple[float, float]]) -> str:
-    """An SVG line through points [N], with labels of its range; "" for fewer than two points."""
+    """An SVG line through points (x, y), with labels of its range; "" for fewer than two points."""
     points = [(x, y) for x, y in points if abs(x) < _LARGEST and abs(y) < _LARGEST]  # false for NaN too
     if len(points) < 2:
         return ""

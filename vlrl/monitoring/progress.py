@@ -1,5 +1,5 @@
-"""Progress of a run: a bar with the current reward, in a notebook with the reward curve; on other outputs plain lines.
-"""
+"""Shows the progress of a run: a bar with the current reward, in a notebook also the reward curve, on other outputs
+plain lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOT_PARTS = {"mean", "std", "min", "max"}
 
 
 class Progress:
-    """A progress bar over the steps `start`..`total`; shows nothing with `enabled=False`, as on every rank but 0.
+    """A progress bar over the steps `start`..`total`. With `enabled=False`, as on every rank but 0, it shows nothing.
 
     A notebook cell gets the bar and the reward curve. If the output is neither a terminal nor a notebook, one plain
     line is printed every `every` steps (default: 20 lines per run).
@@ -108,8 +108,9 @@ def terminal() -> Console:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """`reward 0.412  iou 0.400  format 0.900  1,234 tokens/s` for one line of metrics; the loss if there is no reward.
-    """
+    """One line about a step's metrics, such as `reward 0.412  iou 0.400  format 0.900  1,234 tokens/s`.
+
+    Without a reward, it shows the loss."""
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():

@@ -23,13 +23,14 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that ask a run to stop."""
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
-"""Launcher and terminal may both send the same signal; a repetition within this many seconds is ignored."""
+"""A repetition of a signal within this number of seconds is ignored, because launcher and terminal may both send it."""
 
 
 class StopSignals:
-    """Context manager that handles stop signals: it calls `first(number)` at the first signal.
+    """In the block, handles stop signals: calls `first(number)` at the first signal.
 
-    The call is made in the main thread and may come between any two lines of code."""
+    The call is made in the main thread and may come between any two lines of code. grace: see above. tell: prints a
+    message."""
 
     def __init__(self, first: Callable[[int], object], grace: float, tell: Callable[[str], object]):
         self._first, self._grace, self._tell = first, grace, tell
@@ -89,7 +90,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """In the block, the first stop signal raises KeyboardInterrupt; after that, only Ctrl-C does. Main thread only."""
+    """In the block, the first stop signal raises KeyboardInterrupt. After that, only Ctrl-C does. Main thread only."""
     begun: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -120,9 +121,9 @@ def write_to_terminal(text: str) -> None:
 
 
 def detach_terminal() -> None:
-    """Redirects output for a closed terminal to the null device; files and pipes are not affected.
+    """Redirects output for a closed terminal to the null device. Files and pipes are not affected.
 
-    Writing to a closed terminal would raise and end the run before it is saved."""
+    Writing to a closed terminal would raise an error and end the run before it is saved."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         with contextlib.suppress(OSError):

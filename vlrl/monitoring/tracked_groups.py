@@ -4,7 +4,7 @@ histograms.
     view = group_view(groups, most=2, step=10)
     send("wandb", run, view, "train", 10)
 
-Off unless log.pictures gives a number of groups, because it shows data to anyone with access to the tracker. Imports no
+Off unless log.pictures sets a number of groups, because it shows data to anyone with access to the tracker. Imports no
 torch."""
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from vlrl.types import Group, Rollout
 TARGET = "#22c55e"
 _COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
 _SIDE = 512
-"""Longest side in pixels of an image that is sent; images smaller than half of this are enlarged to half of it."""
+"""Longest side in pixels of an image that is sent. An image smaller than half of this is enlarged to half of it."""
 _MOST = 2000  # characters in a table cell
 _MARKS = 200  # marks drawn on one image
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """The images, table rows and values that are sent for the groups of a step."""
+    """Images, table rows and values that are sent to a tracker for the groups of a step."""
 
     pictures: Sequence[tuple[Image.Image, str]]
-    """(image, caption) of each shown group: its first image with the boxes and other marks of its answers."""
+    """(image, caption) of each shown group: its first image, with the boxes and other marks of its answers drawn on it.
+    """
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     """Table rows, one per rollout of the shown groups."""
     values: Mapping[str, np.ndarray]
-    """Values of all rollouts of the step, [N] float64, by name; each is sent as a histogram."""
+    """Values of all rollouts of the step, [N] float64, by name. Each is sent as a histogram."""
 
 
 def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
@@ -52,7 +53,7 @@ def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
 
 
 def send(tracker: str, run: Any, view: GroupView, prefix: str, step: int) -> None:
-    """Sends a view to a tracker; `run` is the tracker's own run object, `GeneralTracker.tracker` of accelerate."""
+    """Sends a view to a tracker. `run` is the tracker's own run object (`GeneralTracker.tracker` of accelerate)."""
     _SENDERS[tracker](run, view, prefix, step)
 
 
@@ -80,7 +81,6 @@ def _values(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def _picture(group: Group) -> tuple[Image.Image | None, str]:
-    """(image, caption): a group's first image or frame with the marks of its answers."""
     if not group.prompt.media:
         return None, ""
     picture = with_marks(group.prompt.media[0].frames[0], [(r.index, r.marks) for r in group.rollouts])
@@ -89,7 +89,8 @@ def _picture(group: Group) -> tuple[Image.Image | None, str]:
 
 
 def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image.Image:
-    """An image on which marks are drawn: the target's in green, an answer's in the colour of its index.
+    """An image with the marks of several answers drawn on it: the target's in green, an answer's in the colour of its
+    index.
 
     Each of `answers` is (index, marks as returned by Task.overlay). Marks that cannot be drawn are skipped."""
     source = source.convert("RGB")
@@ -108,7 +109,7 @@ def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image
 
 
 def _draw(pen: ImageDraw.ImageDraw, kind: Any, at: Any, color: str, scale: float, width: int) -> bool:
-    """Draws a box, point or path of Task.overlay; returns False if it cannot be drawn."""
+    """Draws a box, point or path of Task.overlay. Returns False if it cannot be drawn."""
     if kind == "box" and (box := _places(at, 4, scale)):
         pen.rectangle((*np.minimum(box[:2], box[2:]), *np.maximum(box[:2], box[2:])), outline=color, width=width)
     elif kind == "point" and (point := _places(at, 2, scale)):
@@ -185,7 +186,6 @@ def _mlflow(run: Any, view: GroupView, prefix: str, step: int) -> None:
 
 
 def _histograms(view: GroupView) -> Any:
-    """All histograms as one figure, for a tracker that does not support histograms."""
     from matplotlib.figure import Figure
 
     count = max(1, len(view.values))

@@ -1,4 +1,4 @@
-"""The id of a run at its trackers, so that a resumed run continues there, and the best evaluation of a run."""
+"""The id of a run at its trackers, with which a resumed run continues there, and the best evaluation of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.store.files import read_json, write_text
 
 
 def run_id(folder: Path) -> str:
-    """The id of a run at its trackers: WANDB_RUN_ID if set, else that stored in tracker.json of the run folder."""
+    """The id of a run at its trackers: WANDB_RUN_ID if set, else the id stored in tracker.json of the run folder."""
     path = folder / "tracker.json"
     known = (read_json(path) or {}).get("id")
     wanted = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
@@ -28,8 +28,8 @@ def run_id(folder: Path) -> str:
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
     """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps.
 
-    A killed process may have logged steps after `start`. TensorBoard hides them, Weights & Biases ignores steps that it
-    already has, and MLflow continues the run that `note_mlflow_run` stored and has these steps twice."""
+    A killed process may have logged steps after `start`. TensorBoard hides them. Weights & Biases ignores steps that it
+    already has. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
@@ -44,7 +44,8 @@ def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
 
 
 def direction(metric: str) -> int:
-    """1 if higher values of a metric in eval.jsonl are better, -1 if lower values are, as for the metric `loss`."""
+    """1 if higher values of a metric in eval.jsonl are better, -1 if lower values are better, as for the metric `loss`.
+    """
     return -1 if metric == "loss" else 1
 
 
@@ -53,8 +54,8 @@ _ANSWERED = {"completion/length_mean", "unscorable"}
 
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl with the best `metric` of a split (highest, but lowest `loss`); the first one if several
-    are equal.
+    """The line of eval.jsonl with the best `metric` of a split (highest, but lowest `loss`), and among equal lines the
+    first.
 
     None before any step was trained. Raises RunError if the lines do not have the metric. A line whose completions
     could not be scored, as without a judge, has few metrics."""
@@ -70,7 +71,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:
-    """Every setting by its dotted name, in the form that trackers accept."""
+    """Every setting by its dotted name, with values that trackers accept."""
     def walk(tree: Mapping[str, Any], prefix: str) -> Any:
         for key, value in tree.items():
             if isinstance(value, Mapping):

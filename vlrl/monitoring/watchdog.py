@@ -3,7 +3,7 @@
 Every phase of a step is a sign of life (metrics.phase). After limits.stuck_s seconds without one, the stacks are
 written to stuck-rank-00000.txt in the run folder, and the exception Stuck is raised in the main thread, so that engines
 and files are closed as after any error. If that is impossible, because the main thread is in native code, the process
-is ended."""
+is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlrl.errors import TrainingError
 from vlrl.monitoring import metrics
 
 GRACE_S = 60.0
-"""Seconds without a sign of life (saving gives some) that a run has to end by itself."""
+"""Number of seconds without a sign of life (saving gives some) in which a run must end by itself."""
 _SIGNAL = signal.SIGVTALRM
 _TICK_S = 5.0
 _FAREWELL_S = 5.0
@@ -31,11 +31,11 @@ _FAREWELL_S = 5.0
 
 
 class Stuck(TrainingError):
-    """No sign of life for limits.stuck_s seconds."""
+    """The run gave no sign of life for limits.stuck_s seconds."""
 
 
 class Watchdog:
-    """Watches the process while the context is open; `seconds` is limits.stuck_s, 0 = off."""
+    """In the block, watches the process. `seconds` is limits.stuck_s, 0 = off."""
 
     def __init__(self, seconds: float, folder: Path):
         self.seconds, self.folder = seconds, folder
@@ -105,7 +105,7 @@ class Watchdog:
         os._exit(1)
 
     def _farewell(self) -> None:
-        """Runs the last actions before the end; a full pipe or a lost disk must not block them."""
+        """Runs the last actions before the end, in a thread, because a full pipe or a lost disk must not block them."""
         message = f"\nerror: {self._message} The process could not end by itself and is ended.\n".encode()
         lock = self.folder / "run.lock"
         for act in (lambda: os.write(2, message), lambda: lock.unlink(missing_ok=True) if comm.is_main() else None,

@@ -17,9 +17,9 @@ from vlrl.errors import ConfigError
 from vlrl.store import plain
 
 _WAITING = 100
-"""Largest number of alerts that wait to be sent."""
+"""Maximum number of alerts that wait to be sent."""
 _AT_THE_END_S = 10.0
-"""Seconds that a run waits for the webhook when it ends."""
+"""A run that ends waits this number of seconds for the webhook."""
 
 
 def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:
@@ -29,7 +29,6 @@ def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook
 
 
 def _address(given: str) -> str:
-    """The URL of alerts.webhook, read from the environment if the setting names a variable. Raises ConfigError."""
     if not given.startswith("env:"):
         return given
     name = given.removeprefix("env:")
@@ -42,7 +41,7 @@ def _address(given: str) -> str:
 
 
 class Webhook:
-    """Posts alerts as JSON from a separate thread; the run neither waits for them nor fails because of them."""
+    """Posts alerts as JSON from a separate thread. The run neither waits for them nor fails because of them."""
 
     def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
         self._url, self._timeout_s, self._say = url, timeout_s, say
@@ -52,7 +51,7 @@ class Webhook:
         self._thread.start()
 
     def send(self, record: dict[str, Any]) -> None:
-        """Queues an alert; returns at once."""
+        """Queues an alert and returns at once."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(record)
 

@@ -8,8 +8,8 @@ pickle.
                                     file, and the seconds that writing took
     checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
 
-A checkpoint is written under a temporary name, synced to the disk and renamed, so killing the process at any moment
-leaves all older checkpoints intact. The argument `folder` is always the checkpoints folder. Only one process (rank 0)
+A checkpoint is written under a temporary name, synced to the disk and renamed. So all older checkpoints stay intact if
+the process is killed at any moment. The argument `folder` is always the checkpoints folder. Only one process (rank 0)
 writes, one checkpoint at a time."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vlrl.store.trainer_state import STATE, State
 
 MANIFEST = "manifest.json"
 BEST = "best"
-"""`checkpoints/best` can be used wherever a checkpoint is named, and means the checkpoint of the best evaluation."""
+"""`checkpoints/best` names the checkpoint of the best evaluation, wherever a checkpoint can be named."""
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -60,13 +60,13 @@ def step_of(path: Path) -> int:
 
 def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | State, keep: int,
          settings: Mapping[str, Any] | None = None) -> Path:
-    """Saves the checkpoint after `step` completed steps, removes all but the `keep` newest checkpoints, and returns its
-    path.
+    """Saves the checkpoint after `step` completed steps and returns its path. Removes all but the `keep` newest
+    checkpoints.
 
     `write(path)` writes the model's files into a folder. `state` is a trainer's state (trainer_state.py), either as a
     dictionary or as a `State`. `settings` are stored for `settings_of`. The best checkpoint is never removed.
-    Checkpoints of later steps are removed: they belong to an earlier run that was started over. Raises RunError if the
-    disk is full or not writable; older checkpoints are then unchanged."""
+    Checkpoints of later steps are removed, because they belong to an earlier run that was started over. Raises RunError
+    if the disk is full or not writable; older checkpoints are then unchanged."""
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     begun = time.monotonic()
     try:
@@ -89,8 +89,8 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
 
 
 def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> None:
-    """Syncs all files of a checkpoint to the disk and writes its manifest. `begun` is the time.monotonic of the start.
-    """
+    """Syncs all files of a checkpoint to the disk, and writes its manifest. `begun` is the start of the save
+    (time.monotonic)."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
@@ -105,7 +105,7 @@ def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> N
 def _swap_in(temporary: Path, target: Path) -> None:
     """Renames a finished checkpoint to its final name.
 
-    An older checkpoint of the same step is renamed first, and remains valid until the new one has its name."""
+    An older checkpoint of the same step is renamed first, and remains valid until the new checkpoint has its name."""
     old = target.with_name(f".old-{target.name}")
     if target.exists():
         os.rename(target, old)
@@ -127,7 +127,8 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed saves left behind; restores a checkpoint that was renamed for a save that did not finish."""
+    """Removes what killed saves left behind, and restores a checkpoint that was renamed for a save that did not finish.
+    """
     for old in folder.glob(".old-step-*"):
         place = folder / old.name.removeprefix(".old-")
         if place.exists():
@@ -139,7 +140,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint; renames it first, so that a kill leaves no partial checkpoint under a valid name."""
+    """Removes a checkpoint after renaming it, so that a kill leaves no partial checkpoint under a valid name."""
     if path.is_symlink():  # the target of the link belongs to the user
         path.unlink()
         return
@@ -162,9 +163,10 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 
 
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
-    """Marks the checkpoint of `step` completed steps as the best; `record` is its line of eval.jsonl.
+    """Marks the checkpoint of `step` completed steps as the best. `record` is the line of eval.jsonl of its evaluation.
 
-    It is kept in addition to the `keep` newest until another one is marked. Raises RunError if the disk is full."""
+    Until another checkpoint is marked, it is kept in addition to the `keep` newest checkpoints. Raises RunError if the
+    disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
     newest = next(iter(all_checkpoints(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)
@@ -177,7 +179,7 @@ def best_record(folder: Path) -> dict[str, Any]:
 
 
 def write_speed(folder: Path) -> tuple[int, float] | None:
-    """Returns (bytes of the newest checkpoint, bytes per second of its save); None without a checkpoint."""
+    """Returns (size of the newest checkpoint in bytes, bytes per second of its save); None without a checkpoint."""
     for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
@@ -192,10 +194,10 @@ def write_speed(folder: Path) -> tuple[int, float] | None:
 
 
 def find(path: Path) -> NewestCheckpoint:
-    """Returns the checkpoint that `path` means; raises RunError if there is none or it is damaged.
+    """Returns the checkpoint that `path` names. Raises RunError if there is none or it is damaged.
 
-    A run folder means its newest complete checkpoint, `checkpoints/best` of a run folder the checkpoint of the best
-    evaluation, and a folder of weights means itself."""
+    A run folder stands for its newest complete checkpoint, and `checkpoints/best` in it for the checkpoint of the best
+    evaluation. A folder of weights stands for itself."""
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
@@ -215,7 +217,8 @@ def find(path: Path) -> NewestCheckpoint:
 
 
 def model_folder(name: str) -> str:
-    """Returns the checkpoint folder if a model's `name` is a run folder (the newest one) or its `checkpoints/best`.
+    """Returns the checkpoint folder for a model's `name` that is a run folder (its newest checkpoint) or
+    `checkpoints/best`.
 
     Any other name is returned unchanged. Raises RunError if a run folder has no complete checkpoint."""
     run = os.path.isdir(os.path.join(name, "checkpoints"))
@@ -224,8 +227,8 @@ def model_folder(name: str) -> str:
 
 
 def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
-    """Returns the newest complete checkpoint, with a warning for each newer one that is damaged; its path is None if
-    there is none.
+    """Returns the newest complete checkpoint (path None if there is none), with a warning for each newer one that is
+    damaged.
 
     Compares the size of each file with the manifest; with `full`, as before a resume, also its sha256. Does not write
     to the disk."""
@@ -240,12 +243,12 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Returns every checkpoint whose files exist and have the right sizes, in the order of their steps."""
+    """Returns all checkpoints whose files exist and have the right sizes, ordered by step."""
     return [path for path in reversed(all_checkpoints(folder)) if not problems(path, full=False)]
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
-    """Returns the defects of a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums. [] means
+    """Returns the defects of a checkpoint: missing files, wrong sizes and, with `full`, wrong checksums. [] if it is
     complete."""
     try:
         manifest = json.loads(read_small(path / MANIFEST))
@@ -267,7 +270,8 @@ def problems(path: Path, full: bool = True) -> list[str]:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Returns every checkpoint, complete or not, newest first, including one renamed for a save that was killed."""
+    """Returns all checkpoints, complete or not, newest first. Includes a checkpoint that was renamed for a killed save.
+    """
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
@@ -297,7 +301,8 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     """Returns the trainer's state that was passed to `save`, with tensors on the CPU. Raises RunError for a damaged
     checkpoint.
 
-    `check` first verifies the sha256 of every file; it is not needed right after `latest(folder, full=True)`."""
+    With `check`, first verifies the sha256 of every file, which is not needed right after `latest(folder, full=True)`.
+    """
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the one "

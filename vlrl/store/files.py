@@ -31,7 +31,7 @@ import psutil
 from vlrl.errors import RunError
 
 MOST_LINE = 1 << 20
-"""Maximum length of a line in bytes; of longer lines, only the end is read."""
+"""Maximum length of a line in bytes. If a line is longer, only its end is read."""
 _HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
           (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
 _INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
@@ -43,7 +43,7 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a disk error in the block into a RunError that names the path and says what to do."""
+    """In the block, turns a disk error into a RunError that names the path and says what to do."""
     try:
         yield
     except OSError as error:
@@ -60,14 +60,14 @@ def disk_errors(path: Path) -> Iterator[None]:
 def is_disk_error(error: Exception) -> bool:
     """Whether an error means that the disk failed, and not the code.
 
-    safetensors and tokenizers raise exceptions of their own for that, which are recognised by their messages."""
+    safetensors and tokenizers raise other exceptions for this, which are recognized by their messages."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
-    """Yields a temporary path in the same folder; it replaces `path` if the block succeeds, and is removed otherwise.
+    """Yields a temporary path in the same folder. It replaces `path` if the block succeeds, and is removed otherwise.
 
     With `sync`, returns only after the file is on the disk. Raises RunError if the disk is full or read-only."""
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
@@ -87,7 +87,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
 
 
 def fsync(path: Path) -> None:
-    """Waits until a file's content, or the list of names in a folder, is on the disk."""
+    """Waits until the content of a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -102,7 +102,7 @@ def write_text(path: Path, text: str, sync: bool = True) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line completely or not at all; starts a new line if a killed process left an incomplete one."""
+    """Appends a line completely or not at all. If a killed process left an incomplete line, starts a new line."""
     data = (line + "\n").encode()
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,8 +119,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file for reading. Raises OSError for a pipe or device (such as a link to /dev/zero), which may be
-    endless."""
+    """Opens a file for reading. Raises OSError for a pipe or device (such as /dev/zero), which may be endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_special(descriptor, path)
@@ -136,9 +135,9 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Returns the content of a settings or status file.
+    """Returns the content of a settings or status file. Raises OSError if it has more than `most` bytes.
 
-    Raises OSError if it has more than `most` bytes, and like `open_regular`."""
+    Also raises the errors of `open_regular`."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -147,9 +146,9 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields (line with its line break, its length in bytes) from the offset `start`.
+    """Yields (line with its line break, length in bytes) from the offset `start`.
 
-    Of a line with more than MOST_LINE bytes, only the end is returned, after a "#". Raises OSError like `open_regular`.
+    If a line has more than MOST_LINE bytes, only its end is returned, after a "#". Raises OSError like `open_regular`.
     """
     with open_regular(path) as file:
         file.seek(start)
@@ -170,22 +169,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file as hexadecimal digits; reads it in blocks."""
+    """Returns the SHA-256 of a file as hexadecimal digits, without reading the file at once."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def suffix_of(head: bytes) -> str:
-    """Returns the usual file suffix of media with these first bytes; ".bin" if unknown. Decoders do not rely on it."""
+    """Returns the usual file suffix of media that begin with these bytes; ".bin" if unknown. Decoders do not rely on
+    it."""
     if head[4:8] == b"ftyp" and head[8:12] not in _INNER:
         return ".mp4"
     return _INNER.get(head[8:12]) or next((suffix for start, suffix in _HEADS if head.startswith(start)), ".bin")
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
-    """Waits until this host sees the JSON file that another process wrote; network file systems need some time.
+    """Waits until this host sees the JSON file that another process wrote. Network file systems need some time.
 
-    Raises RunError if `path` does not have this content in time, as in a folder that the hosts do not share."""
+    Raises RunError if `path` does not have this content in time, which happens in a folder that the hosts do not share.
+    """
     end = time.monotonic() + seconds
     while read_json(path) != content:
         if time.monotonic() > end:
@@ -195,8 +196,8 @@ def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float =
 
 
 def cache_folder(name: str = "") -> Path:
-    """Returns the folder `name`, or this user's cache folder for vlrl; it need not exist. Its content can be recreated.
-    """
+    """Returns the folder `name`, or else this user's cache folder for vlrl. It need not exist; its content can be
+    recreated."""
     if name:
         return Path(name).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -226,7 +227,8 @@ def _version(name: str) -> str | None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Returns facts needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
+    """Returns facts that are needed to repeat a run: versions, git state of the working directory, hardware, seed,
+    command."""
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),

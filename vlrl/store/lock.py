@@ -3,10 +3,10 @@
     with lock(folder / "run.lock") as held:
         held.check()                                        # raises if another process has taken over the folder
 
-The lock file names its owner. Creating it is atomic even on NFS (O_EXCL), and so is removing a stale one (rename). An
-owner on this host can be looked up. An owner on another host shows that it is alive by touching the file every BEAT_S
-seconds; only times of the file system's clock are compared. Containers and hosts may have the same name, so an owner is
-looked up only if it has the same kernel boot id and process namespace."""
+The lock file names its owner. Creating it is atomic even on NFS (O_EXCL), and so is removing a stale lock file
+(rename). Whether an owner on this host is alive can be looked up. An owner on another host shows that it is alive by
+touching the file every BEAT_S seconds; only times of the file system's clock are compared. Containers and hosts may
+have the same name, so an owner is looked up only if it has the same kernel boot id and process namespace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from vlrl.store.files import disk_errors, read_json
 BEAT_S = 15.0
 """Seconds between two signs of life of an owner."""
 SILENT_S = 180.0
-"""Seconds without a sign of life after which a lock may be taken over: several missed beats, plus delays of NFS."""
+"""A lock may be taken over after this number of seconds without a sign of life: several missed beats, plus delays of
+NFS."""
 _LOOK_S = 1.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Lock:
         return read_json(self.path) == self.owner
 
     def check(self) -> None:
-        """Raises RunError if the folder has vanished or belongs to another process; nothing may be written then."""
+        """Raises RunError if the folder has vanished or belongs to another process. Then nothing may be written."""
         if self.owned:
             return
         other, folder = read_json(self.path), self.path.parent
@@ -63,7 +64,7 @@ class Lock:
 
 
 class NoLock(Lock):
-    """Stands for the lock of a folder that need not be locked; it always counts as held."""
+    """Replaces the lock of a folder that need not be locked. It always counts as held."""
 
     owned = True  # type: ignore[assignment]
 
@@ -73,12 +74,12 @@ class NoLock(Lock):
 
 @contextmanager
 def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
-    """Holds the lock file `path` for this process while the block runs; creates the folder if it is missing.
+    """In the block, this process holds the lock file `path`. Creates the folder if it is missing.
 
-    Raises RunError naming the owner if another process holds the lock. The lock of a process of this host that has
-    ended is taken over. If the owner cannot be looked up, its lock is taken over after SILENT_S seconds without a sign
-    of life. This requires that the owner has this host's name (before a reboot, or in another container), or `steal`.
-    """
+    Raises RunError, which names the owner, if another process holds the lock. If the owner was a process of this host
+    that has ended, its lock is taken over. If the owner cannot be looked up, its lock is taken over after SILENT_S
+    seconds without a sign of life. This requires that the owner has this host's name (before a reboot, or in another
+    container), or `steal`."""
     acquired = Lock(path, this_process())
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
 
 @contextmanager
 def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` every `every_s` seconds in another thread while the block runs."""
+    """In the block, calls `call` every `every_s` seconds in another thread."""
     ended = threading.Event()
 
     def tick() -> None:
@@ -112,7 +113,7 @@ def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
 def _release(acquired: Lock) -> None:
     """Deletes the lock file, or logs a warning if that is impossible, as on a disk that became read-only.
 
-    Raises no error, so that the error that ended this run stays visible; the next run of this host takes over the lock.
+    Raises no error, so that the error that ended this run stays visible. The next run on this host takes over the lock.
     """
     try:
         if acquired.owned:
@@ -130,7 +131,7 @@ def _beat(acquired: Lock) -> None:
 
 @contextmanager
 def _guarded(folder: Path) -> Iterator[None]:
-    """Lets only one process of this host run the block at a time, so that two cannot take over the same stale lock."""
+    """In the block, only one process of this host runs at a time, so that two cannot take over the same stale lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without flock: only the lock file's O_EXCL protects
@@ -186,7 +187,8 @@ def _named(owner: Mapping[str, Any]) -> str:
 
 
 def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
-    """Watches the lock of another host for up to SILENT_S seconds; returns whether its owner gives a sign of life."""
+    """Waits up to SILENT_S seconds for a sign of life from the owner of a lock on another host. Returns whether there
+    was one."""
     try:
         modified_ns = path.stat().st_mtime_ns
         while (silent := _silence(path)) is not None and silent < SILENT_S:
@@ -203,7 +205,7 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
 
 
 def _silence(path: Path) -> float | None:
-    """Returns the seconds since the lock was touched, by the clock of its file system; None if unknown."""
+    """Returns the number of seconds since the lock file was touched, by its file system's clock; None if unknown."""
     probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
     try:
         probe.touch()
@@ -218,20 +220,20 @@ def _silence(path: Path) -> float | None:
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
     """Whether the owner of a lock file is running.
 
-    None if that is unknown: for a process of another host or container, or from before a reboot of this host."""
+    None if this is unknown, for a process of another host or container, or from before a reboot of this host."""
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")
 
 
 def this_process() -> dict[str, Any]:
-    """Describes this process as the owner of a lock file."""
+    """Returns the description of this process that it writes into a lock file as owner."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "system": _system(), "process": _started(os.getpid()),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}
 
 
 def _system() -> str:
-    """Returns kernel boot id and process namespace, within which process ids are comparable; "" if unknown."""
+    """Returns kernel boot id and process namespace, within which process ids can be compared; "" if unknown."""
     try:
         return f"{_BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -239,8 +241,8 @@ def _system() -> str:
 
 
 def _started(pid: Any) -> str | None:
-    """Returns the start time of a running process of this host, unaffected by clock changes; None if there is no such
-    process."""
+    """Returns the start time of a running process of this host, unaffected by clock changes; None if it does not exist.
+    """
     stat = Path(f"/proc/{pid}/stat")
     try:
         if _BOOT.exists():

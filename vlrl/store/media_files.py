@@ -1,4 +1,4 @@
-"""Images and videos of a run folder, each stored once under the hash of its content. Imports no torch."""
+"""The images and videos in a run folder, each stored once under the hash of its content. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SUFFIXES = {"image": {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif",
 
 
 class MediaFiles:
-    """The folder media/ of a run; `mode` is the setting `store.media`: copy, link or none."""
+    """The folder media/ of a run. `mode` is the setting `store.media`: copy, link or none."""
 
     def __init__(self, run: Path, mode: str):
         self.folder, self.mode = run / "media", mode
         self._stored: dict[str, str] = {}
 
     def write(self, media: LoadedMedia) -> str | None:
-        """Stores an image or video once; returns its path inside the run folder, or None with `store.media=none`.
+        """Stores an image or video once, and returns its path inside the run folder; None with `store.media=none`.
 
         A file is copied or linked unchanged, and the bytes of a file embedded in a row are written unchanged. Media
-        without a file, or whose file has changed since it was loaded, are written from their pixels without loss: as
-        PNG, or animated WebP for a video."""
+        without a file, or whose file has changed since it was loaded, are written from their pixels without loss, as
+        PNG or (a video) as animated WebP."""
         if self.mode == "none":
             return None
         if media.sha256 not in self._stored:
@@ -49,7 +49,7 @@ class MediaFiles:
 
 
 def _take(source: Path, target: Path, sha256: str, link: bool) -> bool:
-    """Copies or links a media file; returns False if it is missing or has changed since it was loaded."""
+    """Copies or links a media file. Returns False if the file is missing or has changed since it was loaded."""
     if not source.is_file():
         return False
     if link:

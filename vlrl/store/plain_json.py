@@ -11,8 +11,8 @@ import numpy as np
 
 
 def utf8(text: str) -> str:
-    r"""Makes a string valid UTF-8: a lone surrogate becomes its \uXXXX escape, which means the same character inside
-    JSON."""
+    """Makes a string valid UTF-8. A lone surrogate becomes its escape sequence, which means the same character in JSON.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -22,10 +22,10 @@ def json_text(value: Any) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Converts a value to one that JSON can represent.
+    """Converts a value to a value that JSON can represent.
 
-    NaN and infinities become null, arrays become lists, values of unknown types become strings. Anything nested deeper
-    than 50 levels becomes "…"."""
+    NaN and infinities become null, arrays become lists, and values of unknown types become strings. Anything nested
+    deeper than 50 levels becomes "…"."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (np.generic, np.ndarray)):

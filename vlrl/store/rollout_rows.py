@@ -1,4 +1,4 @@
-"""Rollout files: their columns, writing one row per rollout, and reading them. Imports no torch."""
+"""Rollout files: defines their columns, writes one row per rollout, and reads them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMA = pa.schema({
     "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS, "opened": pa.string(),
     "extra": pa.string(),
 })
-"""The columns of every rollout file. Columns with one value per token are lists; any value may be null.
+"""The columns of every rollout file. Columns with one value per token are lists. Any value may be null.
 
 - `parsed`, `target`, `sample` and `marks` are JSON. `marks` are what Task.overlay draws for the answer and the target,
 so that a viewer need not run task code; null if the task failed.
@@ -46,14 +46,14 @@ so that a viewer need not run task code; null if the task failed.
 variant that is not trained on; such a rollout belongs to no group.
 - `prompt` is the prompt with which the completion was sampled, including the guidance of a second attempt.
 - `variant` names the variant of the sample for which the completion was sampled; null = the unchanged sample. `kept`
-marks a completion kept from an earlier visit.
+means that the completion was kept from an earlier visit of the sample.
 - `media.timestamps` are the display times of a video's frames in seconds.
 - `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at each position, in decreasing order.
 - `metrics` are Task.metrics of an evaluated answer, `correct` is Task.correct; null if unknown.
 - `turns` of a completion without an environment may be parts of it that get separate advantages. `turn_advantages` has
 one value per such part or per action of an episode; null if all have the rollout's advantage.
 - `opened` is the beginning of a completion (or of each action) that the chat template wrote, such as <think>. It is
-scored with `completion` but not part of it.
+scored together with `completion`, but is not part of it.
 - `extra` is JSON that a method stores for its own use."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
@@ -61,16 +61,16 @@ PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": n
 """Per-token columns that the update may add, and their types. `top_ids` and `top_logprobs` have the shape [T, k]."""
 
 ROLLOUT_FILE = re.compile(r"step-(\d{1,15})-(?:(.+)-)?rank-\d+\.parquet|steps-(\d{1,15})-(\d{1,15})\.parquet")
-"""Matches the name of a rollout file: its step and split, or the first and last step of a file with many steps."""
+"""Matches the name of a rollout file, with its step and split, or the first and last step if it has many steps."""
 
 
 def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Sequence[np.ndarray | None]],
                   write_media: Callable[[LoadedMedia], str | None]) -> pa.Table:
-    """Returns the rollouts of `groups` as a table with the columns of SCHEMA; rollouts that are not trained on come
+    """Returns the rollouts of `groups` as a table with the columns of SCHEMA. Rollouts that are not trained on come
     last.
 
     `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
-    `write_media` stores an image or video in the run folder and returns its path there."""
+    `write_media` stores an image or video in the run folder and returns its path."""
     media = [_media(group, write_media) for group in groups]
     found = [row for group, shown in zip(groups, media, strict=True) for row in _rows(step, group, shown)]
     for key, arrays in per_token.items():
@@ -81,8 +81,7 @@ def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Se
 
 
 def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> dict[int, list[dict[str, Any]]]:
-    """Returns the media column of each rollout by its index: the media of the prompt and those that an episode showed.
-    """
+    """Returns the media column by index of the rollout: media of the prompt, and media that an episode showed."""
     def column(shown: Sequence[LoadedMedia], prompt: Prompt | None) -> list[dict[str, Any]]:
         found, sizes, counts = [], prompt.processed_sizes if prompt else (), prompt.visual_tokens if prompt else ()
         for i, one in enumerate(shown):
@@ -98,7 +97,7 @@ def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> di
 
 
 def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yields one row of SCHEMA per rollout, without the per-token columns of the update."""
+    """Yields one row of SCHEMA per rollout, without the per-token columns that the update adds."""
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
         "schema": SCHEMA_VERSION, "group_id": utf8(group.id), "sample_id": utf8(sample.id),
@@ -146,13 +145,12 @@ def _turn_advantages(rollout: Rollout) -> list[float] | None:
 
 
 def _kept_turns(done: Completion) -> list[Turn]:
-    """Returns the parts that a method has stored for a completion without turns."""
     return [] if done.turns else [Turn(**turn) for turn in done.extra.get("turns", ())]
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    """Converts a turn to the form of SCHEMA. An environment's reply (`state` and later fields) is stored with the
-    action that it answers."""
+    """Converts a turn to a value of the column `turns`. An environment's reply (`state` and later fields) is stored
+    with the action before it."""
     return {"start": turn.start, "end": turn.end, "role": turn.role, "media": list(turn.media),
             "text": utf8(turn.text) or None, "parts": None if turn.parts is None else _numbers(turn.parts),
             "state": None if turn.state is None else utf8(turn.state), "done": turn.done, "seconds": turn.seconds,
@@ -179,7 +177,7 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
 
 
 def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
-    """Reads the columns `fields` of a rollout file, null where missing; with `step`, only the rows of that step.
+    """Reads the columns `fields` of a rollout file, null if missing. With `step`, only the rows of that step.
 
     Raises ValueError for a file with a newer schema, and pyarrow's errors for an unreadable file."""
     with pq.ParquetFile(file) as reader:
@@ -191,7 +189,7 @@ def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = Non
 
 
 def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
-    """Returns the columns `fields` of a table of rollouts, null where missing. Raises ValueError for a newer schema."""
+    """Returns the columns `fields` of a table of rollouts, null if missing. Raises ValueError for a newer schema."""
     names = table.column_names
     newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
     if newest > SCHEMA_VERSION:
@@ -201,5 +199,5 @@ def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
 
 
 def split_name(split: str | None) -> str:
-    """Returns the name of a split in the form used in file names."""
+    """Returns the form of a split's name that is used in file names."""
     return re.sub(r"[^\w.]+", "_", split or "")

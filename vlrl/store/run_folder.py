@@ -1,4 +1,4 @@
-"""The run folder: written while training, readable at any time. Imports no torch.
+"""The run folder, which is written during training and can be read at any time. Imports no torch.
 
     config.yaml  env.json  run.lock  heartbeat.json  metrics.jsonl  eval.jsonl  alerts.jsonl  reward.png
     data_sources.json                                 commits of Hub data sets, if the run uses any
@@ -42,7 +42,7 @@ PINS = "data_sources.json"
 
 
 class RunFolder:
-    """The files of one run. Reading needs no preparation; a training run first calls `create`, inside `lock`.
+    """The files of one run. They can be read without preparation. A training run first calls `create`, inside `lock`.
 
     `media` is the setting `store.media`. Read methods append messages about skipped files and lines to `notes`."""
 
@@ -59,21 +59,21 @@ class RunFolder:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, config: str, seed: int) -> None:
-        """Writes config.yaml (the resolved config as text) and env.json; other files are unchanged."""
+        """Writes config.yaml (the resolved config as text) and env.json. Other files are unchanged."""
         write_text(self.path / "config.yaml", config)
         write_text(self.path / "env.json", json.dumps(environment(seed), indent=2) + "\n")
 
     def write_tokenizer(self, text: str) -> None:
-        """Writes tokenizer.json, which converts token ids to text without the model, unless it is unchanged."""
+        """Writes tokenizer.json, which converts token ids to text without the model. Skipped if it is unchanged."""
         path = self.path / "tokenizer.json"
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
 
     @contextmanager
     def lock(self, steal: bool = False) -> Iterator[Lock]:
-        """Holds the folder's lock for this process while the block runs, see lock.lock.
+        """In the block, this process holds the folder's lock; see lock.lock.
 
-        Raises RunError if another process holds the lock. Write methods raise RunError after the folder has vanished or
+        Raises RunError if another process holds the lock. Write methods raise RunError once the folder has vanished or
         was taken over."""
         try:
             with lock(self.path / "run.lock", steal) as self._lock:
@@ -82,12 +82,12 @@ class RunFolder:
             self._lock = NoLock()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Appends a line to metrics.jsonl, which is on the disk when this returns; NaN and infinities become null."""
+        """Appends a line to metrics.jsonl, which is on the disk afterwards. NaN and infinities become null."""
         self._lock.check()
         append_line(self.path / "metrics.jsonl", json_text(record))
 
     def append_eval(self, record: Mapping[str, Any]) -> None:
-        """Appends a line to eval.jsonl: one evaluation of one split."""
+        """Appends a line to eval.jsonl, for one evaluation of one split."""
         self._lock.check()
         append_line(self.path / "eval.jsonl", json_text(record))
 
@@ -130,7 +130,7 @@ class RunFolder:
     def write_rollouts(self, step: int, rank: int, groups: Sequence[Group],
                        per_token: Mapping[str, Sequence[np.ndarray | None]] | None = None,
                        split: str | None = None) -> Path:
-        """Writes the rollouts of `groups`, and their media, as one parquet file; returns its path.
+        """Writes the rollouts of `groups`, and their media, as one parquet file, and returns its path.
 
         `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups. With
         `split`, the rollouts belong to an evaluation after `step` completed steps and are written to eval-rollouts.
@@ -144,7 +144,7 @@ class RunFolder:
         return path
 
     def write_media(self, media: LoadedMedia) -> str | None:
-        """Stores an image or video once in media/, see media_files.py; returns its path inside the run folder."""
+        """Stores an image or video once in media/ (media_files.py), and returns its path inside the run folder."""
         return self._media.write(media)
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -155,11 +155,11 @@ class RunFolder:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the lines of metrics.jsonl, except an incomplete last one."""
+        """Returns the lines of metrics.jsonl. An incomplete last line is left out."""
         return self._lines("metrics.jsonl")
 
     def evals(self) -> list[dict[str, Any]]:
-        """Returns the lines of eval.jsonl, except an incomplete last one."""
+        """Returns the lines of eval.jsonl. An incomplete last line is left out."""
         return self._lines("eval.jsonl")
 
     def last_heartbeat(self) -> dict[str, Any]:
@@ -168,7 +168,8 @@ class RunFolder:
 
     def rollouts(self, step: int | None = None, *, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
-        """Returns the training rollouts of one step or of all steps; with `split`, those of evaluations of that split.
+        """Returns the training rollouts of one step or of all steps; with `split`, the rollouts of evaluations of that
+        split.
 
         `columns` selects columns (default: all). Unreadable files, and files with a newer schema, are skipped and named
         in `notes`."""
@@ -198,7 +199,7 @@ class RunFolder:
         return records
 
     def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
-        """Yields (file, steps it covers, split of an evaluation) for each rollout file, sorted by name.
+        """Yields (file, range of its steps, split of an evaluation) for each rollout file, sorted by name.
 
         `folder` is "rollouts" or "eval-rollouts"."""
         for file in sorted((self.path / folder).glob("*.parquet")):
@@ -211,7 +212,7 @@ class RunFolder:
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the lines of eval.jsonl that are comparable with the last line of their split.
 
-    If the data of a split differed after a resume, the first line after it has the key `changed`; earlier lines of that
-    split are left out."""
+    If the data of a split differed after a resume, the first line after the resume has the key `changed`. Earlier lines
+    of that split are left out."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

@@ -17,8 +17,7 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class State(NamedTuple):
-    """A trainer's state as it is written: JSON for everything except tensors, and the tensors by their names in the
-    JSON."""
+    """A trainer's state in the form that is written: JSON for everything except tensors, and the tensors by name."""
 
     tree: Any
     tensors: dict[str, Any]
@@ -31,13 +30,13 @@ def freeze(state: Mapping[str, Any]) -> State:
 
 
 def view(state: Mapping[str, Any]) -> State:
-    """Converts a trainer's state without copying its tensors; it must be saved before they change."""
+    """Converts a trainer's state without copying its tensors. It must be saved before they change."""
     tensors: dict[str, Any] = {}
     return State(_encode(state, tensors, "state"), tensors)
 
 
 def merge(*states: State) -> State:
-    """Combines the states of several parts of the trainer into one. Dictionaries under the same key are merged."""
+    """Combines the states of several parts of the trainer. Dictionaries under the same key are merged."""
     tree: dict[str, Any] = {}
     for state in states:
         for key, value in state.tree.items():
@@ -46,7 +45,7 @@ def merge(*states: State) -> State:
 
 
 def write(path: Path, state: Mapping[str, Any] | State) -> None:
-    """Writes a state into the folder of a checkpoint; it may already be a `State`."""
+    """Writes a state, as a dictionary or `State`, into the folder of a checkpoint."""
     from safetensors.torch import save_file
 
     tree, leaves = state if isinstance(state, State) else view(state)
@@ -77,8 +76,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """Converts `value` to JSON: a type that JSON lacks becomes {"$kind": content}; tensors are added to `tensors` by
-    name.
+    """Converts `value` to JSON, and adds its tensors to `tensors`. A type that JSON lacks becomes {"$kind": content}.
 
     The name of a tensor is its path in the state, beginning with `name`."""
     import torch
@@ -108,7 +106,7 @@ def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
 
 
 def decode(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Converts the tree of a `State` and its tensors back to the original value."""
+    """Converts the JSON of a `State` and its tensors back to the original value."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class BackgroundWriter:
-    """Runs writes in one thread. At most `most` writes are pending; `submit` waits if there are more."""
+    """Runs writes in one thread. At most `most` writes are pending; if there are more, `submit` waits."""
 
     def __init__(self, most: int = 1):
         self.most = most
@@ -24,16 +24,16 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, "writer")
 
     def submit(self, write: Callable[[], Any]) -> None:
-        """Queues a write. Raises the error of an earlier write if it failed; this write is then not queued."""
+        """Queues a write. If an earlier write failed, raises its error instead."""
         self._settle(self.most - 1)
         self._waiting.append(self._thread.submit(write))
 
     def flush(self) -> None:
-        """Waits until all queued writes are done; raises the first error."""
+        """Waits until all queued writes are done. Raises the first error."""
         self._settle(0)
 
     def close(self) -> None:
-        """Waits for all queued writes and ends the thread; raises the error of a failed write."""
+        """Waits for all queued writes and ends the thread. Raises the error of a failed write."""
         try:
             self.flush()
         finally:
@@ -46,6 +46,5 @@ class BackgroundWriter:
         self.close()
 
     def _settle(self, left: int) -> None:
-        """Waits until at most `left` writes are pending."""
         while self._waiting and (len(self._waiting) > left or self._waiting[0].done()):
             self._waiting.popleft().result()
