@@ -256,7 +256,6 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
 
 
 def _value(part: str | None, threshold: float | None) -> list[Any]:
-    """The values for the three placeholders in _VALUE."""
     return [part is None and threshold is None, part, part]
 
 
@@ -389,7 +388,6 @@ def _eval_key(side: Side, split: str, row: dict[str, Any]) -> GroupKey:
 
 
 def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
-    """The number of wins, losses and ties of b."""
     wins, losses = sum(p.gain > _EQUAL for p in pairs), sum(p.gain < -_EQUAL for p in pairs)
     return wins, losses, len(pairs) - wins - losses
 
@@ -426,7 +424,6 @@ def _share(rows: Sequence[dict[str, Any]], count: Callable[[dict[str, Any]], int
 
 
 def _categories(rows: Sequence[dict[str, Any]], binned: Sequence[Sequence[dict[str, Any]]]) -> Iterator[CategoryView]:
-    """Yields a CategoryView of each of the most frequent categories, sorted by name."""
     common = Counter(row["category"] for row in rows if row["category"] is not None).most_common(_MOST_CATEGORIES)
     for name in sorted(name for name, _ in common):
         own = [row for row in rows if row["category"] == name]

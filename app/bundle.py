@@ -138,8 +138,6 @@ def _emptied(folder: Path) -> Path:
 
 
 class _Bundle:
-    """A bundle while it is being written."""
-
     def __init__(self, path: Path, folder: Path, hide: Redactor, media: bool):
         from .index import Index
 
@@ -191,7 +189,6 @@ class _Bundle:
     # --- which groups ---------------------------------------------------------------------------------------------
 
     def _keys(self) -> list[GroupKey]:
-        """The keys of all groups of the run, evaluations first, each sorted by step."""
         scope = self.index.refresh((RUN,))
         self.notes += [*self.library.notes(RUN), *scope.notes]
         rows = self.index.table.fetch("SELECT DISTINCT source, split, step, group_id FROM rollouts WHERE run = ? "
@@ -233,7 +230,6 @@ class _Bundle:
     # --- one group ------------------------------------------------------------------------------------------------
 
     def _view(self, key: GroupKey) -> GroupView:
-        """Reads one group, with everything that identifies the machine redacted."""
         view = with_marks(self.library, group(self.library, RUN, key.source, key.step, key.group, key.split))
         self.cut += len(view.rollouts[_ANSWERS:])
         hide, named = self.hide, view.key._replace(run=self.name)
@@ -248,7 +244,6 @@ class _Bundle:
         return {**turn, "error": turn["error"] and self.hide.words(turn["error"]), "info": info}
 
     def _piece(self, view: GroupView) -> dict[str, Any]:
-        """The HTML of a group, and of the turns of each of its episodes."""
         shown = cards.group(view, self.pictures, most_frames=_FRAMES)
         convention = box_convention(self.library, replace(view, key=view.key._replace(run=RUN)))
         strips = {r.index: self._turns(view, r, convention) for r in view.rollouts if turns.is_episode(r)}
@@ -260,7 +255,6 @@ class _Bundle:
                   turns.strip(view, rollout, shown, self.pictures), id="v-turns")
 
     def _row(self, view: GroupView, columns: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        """The fields of a group and of its answers that the list and the filters need."""
         first = next((m.name for m in view.media if m.name), None)
         scored = [r for r in view.rollouts if not r.aside and r.reward is not None]
         return {**view.key._asdict(), "sample": view.sample_id, "category": view.category,
@@ -272,7 +266,6 @@ class _Bundle:
                              **columns.get(r.index, {})} for r in view.rollouts]}
 
     def _left_out(self, shown: int, total: int) -> list[str]:
-        """Sentences on what the bundle omits."""
         said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the most informative ones and others "
                 "spread evenly over the run. --groups sets their number."] if total > shown else []
         said += [f"{self.cut:,} answers of groups with more than {_ANSWERS}."] if self.cut else []

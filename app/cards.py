@@ -251,7 +251,6 @@ def _block(kind: str, run: Sequence[forms.Piece], render: Callable[[str], Html])
 
 
 def _parsed(view: GroupView, rollout: RolloutView) -> Html:
-    """The parsed answer next to the target."""
     same = rollout.parsed is not None and rollout.parsed == view.target
     mark = chip("same", "good") if same else ""
     read = folded(as_json(rollout.parsed, 40), 600, "pre") if rollout.parsed is not None else el(

@@ -52,8 +52,6 @@ def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[Eval
 
 
 class _Area:
-    """The plot area, which converts values to pixel coordinates."""
-
     def __init__(self, xs: Sequence[float], ys: Sequence[float]):
         self.x0, self.x1 = _wide(min(xs), max(xs), 0.0)
         self.y0, self.y1 = _wide(min(ys), max(ys), 0.06)
@@ -92,7 +90,6 @@ class _Area:
 
 
 def _wide(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Widens the interval by a margin, so that the bounds differ even if all values are equal."""
     low, high = max(low, -1e300), min(high, 1e300)
     apart = (high - low) * margin or (0.0 if high > low else max(abs(low) * 0.1, 1e-6, 0.5 if margin == 0 else 0.0))
     return low - apart, high + apart

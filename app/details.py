@@ -285,7 +285,6 @@ def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(kind: pa.DataType) -> bool:
-    """Whether each cell of a column of this type is a list of numbers, or a list of such lists."""
     inner = kind.value_type if pa.types.is_list(kind) else None
     return inner is not None and (pa.types.is_primitive(inner) or (pa.types.is_list(inner)))
 
@@ -353,7 +352,6 @@ def _parts(parts: Any) -> dict[str, float | None]:
 
 
 def _shown(row: Mapping[str, Any]) -> tuple[tuple[MediaView, ...], tuple[MediaView, ...]]:
-    """Splits the media of a row into those of the prompt and those shown later in its episode."""
     later = sum(len(turn["media"] or ()) for turn in row["turns"] or () if turn) if row["episode_id"] else 0
     media = _media(row["media"])
     place = max(0, len(media) - later)

@@ -323,7 +323,6 @@ def _by_group(answers: Sequence[Answer]) -> list[list[float]]:
 
 
 def _parts(answers: Sequence[Answer]) -> list[str]:
-    """The names of the first _MOST_PARTS reward parts."""
     return list(dict.fromkeys(name for answer in answers for name, value in answer.parts.items()
                               if value is not None))[:_MOST_PARTS]
 
@@ -343,7 +342,6 @@ def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]],
 
 
 def _error(points: Sequence[tuple[int, float]], mean: float) -> float:
-    """The standard error of the mean over at least two steps."""
     count = len(points)
     return math.hypot(*(value - mean for _, value in points)) / math.sqrt((count - 1) * count)
 

@@ -94,7 +94,6 @@ def _add(pieces: list[Piece], text: str, inside: str) -> None:
 
 
 def _counts(text: str, expected: list[str]) -> list[str]:
-    """Describes each expected tag that is missing or repeated."""
     problems = []
     for name in expected:
         for tag in (f"<{name}>", f"</{name}>"):
@@ -107,7 +106,6 @@ def _counts(text: str, expected: list[str]) -> list[str]:
 
 
 def _outside(pieces: list[Piece]) -> list[str]:
-    """Describes where text occurs outside of all tags."""
     tags = [i for i, piece in enumerate(pieces) if piece.tag]
     if not tags:
         return []

@@ -115,7 +115,6 @@ class Guard:
         return self._redirect(LOGIN, scope) if path == "/" else PlainTextResponse("Log in first.", 401)
 
     def _redirect(self, path: str, scope: Scope) -> RedirectResponse:
-        """A redirect to another path of the inspector, with the same query string."""
         query = scope["query_string"].decode("latin-1")
         return RedirectResponse(f"{self.address.root_path}{path}{f'?{query}' if query else ''}", 303)
 

@@ -243,7 +243,6 @@ class Library:
 
 
 def _task(settings: Mapping[str, Any]) -> str:
-    """The name of the run's task, or the labels of its tasks joined by " + "."""
     several = settings.get("tasks")
     labels = [_word(t.get("label") or t.get("name")) for t in several if isinstance(t, Mapping)] \
         if isinstance(several, list) else []
@@ -364,7 +363,6 @@ def _signature(path: Path | None) -> Any:
 
 
 def _started(path: Path) -> float | None:
-    """The start time of a run from env.json, else the modification time of its config.yaml, as Unix time."""
     started = (read_json(path / "env.json") or {}).get("started")
     try:
         return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()

@@ -111,8 +111,6 @@ class MediaStore:
 
 
 class _Cache:
-    """A cache of encoded images that evicts the least recently used."""
-
     def __init__(self):
         self._lock, self._bytes = threading.Lock(), 0
         self._pictures: OrderedDict[Any, list[bytes]] = OrderedDict()

@@ -87,7 +87,6 @@ def _tellings(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[
 
 
 def _training(run: RunFolder) -> list[_Row]:
-    """Statistics of every training group of the run."""
     table = run.rollouts(columns=["step", "group_id", "reward", "error", "advantage", "variant"])
     aside = np.asarray(table["variant"].is_valid()) & np.asarray(table["advantage"].is_null())
     means = table.filter(pa.array(~aside)).group_by(["step", "group_id"]).aggregate(

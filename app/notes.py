@@ -285,7 +285,6 @@ def _read_only(path: Path) -> str:
 
 
 def _note(row: tuple) -> Note:
-    """Builds a Note from a database row, whose values may have any type."""
     texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
     reward, changed = (value if isinstance(value, float) else None for value in row[9:])
     key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])

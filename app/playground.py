@@ -160,7 +160,6 @@ def ask_name(chosen: ModelChoice) -> str:
 
 
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
-    """Generates the completions. Meanwhile their texts are reported on the job, which can be cancelled."""
     from vlrl.engine.hf import HFEngine
     from vlrl.rollout.generate import sampling_of
 

@@ -50,13 +50,10 @@ def rendered(text: str) -> Html:
 
 
 class _Drawing:
-    """Renders one text. Formulas beyond the first _MOST_FORMULAS remain text."""
-
     def __init__(self) -> None:
         self.left = _MOST_FORMULAS
 
     def nodes(self, tokens: Sequence[Token]) -> Html:
-        """Converts a flat list of opening and closing Markdown tokens to nested HTML elements."""
         stack: list[list[Any]] = [[]]
         for token in tokens:
             if token.nesting == 1:

@@ -83,7 +83,6 @@ class Redactor:
 
 
 def _named(text: str) -> str:
-    """Shortens every absolute path in the text to its last component."""
     text = _FILE_URL.sub(rf"{INSTEAD}/\1", text)
     return _PATH.sub(lambda match: f"{INSTEAD}/{match[1] or match[2] or ''}", text)
 

@@ -225,7 +225,6 @@ def _view(library: Library, one: notable.NotableGroup) -> GroupView:
 
 
 def _origin(path: Path) -> Html:
-    """The section with versions, hardware, command and the resolved config."""
     env = read_json(path / "env.json") or {}
     packages = env.get("packages")
     rows = [(name, as_json(env[name])[:2000]) for name in ("command", "started", "seed", "python", "platform", "git",

@@ -106,12 +106,10 @@ _Sample = tuple[str, str | None, int | None]
 
 
 def _place(row: dict[str, Any]) -> _Sample:
-    """The values of a row that identify its sample, as in analysis.SAMPLE."""
     return row["sample_id"], row["shown"], row["target"]
 
 
 def _parts(index: Index, span: Span) -> dict[str, dict[_Sample, float]]:
-    """Reward part -> sample -> mean value over the sample's answers in which the value is finite."""
     where, values = span.filter
     rows = index.table.fetch(f"""
         SELECT part, sample_id, shown, target, avg(value) AS mean FROM (

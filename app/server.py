@@ -136,8 +136,6 @@ async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
-    """Adds the routes for media, films of episodes, scripts and style sheets."""
-
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
               ) -> Response:
@@ -189,7 +187,6 @@ def _absent(destination: str) -> Response:
 
 
 def _in_view() -> str:
-    """A style element that shows only the page which app.js has selected."""
     shown = ", ".join(f'html[data-page="{page}"] #v-page-{page}' for page in PAGES)
     return f"<style>.v-screen, .v-hidden {{display: none !important}} {shown} {{display: flex !important}}</style>"
 

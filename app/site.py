@@ -144,13 +144,11 @@ class Site:
                      **{**_PRIVATE, **options})
 
     def _message(self) -> gr.HTML:
-        """Adds a component for the error message of one listener, so that no other listener clears the message."""
         with self._messages[self.page]:
             return gr.HTML("", elem_classes="v-message")
 
 
 def _within(block: Any) -> Iterator[Any]:
-    """Yields all components inside a block, at any depth."""
     for child in getattr(block, "children", ()):
         yield child
         yield from _within(child)

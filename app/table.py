@@ -81,7 +81,6 @@ class _Place(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The first step in the file, from its name."""
         match = self._match
         return int(match[1] or match[3])
 

@@ -121,7 +121,6 @@ def _last_image(turn: TurnView) -> MediaView | None:
 
 def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, rollout: RolloutView,
            convention: str) -> list[Shape]:
-    """The boxes among the arguments of tool calls, in pixels of the original image that they refer to."""
     if picture is None or picture.size is None:
         return []
     own = {"coordinates": view.sample["coordinates"]} if isinstance(view.sample.get("coordinates"), str) else {}

@@ -92,7 +92,6 @@ def _pace(world: World) -> float:
 
 
 def _paths(world: World) -> list[str]:
-    """The words for the path, in order of the expert's preference."""
     ego, graph = world.ego, world.road.network.graph
     if ego.lane_index != ego.target_lane_index:
         return ["STRAIGHT"]  # on its way to another lane

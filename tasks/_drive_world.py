@@ -98,7 +98,6 @@ class Ego(MDPVehicle):
         Vehicle.act(self, {"steering": steering, "acceleration": float(np.clip(push, self.BRAKE, self.PUSH))})
 
     def _following(self, way: np.ndarray) -> tuple[float, float]:
-        """Steering angle and acceleration that bring the vehicle to where the waypoints are half a second ahead."""
         aim = [np.interp(self.clock + _SOON, way[:, 2], way[:, axis]) for axis in (0, 1)]
         dx, dy = float(aim[0] - self.position[0]), float(aim[1] - self.position[1])
         cos, sin = math.cos(self.heading), math.sin(self.heading)

@@ -56,7 +56,6 @@ def _true_plan(_task: Any, sample: Sample) -> dict[str, list[str]] | None:
 
 
 def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
-    """The plan words in the first <answer> tag, or in the text outside the thinking if there is no tag."""
     return rules.read_plan(answer_text(answer.text), task.negation == "read")
 
 

@@ -135,7 +135,6 @@ def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _braced(task: Any, sample: Sample, text: str) -> bool:
-    """Whether the text has a box of integers in braces."""
     between = text[text.find("{") + 1:text.rfind("}")] if "{" in text else ""
     return parse_integer_box(between) is not None or (
         "." in between and not whole_units(task, sample) and parse_box(between) is not None)
@@ -299,7 +298,6 @@ VISION_R1_GRIFFON = _all_boxes_recipe(
 
 
 def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """The boxes that have a confidence, without exact duplicates."""
     out: dict[tuple[float, ...], dict[str, Any]] = {}
     for d in read_detections(read_literal(answer_tag(answer.text) or ""), "Position"):
         score = d["entry"].get("Confidence")

@@ -88,7 +88,6 @@ CLICK = _recipe("Where to click: {instruction}. Answer with the point as [x, y].
 
 
 def _read_g1(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The box of the first entry of the JSON list in the answer."""
     entry = first_object(read_fenced(answer_text(answer.text)))
     return pixels(task, sample, numbers_of(entry.get("bbox_2d"), 4)) if entry else None
 

@@ -113,7 +113,6 @@ def _oracle_list(point_key: str, task: Any, sample: Sample) -> str:
 
 
 def _list_format(point_key: str) -> dict[str, Any]:
-    """The functions of a recipe whose answers are a list with one action, as keyword arguments of Recipe."""
     return {"read": partial(_read_list, point_key), "oracle": partial(_oracle_list, point_key),
             "write": partial(_write_list, point_key), "target": wanted, "problem": action_problem}
 
@@ -192,7 +191,6 @@ def _gui_r1(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gui_r1_form(task: Any, sample: Sample, answer: Answer) -> bool:
-    """Whether the answer is a list of actions, each with a point of two integers and, if its type needs one, a text."""
     entries = read_literal(answer_tag(answer.text) or "")
     return isinstance(entries, list) and bool(entries) and all(_is_gui_r1_action(task, sample, e) for e in entries)
 

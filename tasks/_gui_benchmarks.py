@@ -33,14 +33,12 @@ def _thousandths(sample: Sample, place: Sequence[float]) -> list[float]:
 
 
 def _right(task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action. If it has a position, its point is the row's point, else the centre of its box."""
     right = wanted(task, sample)
     place = right.get("point") or right.get("box")
     return {**right, "point": [*middle(place)]} if place else right
 
 
 def _placed(sample: Sample, action: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The action with its point in thousandths of the screen's width and height."""
     if action is None:
         return None
     point = action.get("point")

@@ -115,7 +115,6 @@ def free_tagged(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
-    """Makes a recipe with the parts accuracy and format, whose answers are <think>...</think><answer>...</answer>."""
     given: dict[str, Any] = {"rewards": {"accuracy": 1.0, "format": 1.0}, "problem": typed_problem, **more}
     return Recipe(
         prompt=prompt, read=lambda _task, _sample, answer: _tagged(answer)[:_SHOWN] or None, target=_target,

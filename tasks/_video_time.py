@@ -92,7 +92,6 @@ def _needs_one_span_and_duration(task: Any, row: Mapping[str, Any]) -> str | Non
 
 
 def _read_first(_task: Any, sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """The first spans of the answer, as many as the row has."""
     return read_spans(answer.final, len(sample.get("spans") or [0])) or None
 
 
@@ -215,7 +214,6 @@ def _evidence(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def _read_gqa(_task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The first letter in the first answer tag, and the spans in the first <glue> tag after the thinking."""
     shown = answer.text.partition("</think>")[2] if "</think>" in answer.text else said(answer)
     chosen, glue = answer_tag(answer.text), extract_tag(shown, "glue")
     if chosen is None and glue is None:

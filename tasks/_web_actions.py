@@ -91,7 +91,6 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
 
 
 def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
-    """A point in CSS pixels, written as the model would write it."""
     place = in_model_units(task, sample, [v * sample["scale"] for v in point or (0, 0)])
     return [round(v) for v in place] if whole_units(task, sample) else place
 

@@ -282,7 +282,6 @@ class PagePool:
             raise PageFailed(f"no page can be opened: {_first_line(error)}") from None
 
     async def _prepared(self, context: Any) -> Tab:
-        """An empty page in a context that can load only files of the pages' folder."""
         page = await context.new_page()
         tab = Tab(context, page, await context.new_cdp_session(page))
         # a screenshot resets the window to the size that its session has set
@@ -358,7 +357,6 @@ class PagePool:
             raise browser_start_error(program, error, "task.browser") from None
 
     async def _end(self) -> None:
-        """Ends the browser and its driver."""
         browser, driver, self._browser, self._driver = self._browser, self._driver, None, None
         self._spares.clear()
         for end in (browser and browser.close, driver and driver.stop):
@@ -371,7 +369,6 @@ class PagePool:
                     pass
 
     def _kill(self) -> None:
-        """Kills the processes of a browser that does not close, and the process of its driver."""
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if {"--remote-debugging-pipe", "run-driver"} & {*process.cmdline()}:
@@ -383,7 +380,6 @@ def _first_line(error: Exception) -> str:
 
 
 async def _pause_clock(context: Any) -> None:
-    """Sets the clock of a context to its start time and pauses it."""
     await context.clock.install(time=_CLOCK)
     await context.clock.pause_at(_CLOCK + 1)
 

@@ -118,7 +118,6 @@ def _fields(*fields: str) -> Callable[[PageDriver], None]:
 
 
 def _one_of_two(driver: PageDriver) -> None:
-    """Clicks on the button ONE, at a position that the button TWO does not cover."""
     one, two = (driver.page.ask(_FIND, {"selector": f"#{name}", "words": None})[0] for name in ("subbtn", "subbtn2"))
     corners = [(x, y) for x in (one[0] + 2, one[2] - 2) for y in (one[1] + 2, one[3] - 2)]
     places = [driver.at("#subbtn"), *corners]

@@ -71,7 +71,6 @@ def crop(image: Image.Image, box: Sequence[float], size: int) -> Image.Image:
 
 
 def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
-    """A different answer for each shape, so that reading an arbitrary plate is not enough."""
     if kind == "digit":
         return [str(n) for n in rng.sample(range(10), count)]
     if kind == "count":

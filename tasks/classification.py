@@ -130,7 +130,6 @@ class Classification(RecipeTask):
         return Drawn(len(places), make)
 
     def _offering(self, sample: Sample, half: str, names: Sequence[str]) -> Sample:
-        """The sample with only the class names of its half to choose from."""
         row = dict(sample.row)
         if row.get("question") == self.placeholders({**row, "question": None})["question"]:
             del row["question"]  # the task's own, with the names of both halves

@@ -154,7 +154,6 @@ def _views(row: Mapping[str, Any]) -> str:
 
 
 def _current(row: Mapping[str, Any]) -> int:
-    """The index of the first image that shows the present."""
     frames = row.get("frames") or [0.0]
     return frames.index(max(frames))
 

@@ -186,7 +186,6 @@ def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
 
 
 def _asks_itself(row: Mapping[str, Any]) -> bool:
-    """Whether only the row's question says what to find."""
     return bool(row.get("question")) and not row.get("expression") and not row.get("labels")
 
 

@@ -42,7 +42,6 @@ class ColourSequence(Environment):
         return Step(done=True, state="answered")
 
     def _next(self) -> Observation:
-        """An image of the next colour, in a slightly different shade each time."""
         red, green, blue = (min(255, max(0, value + self.shades.randint(-30, 30)))
                             for value in COLOURS[self.colours[self.turn]])
         self.turn += 1

@@ -36,7 +36,6 @@ class JudgedAttempt:
 
 
 def _attempt(action: str, step: int = 0) -> Answer:
-    """Converts an action to an answer to the base task."""
     opened: str = getattr(action, "opened", "")
     return parse_answer(action.removeprefix(opened), step=step, opened=opened)
 

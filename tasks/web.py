@@ -132,7 +132,6 @@ class Web(Task):
         return Sample(id=f"{split}-{index:06d}", row={"seed": seed, **self._shown(page)})
 
     def _shown(self, page: str) -> dict[str, Any]:
-        """The fields that every sample on a page has."""
         width, height = (side * self.scale for side in SIDES)
         return {"page": page, "path": self.path_of(page), "category": page, "instruction": self._form.prompt,
                 "width": width, "height": height, "scale": self.scale, "heldout_page": page in self.heldout_pages}

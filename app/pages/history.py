@@ -187,7 +187,6 @@ def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | Non
 
 
 def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """The answer with the highest reward of each visit, in the order of the visits."""
     best: dict[GroupKey, RolloutRow] = {}
     for row in rows:
         previous = best.get(row.group)

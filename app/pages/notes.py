@@ -158,7 +158,6 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 
 def _agreement(site: Site) -> Html:
-    """A table of the agreement between annotators on the answers that two of them flagged."""
     pairs = agreement.pairs(site.notes.verdicts().values())
     if not pairs:
         return Html("")
@@ -222,7 +221,6 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 
 
 def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """The rollouts that pass the filters of the Rollouts page, each as its note, which is empty if it has none."""
     remarks = {remark.key: remark for remark in site.notes.all(by=where.get("by", ""))}
     rows = every_rollout(site.index, filters.site_query(site, where), exports.MOST_ROWS + 1)
     return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

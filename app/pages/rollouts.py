@@ -162,7 +162,6 @@ def _picture(run: str, name: str | None) -> Html:
 
 
 def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
-    """A group's rewards as small bars, on the reward scale of the whole list."""
     if sum(r is not None for r in rewards) < 2:
         return Html("")
     bars = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
@@ -237,7 +236,6 @@ def _open_key(where: Mapping[str, str]) -> GroupKey | None:
 
 def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str],
          neighbours: tuple[GroupKey | None, GroupKey | None]) -> Html:
-    """Links to the list, the neighbouring groups, and the neighbouring answers of the group."""
     before, after = neighbours
     present = [r.index for r in view.rollouts]
     at = present.index(chosen) if chosen in present else -1
@@ -287,7 +285,6 @@ def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
 
 
 def _tokenizer(site: Site, run: str) -> Path | None:
-    """The path of the run's tokenizer.json, else of that in its last checkpoint."""
     if file := site.library.file(run, "tokenizer.json"):
         return file
     saved = sorted((path.name for path in site.library.folder(run).checkpoints.glob("step-*")), reverse=True)

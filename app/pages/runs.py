@@ -97,7 +97,6 @@ def _nothing(site: Site) -> Html:
 
 def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence[str],
            labels: Mapping[str, Label]) -> Html:
-    """The diagnosis of each of the first MOST_JUDGED selected runs, with a form for the run's tags."""
     left = chosen[MOST_JUDGED:]
     more = el("p", f"Not diagnosed: {', '.join(left)}. Select at most {MOST_JUDGED} runs.", class_="v v-dim")
     infos = {run.id: run for run in runs}
@@ -131,7 +130,6 @@ def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
 
 
 def _findings(run: str, findings: Sequence[Finding], label: Html) -> Html:
-    """The findings on a run as HTML, each with its remedy and a link to the groups concerned."""
     lines = []
     for finding in findings:
         to = link(finding.where, "compare them" if finding.where["page"] == "compare" else "its groups"

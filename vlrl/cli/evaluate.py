@@ -120,7 +120,6 @@ def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
 
 
 def _show_report(report: Report) -> None:
-    """Prints one table of metrics per setting, and the paths of the files written."""
     show(f"{report.model} after {report.step} steps" if report.step else report.model, most=200)
     for name in dict.fromkeys(r.setting.name for r in report.results):
         results = [r for r in report.results if r.setting.name == name]

@@ -122,7 +122,6 @@ def _run(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _noted(message: str, error: BaseException) -> str:
-    """The message, followed by the notes attached to the error, e.g. where the run was saved."""
     return " ".join([message, *getattr(error, "__notes__", ())]) if message else ""
 
 

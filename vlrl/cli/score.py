@@ -224,7 +224,6 @@ def _summary(result: RewardComparison) -> Iterator[str]:
 
 
 def _ends(text: str, most: int = 80) -> str:
-    """The beginning and the end of a text, on one line."""
     middle = "" if len(text) <= 2 * most else " ... "
     shown = text[:most] + middle + text[most:][-most:] if text[most:] else text
     return " ".join(printable(shown).split())

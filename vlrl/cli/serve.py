@@ -168,7 +168,6 @@ def _keep(servers: ServerGroup, wait: float, ready: Callable[[], None]) -> None:
 
 def _judge(config: Config, name: str, words: list[str], folder: Path | None, host: str, port: int | None,
            further: list[str], wait: float) -> None:
-    """Runs a server for services.judge until a signal arrives."""
     _need_vllm()
     from vlrl.engine.vllm.launch import serve_lock
     from vlrl.services import judge_server
@@ -195,7 +194,6 @@ def _need_vllm() -> None:
 
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
-    """Serves chat completions and records the episodes until a signal arrives."""
     from vlrl.tools.servers.record import recorder
 
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
@@ -204,7 +202,6 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
 
 
 def _chat(config: Config, folder: Path | None, port: int) -> None:
-    """Serves chat completions until a signal arrives."""
     from vlrl.tools.servers.chat import chat
 
     if config.engine.name == "vllm_server":

@@ -92,7 +92,6 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
 
 
 def _with_stages(runs: Sequence[Status]) -> Iterator[Status]:
-    """The given runs, each followed by its stages."""
     for run in runs:
         yield run
         yield from _with_stages(run.stages)
@@ -196,7 +195,6 @@ def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | 
 
 
 def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
-    """Writes the folder of --bundle, prints what was left out of it, and returns the path of its page."""
     from vlrl.app import bundle  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     if output is not None:

@@ -108,7 +108,6 @@ def refuse_bool(kind: Any, value: Any) -> Any:
 
 
 def _kinds(kind: Any) -> set[Any]:
-    """The plain types in an annotation, at any depth."""
     if isinstance(kind, type) and not get_args(kind):
         return {kind}
     return {leaf for part in get_args(kind) for leaf in _kinds(part)}

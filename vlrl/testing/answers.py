@@ -94,7 +94,6 @@ def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) ->
 
 
 def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:
-    """Checks the results of the methods that the viewer, the logs and the evaluation call."""
     with findings.guard("parse", "parse, target or overlay", sample.id, answer.text):
         (parsed, target), _ = timed(lambda: (task.parse(sample, answer), task.target(sample)), SLOW)
         for name, value in (("parse", parsed), ("target", target)):
@@ -249,8 +248,6 @@ def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], f
 
 
 class _Spy(Coordinates):
-    """Coordinates that count how often they are asked to convert."""
-
     def __init__(self, inner: Coordinates):
         self.inner, self.calls = inner, 0
 
@@ -268,7 +265,6 @@ class _Spy(Coordinates):
 
 
 def _resized(sample: Sample) -> Sample:
-    """The sample as if the processor had resized its image, and without the coordinate convention of its row."""
     row = {k: v for k, v in sample.row.items() if k != "coordinates"}
     if isinstance(row.get("width"), (int, float)) and isinstance(row.get("height"), (int, float)):
         row.setdefault("processed_size", [28 * math.ceil(row["width"] / 20), 28 * math.ceil(row["height"] / 20)])

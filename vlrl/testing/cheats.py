@@ -72,7 +72,6 @@ def _all_options(case: CheatCase) -> list[Text]:
 
 
 def _everything(case: CheatCase) -> list[Text]:
-    """Answers that contain the perfect answers of all samples at once."""
     many = list(case.candidates)
     if len(many) < 2:
         return []

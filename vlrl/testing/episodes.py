@@ -87,7 +87,6 @@ def _check_left(host: Environments, task: Task, sample: Sample, findings: Findin
 
 
 def _left(host: Environments) -> list[psutil.Process]:
-    """The processes started by environments that are still running."""
     started: list[psutil.Process] = []
     for number in host.processes:
         with suppress(psutil.Error):

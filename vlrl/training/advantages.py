@@ -262,7 +262,6 @@ def _actions(rollout: Rollout, weights: Mapping[str, float], plan: Plan | None) 
 
 
 def _written(completion: Completion) -> int:
-    """Number of sampled tokens of a completion, including masked tokens of earlier pieces of a partial rollout."""
     if completion.episode_id:
         return int(completion.loss_mask.sum())
     start = completion.turns[-1].start if completion.turns else 0

@@ -183,7 +183,6 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
 
 
 def _silence_transformers() -> None:
-    """Shows messages of transformers only on the main process."""
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -226,7 +225,6 @@ def _make_helpers(config: Config, data: _RunData, generates: bool, opened: conte
 
 
 def _warnings(config: Config, data: _RunData, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
-    """Findings about the first samples and the services, on the main process. Serious problems are raised."""
     found = comm.on_main(lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates,
                                                   goes_on=checkpoint is not None), "checking data and task")
     return [*(found or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
@@ -244,7 +242,6 @@ def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelih
 
 def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, apart: bool, clock: Clock,
             opened: contextlib.ExitStack) -> Engine:
-    """The engine, wrapped for episodes if the task has environments. Also shards the model."""
     copies = apart and config.engine.name == "hf"  # copies the whole model, so before sharding
     if not copies:
         shard(model, encode, config)

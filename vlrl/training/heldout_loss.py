@@ -60,7 +60,6 @@ def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step:
 
 
 def _losses(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
-    """Group id -> loss of the group's answer."""
     (numbered,) = split(groups, 1)
     part = make_minibatch(parts.policy, numbered, parts.config)
     sums, counts = np.zeros(len(groups)), np.zeros(len(groups))

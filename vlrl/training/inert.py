@@ -178,7 +178,6 @@ def services(run: Run) -> Iterator[Inert]:
 
 
 def _reads_outcome(run: Run) -> bool:
-    """Whether anything that affects training may depend on which answers are correct."""
     curriculum = run.config.curriculum
     uses = [use for name in TABLES for use in run.uses(name)]
     uses += [run.use(*one) for _, settings in active(run.config) for one in settings.functions]

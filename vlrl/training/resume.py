@@ -42,7 +42,6 @@ def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
 
 
 def _completed(folder: RunFolder) -> int:
-    """Number of completed steps, according to all files that are left."""
     steps = [line.get("step", 0) + 1 for line in folder.metrics()]
     steps += [line.get("step", 0) for line in folder.evals()]
     steps += [covered.stop for _, covered, _ in folder.rollout_files("rollouts")]

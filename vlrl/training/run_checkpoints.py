@@ -105,7 +105,6 @@ class RunCheckpoints:
                      "start over: resume=never, or another run.dir")
 
     def _warn_of_changed_files(self) -> None:
-        """Warns, once per file, that a data file has changed since it was read."""
         for name in {*self.parts.source.fingerprint.written_to()} - self._changed_files:
             self._changed_files.add(name)
             self.say(f"warning: {name} was changed, moved or removed since the run began. The run continues with "

@@ -119,13 +119,11 @@ class RunLog:
         files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))
 
     def _append_left_out(self) -> None:
-        """Writes to rejected.jsonl the rows that were left out when the data was read."""
         for own in parts_of(self.parts.source.samples):
             for bad in getattr(own, "quarantined", ()):
                 self._append_rejected(0, f"{bad.where}: {bad.reason}")
 
     def _write_tokenizer(self) -> None:
-        """Writes the tokenizer into the run folder, so that the viewer can show token ids as text."""
         text = tokenizer_file(self.parts.policy.processor.tokenizer) if self.config.store.rollouts else None
         if text is not None:
             self.folder.write_tokenizer(text)

@@ -107,7 +107,6 @@ class Session:
             return latest.path, latest.warnings, shared
 
     def _pin_sources(self, goes_on: bool) -> None:
-        """Records the commits of Hub data sets, if any rows come from the Hub."""
         if named := with_split([self.config.data, *(entry.data for entry in self.config.tasks)]):
             _HUB["pin"](named, self.folder.path, files.cache_folder(self.config.data.cache), goes_on)
         else:

@@ -188,7 +188,6 @@ def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """State of the random generators that dropout uses."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
@@ -245,7 +244,6 @@ def _weights(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 def _head(policy: Policy) -> list[torch.nn.Parameter]:
-    """Parameters of the head, which is not sharded."""
     return list(policy.head.parameters()) if policy.head else []
 
 
@@ -319,11 +317,9 @@ class _Meter:
         self.per_token: PerToken = {name: [None] * rollouts for name in names}
 
     def begin(self) -> None:
-        """Resets the values of the current optimizer step, when the step begins or restarts."""
         self.fresh, self.suspects, self.entropy, self.fresh_widest = {}, set(), 0.0, 0.0
 
     def keep(self) -> None:
-        """Adds the values of the current optimizer step to the totals."""
         self.widest = max(self.widest, self.fresh_widest)
         for key, value in self.fresh.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
@@ -361,7 +357,6 @@ class _Meter:
                 self.per_token[key][t.number] = t.into_rollout(self.per_token[key][t.number], piece.numpy())
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
-        """The metrics of the step over all ranks."""
         everyone, widest, halved = zip(*comm.gather((self.sums, self.widest, self.halved)), strict=True)
         total = {k: sum(s.get(k, 0.0) for s in everyone) for k in sorted({k for s in everyone for k in s})}
         tokens = max(total.pop("tokens", 0.0), 1.0)
