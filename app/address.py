@@ -63,8 +63,8 @@ def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: 
     return Address(host, path, tuple(map(_host, hosts)), tuple(map(_origin, frames)))
 
 
-def lets_others_in(address: Address) -> str:
-    """The command line option, with its value, that makes the inspector reachable from other machines; "" if no option
+def exposing_option(address: Address) -> str:
+    """The command line option (with its value) that makes the inspector reachable from other machines; "" if no option
     does."""
     if address.host not in LOCAL:
         return f"--host {address.host}"

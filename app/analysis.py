@@ -34,7 +34,7 @@ CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) 
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
 """SQL columns with the content of a sample, from which `item` makes an Item for pairing samples across runs."""
 SAMPLE = "sample_id, coalesce(shown, media), target"
-"""SQL columns that identify a sample: answers with equal values in them belong to the same sample."""
+"""SQL columns that identify a sample: two answers belong to the same sample if these columns are equal."""
 _EQUAL = 1e-9  # rewards that differ by less are a tie
 _MOST_CATEGORIES = 40
 
@@ -68,7 +68,7 @@ class History:
     visits: tuple[Visit, ...]
     """Sorted by run, then by step, with training and evaluation groups interleaved."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """Run id -> the value (verdict, reward or reward part) from which an answer passes."""
+    """Run id -> the lowest value (verdict, reward or reward part) with which an answer passes."""
     notes: tuple[str, ...] = ()
 
 
@@ -82,7 +82,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample that both sides of a comparison evaluated; `a` and `b` are its mean rewards on the two sides."""
+    """One sample that both sides of a comparison evaluated; `a` and `b` are the sample's mean rewards on the two sides.
+    """
 
     sample_id: str
     category: str | None
@@ -103,7 +104,7 @@ class Comparison:
 
     a: Side
     b: Side
-    """In both `a` and `b`, None for the step is replaced by the step of the last evaluation."""
+    """In `a` and `b`, a step of None has been replaced by the step of the run's last evaluation."""
     split: str
     n: int
     wins: int
@@ -118,7 +119,7 @@ class Comparison:
     categories: tuple[tuple[str, int, int, int, int, float], ...] = ()
     """(category, number of samples, wins, losses, ties, mean gain) for each category, sorted by name."""
     only_a: int = 0
-    """Number of samples that are only in a; `only_b` counts those only in b."""
+    """Number of samples that only a evaluated; `only_b` counts the samples that only b evaluated."""
     only_b: int = 0
     notes: tuple[str, ...] = ()
 
@@ -146,9 +147,9 @@ class Curriculum:
 
     run: str
     threshold: float | None
-    """The value from which an answer passes; None if no answer is scored."""
+    """The lowest value with which an answer passes; None if no answer is scored."""
     judged: bool
-    """Whether answers pass by their stored verdict instead of by a reward threshold."""
+    """Whether an answer passes by its stored verdict instead of a reward threshold."""
     bins: tuple[tuple[int, int], ...]
     """First and last step of each bin."""
     edges: tuple[float, ...]
@@ -260,7 +261,7 @@ def _value(part: str | None, threshold: float | None) -> list[Any]:
 
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
-    """Run id -> the value from which an answer passes; runs without a scored answer are missing."""
+    """Run id -> the lowest value with which an answer passes. Runs without a scored answer are missing."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
@@ -286,11 +287,9 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
-    """Keeps the rows of a single sample: the most frequent one with this id. Returns these rows and notes on the rows
-    left out.
+    """Returns the rows of the most frequent sample with this id, and notes on the other rows.
 
-    Different samples have the same id if runs use it for different images or ask about the same image in other words.
-    """
+    Different samples share an id if runs use it for different images, or ask about the same image in other words."""
     counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
         return list(rows), []
@@ -347,7 +346,7 @@ _Row = dict[str, Any]
 
 
 def item(row: _Row) -> Item:
-    """Converts a row with the columns of CONTENT to an Item for pairing, which keeps the row as its value."""
+    """Converts a row with the columns of CONTENT to an Item for pairing samples. The row becomes `Item.value`."""
     return Item(row["sample_id"], (row["shown"],) if row["shown"] else (), row["prompt"] or "", str(row["target"]),
                 episode=bool(row["episode"]), value=row)
 
@@ -356,7 +355,8 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
     """Pairs the rows of two runs or evaluations that belong to the same sample; returns the pairs and a note on
     unmatched rows.
 
-    Samples are the same if their media, prompt and target are (see vlrl.tools.experiments.pairs)."""
+    Two rows belong to the same sample if their media, prompt and target are equal (see vlrl.tools.experiments.pairs).
+    """
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
         f"{words.rstrip('.')}." for words in pairing.notes("A", "B"))

@@ -89,15 +89,16 @@ class SamplePreview:
 
 
 class Tasks:
-    """The tasks that can be asked: the built-in ones and those of a library's runs. Not thread-safe, because task code
-    may not be."""
+    """The tasks that the playground offers: built-in tasks and the tasks of a library's runs. Not thread-safe, because
+    the code of a task may not be."""
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """(label, value) of each selectable task: first those of runs, without duplicates, then the built-in ones."""
+        """(label, value) of each selectable task: first the tasks of runs, without duplicates, then the built-in tasks.
+        """
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
@@ -122,7 +123,8 @@ class Tasks:
         return tree
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
-        """The default max_new_tokens and temperature: those of the task's run, or else of the model's run."""
+        """Returns the default (max_new_tokens, temperature), read from the config of the task's run, else of the
+        model's run, else 64 and 1.0."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
@@ -176,8 +178,8 @@ class Tasks:
                                f"runs and the current folder, so the inspector does not open it. {way}")
 
     def find(self, config: Config, ask: Ask) -> tuple[Task, int, Sequence[Sample]]:
-        """Loads the task of a config; returns it, the index of the requested sample in its split, and the samples of
-        the split.
+        """Loads the task of a config; returns the task, the index of the requested sample in its split, and all samples
+        of the split.
 
         Raises AppError for an unknown sample, and VlrlError for an invalid task or data set."""
         task, splits = self._task(config)
@@ -221,7 +223,7 @@ class Tasks:
         return copy.copy(own), sample, task_messages(own, sample)
 
     def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
-        """The task of a config and the splits loaded from it so far; recent ones come from a small cache."""
+        """The task of a config and the splits loaded so far. The most recent tasks are cached."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
         if key not in self._cache:
             task = build_task.make_task(config)
@@ -291,6 +293,6 @@ def _with_prompt(task: Task, sample: Sample) -> Sample:
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The settings of one section of a config, limited to those of `keys` that are set."""
+    """The settings of one section of a config, limited to `keys` and without values of None."""
     settings = tree.get(section)
     return {k: settings[k] for k in keys if settings.get(k) is not None} if isinstance(settings, Mapping) else {}

@@ -47,7 +47,8 @@ _STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """What `write` has put into a bundle."""
+    """The result of `write`: the folder, the numbers of groups and bytes written, and sentences on what was left out.
+    """
 
     folder: Path
     groups: int

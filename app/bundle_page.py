@@ -17,7 +17,7 @@ from .html import Html, el, join, link, note, table
 from .index import Facets
 from .library import Library
 from .redaction import Redactor
-from .report import RUN, before_after, could_not, header, section
+from .report import RUN, before_after, header, section, unreadable_section
 
 OURS = "<!-- written by `vlrl report --bundle` -->"
 """Line that marks a README.md as written by this module, so that a later bundle may replace it."""
@@ -75,7 +75,7 @@ def _overview(name: str, library: Library, hide: Redactor, remarks: Sequence[str
             section("How it was made", _versions(library), "", "The run has no records of its versions."),
             section("What is left out here", [el("ul", *(el("li", words) for words in left_out), class_="v-list")], "",
                     ""),
-            could_not([hide.words(words) for words in dict.fromkeys(notes)][:_MOST_REMARKS])]
+            unreadable_section([hide.words(words) for words in dict.fromkeys(notes)][:_MOST_REMARKS])]
 
 
 def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:

@@ -104,7 +104,7 @@ def _prompt(text: str) -> Html:
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True,
           notes: Mapping[int, Html] | None = None) -> Html:
-    """All answers of a group as cards in a horizontally scrolling strip; they are stacked on a narrow screen."""
+    """All answers of a group as cards in a horizontally scrolling strip. On a narrow screen the cards are stacked."""
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
@@ -116,7 +116,8 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True,
 
 
 def _more(view: GroupView, first: int, links: Links) -> Html:
-    """Links to the answers before and after the visible ones; `first` is the position of the first visible one."""
+    """Links to the answers before and after the visible answers; `first` is the position of the first visible answer.
+    """
     left = len(view.rollouts) - len(view.rollouts[first:first + MOST_CARDS])
     if not left:
         return Html("")
@@ -143,7 +144,7 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
     `most` has the full-length value of each part's bar. `tools` are controls above the text; with `tools` the answer is
     not shortened, and is shown both raw and rendered."""
     form = None if turns.is_episode(rollout) else forms.read(
-        rollout.completion, view.prompt, rollout.truncated, forms.usual([r.whole for r in view.rollouts]),
+        rollout.completion, view.prompt, rollout.truncated, forms.common_tags([r.whole for r in view.rollouts]),
         rollout.opened)
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
     given = any(r.advantage is not None or r.aside for r in view.rollouts)  # not in evaluations and the playground

@@ -18,7 +18,7 @@ _OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_
 _MOST_LOOKED_AT = 8  # runs whose splits are offered if no run is selected
 
 
-def of(where: Mapping[str, str]) -> dict[str, str]:
+def selection(where: Mapping[str, str]) -> dict[str, str]:
     """The URL parameters in `where` that belong to the bar's selection."""
     run_is_of_group = "group" in where and where.get("in") == "all"
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}

@@ -25,8 +25,8 @@ def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") ->
 
 
 def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
-    """A drop-down list of (value, label) options. A `value` that is not an option is added, so that it can be
-    deselected."""
+    """A drop-down list of (value, label) options. A `value` that is not among the options is added, so that the user
+    can deselect it."""
     offered = [(str(v), words) for v, words in options]
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
@@ -58,7 +58,7 @@ def _labelled(label: str, *inner: Any) -> Html:
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
-def place(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
+def target(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
     """The URL parameters that open a group or a rollout."""
     where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,
              "group": key.group}
@@ -69,7 +69,7 @@ def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
     """The key of the rollout in the URL parameters; None if they name none. Raises AppError for an invalid number."""
     if not all(where.get(name) for name in ("run", "step", "group", "rollout")):
         return None
-    step, index, split = whole(where, "step"), whole(where, "rollout"), where.get("split") or "train"
+    step, index, split = integer(where, "step"), integer(where, "rollout"), where.get("split") or "train"
     source = where.get("source") or ("train" if split == "train" else "eval")
     return RolloutKey(where["run"], source, split, step or 0, where["group"], index or 0)
 
@@ -89,7 +89,7 @@ def unpacked(text: str | None) -> RolloutKey | None:
     return RolloutKey(run, source, split, step, group, index) if right else None
 
 
-def whole(where: Mapping[str, str], name: str) -> int | None:
+def integer(where: Mapping[str, str], name: str) -> int | None:
     """The URL parameter `name` as an integer of at least 0; None if it is missing. Raises AppError for any other text.
     """
     text = where.get(name)

@@ -19,8 +19,8 @@ _MOST = 400  # points of a line
 
 
 class EvalPoints(NamedTuple):
-    """The evaluations of one split: (step, mean, low, high) for each. `low` and `high` bound the interval and may be
-    None."""
+    """The evaluations of one split as (step, mean, low, high) tuples. `low` and `high` bound the confidence interval,
+    and may be None."""
 
     name: str
     points: Sequence[tuple[float, float, float | None, float | None]]

@@ -46,8 +46,8 @@ Keys may be missing, and values are not validated."""
 
 @dataclass(frozen=True)
 class MediaView:
-    """One image or video shown in a prompt or an episode. Sizes are (width, height) in pixels, or None if not stored.
-    """
+    """One image or video of a prompt or an episode. Sizes are (width, height) in pixels, or None if the rollout file
+    has no size."""
 
     name: str | None
     """File name in the run's media/ folder, for MediaStore; None if not stored."""
@@ -63,8 +63,8 @@ class MediaView:
 
 @dataclass(frozen=True, eq=False)
 class RolloutView:
-    """One answer with all of its columns in the rollout file. T is its number of tokens; an array that is not stored is
-    None."""
+    """One answer with all of its columns in the rollout file. T is its number of tokens. An array that the file does
+    not store is None."""
 
     key: RolloutKey
     schema: int | None
@@ -190,11 +190,10 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """If the file stores no marks, returns the group with marks computed by its task; returns it unchanged if that
-    fails.
+    """Adds marks to the answers of a group if the rollout file stores none, by running the group's task.
 
-    Only built-in tasks with default settings are used. With `trust`, a task that config.yaml names by path or module is
-    used as well, which executes its code."""
+    If the task fails, the group is returned unchanged except for a note. Only built-in tasks with default settings are
+    used. With `trust`, a task that config.yaml names by path or module is used as well, which executes its code."""
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
     name = _of_task(library.settings(view.key.run), view.task, "name")
@@ -214,7 +213,7 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
 
 
 def box_convention(library: Library, view: GroupView) -> str:
-    """The coordinate convention of boxes that the group's model writes, from config.yaml or the model family;
+    """The coordinate convention in which the group's model writes boxes, from config.yaml or the model family;
     "original" if unknown."""
     settings = library.settings(view.key.run)
     set_to, model = _of_task(settings, view.task, "coordinates"), settings.get("model.name")
@@ -227,7 +226,7 @@ def box_convention(library: Library, view: GroupView) -> str:
 
 
 def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
-    """The value of `setting` for the task labelled `label` in config.yaml, or for the run's only task."""
+    """The value of `setting` for the task labelled `label` in config.yaml, or for the only task of the run."""
     several = settings.get("tasks")
     for task in several if isinstance(several, list) else ():
         if isinstance(task, Mapping) and task.get("label") == label:

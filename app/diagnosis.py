@@ -66,7 +66,7 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Returns all findings on a run: alerts first, then those of kind bad, warn and good."""
-    findings = [finding for look in LOOKS for finding in look(evidence)]
+    findings = [finding for look in CHECKS for finding in look(evidence)]
     return [*alerts(evidence), *sorted(findings, key=lambda finding: _KINDS.index(finding.kind))]
 
 
@@ -188,7 +188,7 @@ def kl(evidence: Evidence) -> Iterator[Finding]:
 
 
 def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for each reward part that has the same value for nearly all answers."""
+    """Yields a finding for each reward part that has the same value in nearly all answers."""
     for name in _parts(evidence.answers):
         values = [value for answer in evidence.answers if (value := answer.parts.get(name)) is not None]
         usual, many = Counter(values).most_common(1)[0]
@@ -256,7 +256,7 @@ def held_out(evidence: Evidence) -> Iterator[Finding]:
                        "split": split})
 
 
-def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
+def reward_without_accuracy(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding for each held-out split whose accuracy fell while the training reward rose, a sign of reward
     hacking or memorization."""
     spans = _ends(evidence, "reward/mean")
@@ -284,10 +284,10 @@ def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
                       _where(evidence, late, order="best"))
 
 
-LOOKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out,
-    paid_and_not_wanted)
-"""All checks of a run except `alerts`."""
+    reward_without_accuracy)
+"""All checks of a run except `alerts`. Each yields its findings."""
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -332,8 +332,8 @@ def _mean(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]], float], ...] | None:
-    """A metric at the first and at the last steps: ((step, value) pairs, their mean) for each. None for fewer than six
-    steps."""
+    """A metric at the first and at the last steps: for each end, its (step, value) pairs and the mean of the values.
+    None for fewer than six steps."""
     every = evidence.last(name, len(evidence.metrics))
     count = min(RECENT, len(every) // 3)
     if count < 2:

@@ -31,17 +31,17 @@ Box = tuple[Any, ...]
 
 
 class Addresses(Protocol):
-    """Returns URLs of a run's media: on a server, or `data:` URLs. An unavailable file has the URL None."""
+    """Returns URLs of a run's media, on a server or as `data:` URLs; None for an unavailable file."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """The URL of an image reduced to at most `size` pixels on its longer side; of the original file if `size` is
-        None."""
+        """The URL of an image, reduced to at most `size` pixels on the longer side. With `size` None, the URL of the
+        original file."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...
 
     def frames(self, run: str, name: str, seconds: Sequence[float]) -> Sequence[str | None]:
-        """The URLs of the video frames shown at these times, one for each of `seconds`."""
+        """The URLs of the video frames at these times in seconds, one URL for each time."""
         ...
 
 
@@ -148,9 +148,8 @@ def _corners(shape: Shape) -> list[tuple[float, float]]:
 
 def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[Shape], chosen: int | None,
             alt: str, small: bool = False) -> Html:
-    """An image with its marks on top, or an empty area of the same shape if there is no image.
-
-    It is enlarged while its check box is checked."""
+    """An image with its marks on top, or an empty area of the same shape if there is no image. The image is enlarged
+    while its check box is checked."""
     picture: Any = el("span", "not stored", class_="v-blank")
     if source:
         lazy = None if source.startswith("data:") else "lazy"
@@ -214,8 +213,8 @@ _DRAWN = {"box": _box, "point": _point, "path": _path}
 
 
 def _fields(shape: Shape, unit: float) -> list[Box]:
-    """The boxes around a mark that labels should not cover: the box itself, the surroundings of a point, or areas along
-    a path."""
+    """The boxes around a mark that labels should not cover: the mark's own box, the surroundings of a point, or areas
+    along a path."""
     if shape.kind == "box":
         return [shape.at]
     points = [shape.at] if shape.kind == "point" else [
@@ -312,10 +311,10 @@ def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestam
 
 def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES, plays: bool = False) -> Html:
-    """The sampled frames of a video next to each other, with their times and the boxes of tracks; other marks are on
-    the first frame.
+    """The sampled frames of a video next to each other, with their times and the boxes of tracks. Other marks are drawn
+    on the first frame.
 
-    If the page shows a player (`plays`), the times are buttons that make it seek."""
+    If the page shows a player (`plays`), the times are buttons that make the player seek."""
     times = [t for t in one.timestamps if finite(t) is not None]
     if not times:
         return Html("")
@@ -352,7 +351,8 @@ def _duration(view: GroupView, one: MediaView | None) -> float | None:
 
 
 def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
-    """The time spans of target and answers over the duration of a clip, in one row for each, with IoU.
+    """The time spans of the target and of each answer as rows of bars over the duration of a clip, with the IoU of each
+    answer.
 
     `ticks` are the times of the sampled frames."""
     ends = [max(s.at) for s in all_shapes if s.kind == "span"]

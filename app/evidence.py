@@ -35,7 +35,7 @@ class Reader:
         self._answers: OrderedDict[str, tuple[Any, tuple[Answer, ...]]] = OrderedDict()
 
     def of(self, run: str) -> Evidence:
-        """The evidence for the diagnosis of a run. Raises AppError for an unknown run; damaged files are ignored."""
+        """Collects what the diagnosis of a run needs. Raises AppError for an unknown run; damaged files are ignored."""
         metrics = self.library.metrics(run)
         last = (len(metrics), metrics[-1]["step"] if metrics else None)
         with self._lock:

@@ -232,7 +232,8 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
     """The data set row of a rollout, with its answer as the solution.
 
-    If several answers of a sample are exported, their ids get a number; `ids` are those used so far."""
+    `ids` are the row ids used so far. If several answers to a sample are exported, a number is appended to the row id.
+    """
     row = record["sample"]
     if not isinstance(row, dict):
         raise AppError("its data row was not stored")

@@ -43,8 +43,8 @@ def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str
     """Renders a film of one of KINDS with at most `size` pixels on the longer side, `most_frames` images and
     `most_bytes` bytes.
 
-    Of longer episodes evenly spaced images are used, including the first and the last. Raises AppError for an episode
-    without images, and for an unknown kind."""
+    From a longer episode, evenly spaced images are taken, including the first and the last. Raises AppError for an
+    episode without images, and for an unknown kind."""
     if kind not in _ENCODERS:
         raise AppError(f"film kind {kind[:20]!r} is unknown: choose one of {', '.join(KINDS)}")
     with _making:
@@ -57,7 +57,7 @@ def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` evenly spaced items, always with the last one; also with the first one if `most` is at least 2."""
+    """At most `most` evenly spaced items: always the last item, and the first item too if `most` is at least 2."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)] if most > 1 else [items[-1]]
@@ -123,4 +123,4 @@ def _mp4(frames: Sequence[Image.Image]) -> bytes:
 
 _ENCODERS: Mapping[str, Callable[[Sequence[Image.Image]], bytes]] = {"gif": _gif, "mp4": _mp4}
 KINDS: Mapping[str, str] = {"gif": "image/gif", "mp4": "video/mp4"}
-"""Kind of a film, which is also its file name suffix -> media type."""
+"""Film kind, which is also the file name suffix -> media type."""

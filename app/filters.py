@@ -62,7 +62,7 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
         descending=where.get("dir") != "up")
 
 
-def keeps(where: Mapping[str, str]) -> dict[str, str]:
+def list_query(where: Mapping[str, str]) -> dict[str, str]:
     """The URL parameters that determine the list, for links that open a group or answer next to the same list."""
     filters = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
     if "group" in where and where.get("in") == "all":
@@ -70,9 +70,9 @@ def keeps(where: Mapping[str, str]) -> dict[str, str]:
     return filters
 
 
-def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
+def open_query(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
     """The URL parameters that open a group, or one of its answers, next to the unchanged list."""
-    filters = keeps(where)
+    filters = list_query(where)
     target = {**filters, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
               "group": key.group}
     return target | ({} if filters.get("run") else {"in": "all"}) | ({} if rollout is None else {"rollout": rollout})
@@ -106,14 +106,14 @@ def chips(where: Mapping[str, str]) -> list[Html]:
         if where.get(low) or where.get(high):
             part = where.get("part", "its value") if name == "part_range" else _RANGE_WORDS.get(name, name)
             given.append((f"{part} {_span(where.get(low), where.get(high))}", (low, high)))
-    here = {**keeps(where), "page": "rollouts"}
+    here = {**list_query(where), "page": "rollouts"}
     return [link({k: v for k, v in here.items() if k not in (*names, "at")}, words, " ×", class_="v-chip v-away",
                  title="take this filter away", data_replace=True) for words, names in given]
 
 
 def presets(where: Mapping[str, str]) -> Html:
-    """Links to common queries. The link of the active one removes its filters."""
-    base = context.of(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
+    """Links to common queries. The link of the active query removes its filters."""
+    base = context.selection(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
     links = []
     for words, wanted in PRESETS.items():
         on = all(where.get(k) == v for k, v in wanted.items())

@@ -83,7 +83,7 @@ def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any
               data_next=query(after) if after else None, aria_label=f"Note on answer {rollout.index}")
 
 
-def written(site: Site, text: str) -> tuple[Html, str]:
+def save_note(site: Site, text: str) -> tuple[Html, str]:
     """Saves a flag or comment that app.js sends as JSON with "key" (see controls.packed), "n", and "flag" or "comment".
 
     Returns the error message, if any, and a reply to app.js: n, followed by "failed" on error."""
@@ -104,7 +104,7 @@ def written(site: Site, text: str) -> tuple[Html, str]:
     return Html(""), str(number)
 
 
-def labelled(site: Site, text: str) -> tuple[Html, str]:
+def save_label(site: Site, text: str) -> tuple[Html, str]:
     """Saves the tags or the archived state of a run that app.js sends as JSON.
 
     The JSON has "key" (the run id), "n", and "tags" (comma-separated) or "archived". Returns the error message, if any,

@@ -22,7 +22,7 @@ class Piece:
     kind: str
     text: str
     tag: bool = False
-    """Whether the span is a tag; its `kind` is then that of the section which the tag opens or closes."""
+    """Whether the span is a tag. The `kind` of a tag is the kind of the section that it opens or closes."""
     bad: bool = False
     """Whether the span is a misplaced tag or misplaced text."""
 
@@ -39,7 +39,7 @@ class Form:
         return "".join(p.text for p in self.pieces if p.kind == "reasoning" and not p.tag).strip()
 
 
-def usual(texts: Sequence[str]) -> set[str]:
+def common_tags(texts: Sequence[str]) -> set[str]:
     """The names of the tags that occur in at least half of the texts."""
     return {name for name in TAGS if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
@@ -48,8 +48,8 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
     """Divides an answer into sections and lists its format violations.
 
     `opened` is text at the end of the prompt that counts as the beginning of the answer. Tags are expected if they
-    occur in the answer or the prompt, or are in `others` (see `usual`). If the first thinking tag of the answer is
-    </think>, the answer begins with reasoning, as in rewards.text.parse_answer."""
+    occur in the answer or the prompt, or are named in `others` (see `usual`). If the first thinking tag of the answer
+    is </think>, the answer begins with reasoning, as in rewards.text.parse_answer."""
     text, prompt = scored_text(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
     requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}

@@ -57,8 +57,8 @@ p {{color: #c33; margin: 0}}</style>
 
 
 class Guard:
-    """ASGI middleware that checks every request. `address` says how the app is reached; `head` is HTML to insert into
-    the page's head."""
+    """ASGI middleware that checks every request. `address` describes how browsers reach the app; `head` is HTML to
+    insert into the <head> of the page."""
 
     def __init__(self, app: ASGIApp, address: Address, password: str | None, head: str):
         self.app, self.address = app, address
@@ -156,8 +156,8 @@ class Guard:
                 f"SameSite={site}{secure}")
 
     def _page(self, send: Send) -> Send:
-        """Wraps `send` to insert `head` into the page and to add the hashes of its inline scripts to the
-        Content-Security-Policy."""
+        """Wraps `send`: inserts the guard's HTML into the <head> of the page, and adds the hashes of the page's inline
+        scripts to the Content-Security-Policy."""
         start: list[Message] = []
         parts: list[bytes] = []
 

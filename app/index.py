@@ -20,9 +20,9 @@ from .queries import (
     RolloutKey,
     clean_key,
     flagged_table,
+    group_conditions,
     group_order,
-    of_groups,
-    of_rollouts,
+    rollout_conditions,
     rollout_order,
 )
 from .table import Table
@@ -60,8 +60,8 @@ class Page(Generic[Row]):
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A group as a row of the list. Its statistics cover all of its scored answers, including those that the filters
-    exclude."""
+    """A group as a row of the list. Its statistics cover all scored answers of the group, including answers that the
+    filters exclude."""
 
     key: GroupKey
     task: str
@@ -163,8 +163,8 @@ class Index:
     # --- lists ----------------------------------------------------------------------------------------------------
 
     def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
-        """One page of the groups that contain an answer which passes the filters. After the last page, returns the last
-        page.
+        """One page of the groups with at least one answer that passes the filters. A page number past the end returns
+        the last page.
 
         Raises AppError for an invalid query."""
         scope = self.refresh(query.runs)
@@ -179,11 +179,11 @@ class Index:
         return self._page(query, scope, sql, values, page, size, _group_row)
 
     def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
-        """One page of the answers that pass the filters. After the last page, returns the last page.
+        """One page of the answers that pass the filters. A page number past the end returns the last page.
 
         Raises AppError for an invalid query."""
         scope = self.refresh(query.runs)
-        groups, rollouts = of_groups(query, scope.runs), of_rollouts(query)
+        groups, rollouts = group_conditions(query, scope.runs), rollout_conditions(query)
         order, order_values = rollout_order(query, scope.runs)
         sql = f"""
             WITH found AS (SELECT rowid AS row, row_number() OVER (ORDER BY {order}) AS place FROM rollouts
@@ -197,7 +197,8 @@ class Index:
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
         """The groups before and after `key` in the order of `groups(query)`.
 
-        Either is None at the end of the list, and both are None if the list does not contain `key`."""
+        The group before the first and the group after the last are None. Both are None if the list does not contain
+        `key`."""
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
         sql = f"""
@@ -255,8 +256,9 @@ _GROUP_COLUMNS = f"""
 
 
 def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """The SELECT statement for the groups with a matching answer (key, hits, sort columns), and its parameters."""
-    groups, rollouts = of_groups(query, runs), of_rollouts(query)
+    """The SELECT statement for the groups with a matching answer, and its parameters. Its columns are the key, hits and
+    the sort columns."""
+    groups, rollouts = group_conditions(query, runs), rollout_conditions(query)
     # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
     sql = f"""
         SELECT {_KEY}, list_position(?::VARCHAR[], run) AS recency, count(*) FILTER ({rollouts}) AS hits,

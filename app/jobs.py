@@ -43,8 +43,8 @@ class JobStopped(Exception):
 
 
 class Job:
-    """Runs `work(job)` in a thread of its own. `work` reports progress with `tell` and calls `check` regularly so that
-    it can be cancelled."""
+    """Runs `work(job)` in a background thread. `work` reports progress with `tell`, and calls `check` regularly so that
+    the job can be cancelled."""
 
     def __init__(self, work: Callable[[Job], Any]):
         self._work, self._now, self._looked = work, Progress(), time.monotonic()
@@ -69,9 +69,8 @@ class Job:
         self._stop.set()
 
     def follow(self) -> Iterator[Progress]:
-        """Starts the work and yields the Progress whenever it changes; the last one is the final state.
-
-        Closing the iterator early stops the job."""
+        """Starts the work and yields its Progress after every change, ending with the final state. Closing the iterator
+        early stops the job."""
         threading.Thread(target=self._run, name="vlrl-playground", daemon=True).start()
         shown: Progress | None = None
         try:

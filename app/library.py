@@ -250,7 +250,8 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 class _Walk:
-    """Searches the folders below a root for runs. It follows no links, and does not search inside run folders."""
+    """Searches the folders below a root for runs. Links are not followed, and run folders are searched only for stages.
+    """
 
     def __init__(self, root: Path):
         self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS

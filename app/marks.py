@@ -42,7 +42,7 @@ class Shape:
     """Index of the answer; None for a mark of the target."""
     media: int = 0
     score: str = ""
-    """The mark's score against the target as text, such as "IoU 0.82"; "" if it has none."""
+    """The score of the mark against the target as text, such as "IoU 0.82"; "" if there is none."""
 
     @property
     def color(self) -> str:
@@ -75,7 +75,7 @@ def shapes(view: GroupView) -> tuple[list[Shape], int]:
 def _shape(mark: Any, index: int | None) -> Shape | None:
     if not isinstance(mark, Mapping):
         return None
-    at = place_of(mark.get("kind"), mark.get("at"))
+    at = coordinates_of(mark.get("kind"), mark.get("at"))
     media = mark.get("media", 0)
     if at is None or not isinstance(media, int) or not 0 <= media < 1000:
         return None
@@ -84,8 +84,8 @@ def _shape(mark: Any, index: int | None) -> Shape | None:
                  rollout=None if mark.get("role") == "target" else index)
 
 
-def place_of(kind: Any, at: Any) -> tuple[Any, ...] | None:
-    """Converts `at` of a mark of this kind to the form of Shape.at; None if it is invalid."""
+def coordinates_of(kind: Any, at: Any) -> tuple[Any, ...] | None:
+    """Converts the coordinates `at` of a mark of this kind to the form of Shape.at; None if they are invalid."""
     if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
         return None
     if kind in _NUMBERS:
@@ -129,9 +129,9 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
     """Returns the marks of answers with their scores against the targets on the same image.
 
-    Boxes get the best IoU with a target box. Spans get the IoU of all spans of their answer with the target's. Tracks
-    get the mean IoU over the target's boxes. Points get the distance to the nearest target point, or whether they lie
-    in a target box."""
+    A box gets the best IoU with a target box. A span gets the IoU of all spans of its answer with the target's spans. A
+    track gets the mean IoU over the target's boxes. A point gets the distance to the nearest target point, or whether
+    it lies in a target box."""
     answers = list(answers)
     return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
                   _score(a, answers, [t for t in targets if t.media == a.media])) for a in answers]
@@ -161,10 +161,10 @@ def _iou(value: float) -> str:
 
 
 def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
-    """Mean IoU of a track over the boxes of `truth` [(seconds or None, box), ...]; a box missing in `track` counts as
+    """Mean IoU of a track over the boxes of `truth` [(seconds or None, box), ...]; a box missing from `track` counts as
     0.
 
-    Boxes are matched by time, or by position in the list if they have no time."""
+    Boxes are matched by time, or by their position in the list if they have no time."""
     if not truth:
         return 0.0
     own = {round(t, 3) if t is not None else i: box for i, (t, box) in enumerate(track)}
@@ -173,11 +173,11 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
 
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The box of a track at the frame with index `frame`, where `times` are the times of all frames; None if the track
-    has no box at it.
+    """The box of a track at the frame with index `frame`; None if the track has no box at that time. `times` are the
+    times of all frames.
 
-    Boxes with a time match within half the interval between two frames; boxes without are matched by position in the
-    list."""
+    A box with a time matches a frame within half the interval between two frames. Boxes without times are matched by
+    their position in the list."""
     if all(t is None for t, _ in track):
         place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))
         return track[place][1]

@@ -79,7 +79,7 @@ class MediaStore:
         """The video frames shown at `timestamps` (seconds from the start of the file), each as a JPEG of at most `size`
         x `size` pixels.
 
-        At most the first 64 are returned. Raises AppError if the file may not be served or is unreadable."""
+        Only the first 64 times are used. Raises AppError if the file may not be served or is unreadable."""
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
         return self._cached(path, size, times, lambda: _frames(path, times)) if times else []
@@ -166,7 +166,7 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 
 def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
-    """Frames of an animated image: the frames shown at `times`, or every frame if their number is that of `times`."""
+    """The frames of an animated image shown at `times`; all of its frames if there are as many frames as times."""
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             _check_size(*image.size)

@@ -66,7 +66,7 @@ def choose(library: Library, model: str) -> ModelChoice:
     if run is not None:
         path = _checkpoints(library, run) / model.rpartition(_BETWEEN)[2]
         if not path.is_dir():
-            raise AppError(gone(model))
+            raise AppError(deleted_message(model))
         step = _step(path.name)
         return ModelChoice(str(_weights(path)), f"{run}, step {step}", run, step, _stamp(path))
     if model.startswith("embedded/"):
@@ -82,10 +82,10 @@ def choose(library: Library, model: str) -> ModelChoice:
                    "the hub name of a model that was downloaded before. The inspector downloads nothing.")
 
 
-def gone(model: str) -> str:
-    """The error message for a checkpoint that was deleted by its run."""
-    return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Reload the page "
-            "and choose another one.")
+def deleted_message(model: str) -> str:
+    """The error message for a checkpoint that its run has deleted."""
+    return (f"The checkpoint {model!r} was deleted: a run keeps only its newest checkpoints (save.keep). "
+            "Reload the page and choose another one.")
 
 
 def _checkpoints(library: Library, run: str) -> Path:
@@ -175,8 +175,9 @@ def check_memory(config: Config, loaded: bool) -> int:
 
 
 def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
-    """Loads the policy of a config. Meanwhile it calls `tell` with the loaded share in [0, 1], estimated from the
-    growth of this process relative to `weights` (bytes)."""
+    """Loads the policy of a config. During loading, calls `tell` with the loaded share in [0, 1].
+
+    The share is estimated from the growth of this process relative to `weights`, the size of the model in bytes."""
     import psutil
     import transformers
 
@@ -190,7 +191,7 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
         return policy.load(config, make_accelerator(config))
 
 
-def stay_local(name: str) -> None:
+def disable_downloads(name: str) -> None:
     """Turns hub access off. Raises AppError if the model is an adapter whose base model is not on this machine."""
     from huggingface_hub import constants
 
@@ -211,8 +212,8 @@ def stay_local(name: str) -> None:
     raise AppError("This adapter is the last of a chain of more than eight adapters.")
 
 
-def is_shortage(error: BaseException) -> bool:
-    """Whether the error means that memory ran out: Python's MemoryError, a GPU's error, or the RuntimeError that torch
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error means that memory ran out: MemoryError, an error of the GPU, or the RuntimeError that torch
     raises on a CPU."""
     words = str(error).lower()
     named = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))

@@ -20,7 +20,7 @@ MOST = 20
 
 @dataclass(frozen=True)
 class NotableGroup:
-    """A group to show. `before` is the group of the same sample in the first evaluation, for a group of the last
+    """A group worth showing. For a group of the last evaluation, `before` is the group of the same sample in the first
     evaluation."""
 
     why: str
@@ -61,19 +61,19 @@ def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Nota
     gains = [t for difference, t in reversed(changes) if difference > 0]
     losses = [t for difference, t in changes if difference < 0]
     late = [row for row in rows if row.step >= 0.75 * max((r.step for r in rows), default=0)]
-    mixed = _tellings(sorted(late, key=lambda r: -r.std), lambda r: r.std > 0, lambda r: "mixed answers: rewards "
+    mixed = _notable(sorted(late, key=lambda r: -r.std), lambda r: r.std > 0, lambda r: "mixed answers: rewards "
                       f"{number(r.mean)} ± {number(r.std)}, much to learn from")
-    best = _tellings(sorted(late, key=lambda r: -r.mean), lambda r: True, lambda r: f"among the best groups late in "
+    best = _notable(sorted(late, key=lambda r: -r.mean), lambda r: True, lambda r: f"among the best groups late in "
                      f"training: mean reward {number(r.mean)}")
-    worst = _tellings(sorted(late, key=lambda r: r.mean), lambda r: True, lambda r: f"among the worst groups late in "
+    worst = _notable(sorted(late, key=lambda r: r.mean), lambda r: True, lambda r: f"among the worst groups late in "
                       f"training: mean reward {number(r.mean)}")
-    errors = _tellings(sorted(rows, key=lambda r: (-r.errors, -r.step)), lambda r: r.errors > 0,
+    errors = _notable(sorted(rows, key=lambda r: (-r.errors, -r.step)), lambda r: r.errors > 0,
                        lambda r: f"scoring failed for {r.errors} of its answers")
     return _in_turn([gains, losses, mixed, best, worst, errors], most)
 
 
 def _in_turn(kinds: Sequence[list[NotableGroup]], most: int) -> list[NotableGroup]:
-    """Takes groups from each kind in turn until there are `most` different ones; returns them sorted by kind."""
+    """Takes groups from each kind in turn until there are `most` different groups; returns these sorted by kind."""
     picked: dict[Any, tuple[int, NotableGroup]] = {}
     for row in itertools.zip_longest(*kinds):
         for kind, telling in enumerate(row):
@@ -82,7 +82,7 @@ def _in_turn(kinds: Sequence[list[NotableGroup]], most: int) -> list[NotableGrou
     return [telling for _, telling in sorted(picked.values(), key=lambda item: item[0])]
 
 
-def _tellings(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Row], str]) -> list[NotableGroup]:
+def _notable(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Row], str]) -> list[NotableGroup]:
     return [NotableGroup(why(row), "train", "train", row.step, row.group) for row in rows if fits(row)]
 
 

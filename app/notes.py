@@ -94,9 +94,10 @@ class Notes:
         return notes[0] if notes else None
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "", by: str = "") -> list[Note]:
-        """Notes, latest first; optionally those of one run, with one flag, or with `text` in the comment or sample id.
+        """The notes, latest first: optionally those on one run, with one flag, or with `text` in the comment or sample
+        id.
 
-        With `by`, only notes on rollouts flagged by this annotator, each with this annotator's flag."""
+        With `by`, only the notes on rollouts that this annotator flagged, each with the flag of this annotator."""
         if by:
             own = self.verdicts(run)
             notes = [replace(note, flag=own[note.key][by]) for note in self.all(run, text=text)
@@ -125,7 +126,7 @@ class Notes:
         return flags
 
     def labels(self) -> dict[str, Label]:
-        """Run id -> its Label, for every run with tags or in the archive."""
+        """Run id -> its Label, for every run that has tags or is archived."""
         rows = self._rows("run, tags, archived FROM runs", ())
         return {str(run): Label(tuple(str(tags).split("\n")) if tags else (), bool(archived))
                 for run, tags, archived in rows}
@@ -186,7 +187,7 @@ class Notes:
         return [_note(row) for row in rows if isinstance(row[3], int) and isinstance(row[5], int)]
 
     def _rows(self, query: str, values: tuple, least: int = VERSION) -> list[tuple]:
-        """The rows of a SELECT; none if the file is older than version `least` and so lacks the table."""
+        """The rows of a SELECT. Empty if the file has an older format than version `least`, which lacks the table."""
         if not os.path.lexists(self.path):
             return []
         with self._open(write=False) as base:
@@ -258,7 +259,7 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
 
 
 def _verdict(base: sqlite3.Connection, key: tuple, by: str, flag: str) -> str:
-    """Sets or removes an annotator's flag of a rollout; returns the rollout's flag that was then set last."""
+    """Sets or removes the flag of one annotator on a rollout; returns the most recent flag on the rollout."""
     if flag:
         base.execute(f"INSERT OR REPLACE INTO verdicts VALUES ({', '.join('?' * 9)})", (*key, by, flag, time.time()))
     else:

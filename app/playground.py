@@ -39,7 +39,7 @@ _LOOK_S = 0.3
 """Shortest interval in seconds between two updates of the streamed texts. Decoding the texts takes at most a fifth of
 the time."""
 _STREAM = 5
-"""First component of the keys of the sampling random streams; those of training and evaluation have smaller values."""
+"""First component of the keys of the sampling random streams. Training and evaluation use smaller values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class _Loaded:
 
 
 class Playground:
-    """Answers requests with the models and tasks of a library's runs; it keeps one model in memory."""
+    """Answers requests with the models and tasks of a library's runs. It keeps one model in memory."""
 
     def __init__(self, library: Library, trust_tasks: bool = False):
         self.library, self.tasks = library, Tasks(library, trust_tasks)
@@ -76,7 +76,7 @@ class Playground:
             return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
 
     def answer(self, ask: Ask) -> Job:
-        """Returns a job that generates a group when it is followed; the job's result is an AnsweredGroup."""
+        """Returns a job that generates a group once it is followed. The result of the job is an AnsweredGroup."""
         return Job(lambda job: self._answer(ask, job))
 
     def unload(self) -> None:
@@ -94,7 +94,7 @@ class Playground:
             try:
                 return self._group(ask, job)
             except Exception as error:
-                if not models.is_shortage(error):
+                if not models.is_out_of_memory(error):
                     raise
             self.unload()  # outside of the handler, which keeps the failed batch alive
             raise AppError("Out of memory. Ask for fewer answers or fewer new tokens, use a smaller image or model, "
@@ -102,8 +102,8 @@ class Playground:
 
     @contextmanager
     def _my_turn(self, job: Job) -> Iterator[None]:
-        """Waits until no other job loads or generates, and reports this on the job; the lock is held inside the `with`
-        block."""
+        """Waits until no other job loads a model or generates, and reports the wait on the job. The lock is held inside
+        the `with` block."""
         while not self._turn.acquire(timeout=0.1):
             job.tell("waiting", remark="The model is busy for another tab; this one is next.")
             job.check()
@@ -128,7 +128,7 @@ class Playground:
 
     def _load(self, config: Config, chosen: ModelChoice, job: Job) -> Policy:
         """Returns the requested model, and loads it if necessary; the previous model is removed from memory first."""
-        models.stay_local(chosen.name)
+        models.disable_downloads(chosen.name)
         key = (chosen.name, chosen.stamp, config.model.model_dump_json())
         if self._loaded and self._loaded.key == key:
             models.check_memory(config, loaded=True)
@@ -140,7 +140,7 @@ class Playground:
             self._loaded = _Loaded(key, models.load(config, weights, lambda share: job.tell(done=share)))
         except VlrlError:
             if chosen.run and not Path(chosen.name).is_dir():
-                raise AppError(models.gone(ask_name(chosen))) from None
+                raise AppError(models.deleted_message(ask_name(chosen))) from None
             raise
         return self._loaded.policy
 

@@ -95,8 +95,7 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of the values. If all are equal it is exactly that value, so that a constant is plotted as a flat line.
-    """
+    """The mean of the values. The mean of equal values is exact, so that a constant is plotted as a flat line."""
     return values[0] + sum(v - values[0] for v in values) / len(values)
 
 
@@ -111,10 +110,10 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
-    """The traces of one run: its values; with smoothing, faint values and a moving average on top."""
+    """The traces of one run: its values, or with smoothing, faint values under a moving average."""
     if not curve.steps:
         return []
-    shared = {"x": curve.steps, "name": visible(run), "meta": {"go": opens(run)},
+    shared = {"x": curve.steps, "name": visible(run), "meta": {"go": step_query(run)},
               "mode": "lines" if len(curve.steps) > 50 else "lines+markers", "marker": {"color": paint, "size": 4}}
     if not smooth or len(curve.steps) < 3:
         return [{**shared, "y": curve.values, "line": {"color": paint, "width": 1.8}}]
@@ -123,7 +122,7 @@ def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str,
                   "tip": "smoothed"}]
 
 
-def opens(run: str, source: str = "train", split: str = "") -> str:
+def step_query(run: str, source: str = "train", split: str = "") -> str:
     """The URL query that opens the rollouts of one step; it contains {x} as a placeholder for the step."""
     filters = {"page": "rollouts", "run": run, "kind": source, "set": split}
     return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
@@ -149,6 +148,7 @@ def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: s
                 "arrayminus": [0.0 if low is None else max(0.0, value - low) for _, value, low, _ in points]}
         traces.append({"mode": "lines+markers", "x": [f[0] for f in points],
                        "y": [f[1] for f in points], "error_y": bars, "name": visible(f"{run}, {split}"),
-                       "line": {"color": paint, "dash": "dot", "width": 1}, "meta": {"go": opens(run, "eval", split)},
+                       "line": {"color": paint, "dash": "dot", "width": 1},
+                       "meta": {"go": step_query(run, "eval", split)},
                        "marker": {"color": paint, "size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]}})
     return traces

@@ -66,7 +66,7 @@ class RolloutKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Filters and order of a list. The default values keep everything."""
+    """Filters and order of a list. With the default values, nothing is filtered out."""
 
     runs: tuple[str, ...] = ()
     """Ids of runs; () = all runs."""
@@ -99,8 +99,8 @@ class Query:
     unusual: bool | None = None
     """True: only answers that have the full reward but are unusual. False: only the other answers.
 
-    The full reward is the highest of a run and task in which rewards differ. An answer with it is unusual if it is
-    malformed, or among the 5 % shortest or longest of the answers with the full reward."""
+    The full reward is the highest reward of a run and task in which rewards differ. An answer with the full reward is
+    unusual if it is malformed, or among the 5 % shortest or longest of these answers."""
     sample_id: str | None = None
     """Only this sample; the id must be equal."""
     text: str | None = None
@@ -110,7 +110,7 @@ class Query:
     flagged: tuple[RolloutKey, ...] | None = None
     """Only these rollouts (those with notes); None = all rollouts."""
     noted: bool = True
-    """False: all rollouts except those in `flagged`."""
+    """False: all rollouts except `flagged`."""
     order: str = "step"
     """Order of groups: step (newest step of the latest run first), best or worst (by mean reward), or mixed (largest
     spread of rewards first)."""
@@ -145,7 +145,7 @@ class Where:
         return " AND ".join(self.terms) or "true"
 
 
-def of_groups(query: Query, runs: list[str]) -> Where:
+def group_conditions(query: Query, runs: list[str]) -> Where:
     """The conditions that a query sets on groups. Raises AppError for an invalid value."""
     where = Where()
     where.add("run IN (SELECT unnest(?::VARCHAR[]))", runs)
@@ -159,7 +159,7 @@ def of_groups(query: Query, runs: list[str]) -> Where:
     return where
 
 
-def of_rollouts(query: Query) -> Where:
+def rollout_conditions(query: Query) -> Where:
     """The conditions that a query sets on single answers. Raises AppError for an invalid value.
 
     Flagged rollouts are looked up in a table named "flagged", see flagged_table."""

@@ -24,7 +24,7 @@ def ordered(view: GroupView, first: str) -> GroupView:
         view.rollouts, key=lambda r: (r.reward is None, sign * (r.reward or 0.0), r.index))))
 
 
-def ways(where: Mapping[str, Any]) -> list[Html]:
+def view_links(where: Mapping[str, Any]) -> list[Html]:
     """Links that change the view: one answer or all answers, and the order of the answers."""
     first = where.get("first", "") if where.get("first", "") in ORDERS else ""
     after = list(ORDERS)[(list(ORDERS).index(first) + 1) % len(ORDERS)]

@@ -57,8 +57,8 @@ class InlineMedia:
             return []
 
     def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
-        """`data:` URLs of an episode as a film of each kind; {} for episodes with too few images, and after the first
-        few films of the page."""
+        """Film kind -> `data:` URL of an episode as a film; {} for an episode with too few images, and once the page
+        has all its films."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:
@@ -111,7 +111,7 @@ def page(path: Path) -> str:
     sections = [header(name, info, library.settings(RUN)), before_after(run, notes), drawn,
                 _groups(library, run, notes), _origin(path)]
     remarks = list(dict.fromkeys([*library.notes(RUN), *run.notes, *notes]))
-    sections.append(could_not(remarks))
+    sections.append(unreadable_section(remarks))
     head = el("head", el("meta", charset="utf-8"), el("title", f"{name} · vlrl report"),
               el("meta", name="viewport", content="width=device-width, initial-scale=1"),
               el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
@@ -211,8 +211,8 @@ def _turns(library: Library, view: GroupView, addresses: InlineMedia) -> Html:
 
 
 def _view(library: Library, one: notable.NotableGroup) -> GroupView:
-    """Reads a notable group. If it has an earlier group (`before`), the answers of that group come first, and the
-    statistics are omitted."""
+    """Reads a notable group. If there is an earlier group of the same sample (`before`), its answers come first, and
+    the statistics are omitted."""
     split = one.split if one.source == "eval" else ""
     view = with_marks(library, group(library, RUN, one.source, one.step, one.group, split))
     if one.before is None:
@@ -239,7 +239,7 @@ def _origin(path: Path) -> Html:
     return section("How it was made", pieces, "", "The run has neither env.json nor config.yaml.")
 
 
-def could_not(remarks: Sequence[str]) -> Html:
+def unreadable_section(remarks: Sequence[str]) -> Html:
     """The section that lists unreadable files; empty if there are none."""
     if not remarks:
         return Html("")

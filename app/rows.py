@@ -15,7 +15,7 @@ _PAGE = 500  # rows at a time, the most that an Index returns
 
 
 class Span(NamedTuple):
-    """Answers of a run in a range of steps, from training or from evaluations; None means no bound."""
+    """The answers of a run in a range of steps, from training or from evaluations. A bound of None is open."""
 
     run: str
     source: str
@@ -76,7 +76,7 @@ def _pair(before: dict[str, Any], after: dict[str, Any]) -> Pair:
 
 
 class PartGain(NamedTuple):
-    """One reward part, compared over the samples that have it on both sides (a and b)."""
+    """One reward part, compared over the samples that have a value for it on both sides (a and b)."""
 
     part: str
     n: int
@@ -87,8 +87,8 @@ class PartGain(NamedTuple):
 
 
 def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
-    """Compares each reward part that is present on both sides over their common samples, averaged per sample; sorted by
-    name."""
+    """Compares each reward part that both sides have, over their common samples. Values are averaged per sample; the
+    result is sorted by name."""
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
     ids = [(_place(one), _place(other)) for one, other in pairs]
     first, second = (_parts(index, span) for span in (a, b))

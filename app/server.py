@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vlrl.errors import ConfigError, RunError
 
 from . import AppError, details, film
-from .address import Address, lets_others_in, parsed
+from .address import Address, exposing_option, parsed
 from .guard import Guard
 from .html import STYLE
 from .main import blocks
@@ -59,10 +59,10 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 
 def create(root: str | Path, *, address: Address | None = None, password: str | None = None,
            trust_tasks: bool = False) -> tuple[FastAPI, gr.Blocks]:
-    """Builds the ASGI app for a folder of runs; returns it and its Gradio part.
+    """Builds the ASGI app for a folder of runs; returns the app and its Gradio part.
 
-    `address` says how the app is reached, by default only from this machine. Raises RunError if the folder is missing.
-    """
+    `address` describes how browsers reach the app, by default only from this machine. Raises RunError if the folder is
+    missing."""
     from .index import Index
     from .library import Library
     from .media import MediaStore
@@ -92,7 +92,7 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
     `address.parsed`. Raises ConfigError for an invalid address, for one that is not of this machine, and for remote
     access without a password; RunError if no port is free; and KeyboardInterrupt on Ctrl-C."""
     address = parsed(host, root_path, tuple(allow_hosts), tuple(allow_frames))
-    if (option := lets_others_in(address)) and not password:
+    if (option := exposing_option(address)) and not password:
         raise ConfigError(f"{option} allows remote access: set a password in the environment variable "
                           f"VLRL_APP_PASSWORD or with --password, or leave {option.split()[0]} out")
     with _uploads(), _listening(host, port) as listener:
@@ -122,8 +122,8 @@ class _Compression:
 
 
 async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
-    """Builds the Gradio part and mounts it in `app`. It runs in an event loop because Gradio would otherwise open one
-    and leave it open."""
+    """Builds the Gradio part and mounts it in `app`. Must run in an event loop, because Gradio would otherwise open a
+    loop and leave it open."""
     interface = blocks(site)
     interface.queue(max_size=32, default_concurrency_limit=4, api_open=False)
     gr.mount_gradio_app(app, interface, path="/", root_path=root_path or None, footer_links=[], run_history=False,

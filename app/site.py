@@ -104,8 +104,8 @@ class Site:
                                          **_PRIVATE)
 
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Registers `fn(URL parameters, *inputs)`, called when the URL changes and names this page; its results go to
-        `outputs`."""
+        """Registers `fn(URL parameters, *inputs)`, which is called when the URL changes and names this page. Its
+        results are sent to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
             results = fn(location(query), *values)
             bar = same([before], [context.bar(self.library, self.archived())])
@@ -122,7 +122,8 @@ class Site:
                      [*self._context, *outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Registers `fn(URL parameters, *inputs)`, called every few seconds (see app.js) while this page is visible."""
+        """Registers `fn(URL parameters, *inputs)`, which is called every few seconds (see app.js) while this page is
+        visible."""
         place = self._locations[self.page]
         self.on(place.tick, lambda query, *values: fn(location(query), *values), [place, *inputs], outputs,
                 **_IN_PLACE)
@@ -184,8 +185,8 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """Parses a query string to the dictionary of URL parameters; the last of repeated parameters counts. Never raises.
-    """
+    """Parses a query string to the dictionary of URL parameters. If a parameter is repeated, its last value counts.
+    Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:
@@ -214,7 +215,7 @@ def unpacked(value: str | None) -> tuple[str, ...]:
 
 
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
-    """Wraps `fn` so that it also returns the message for the page: empty, or the error that it raised."""
+    """Wraps `fn` so that it also returns the message for the page: the error raised by `fn`, else an empty text."""
     if inspect.isgeneratorfunction(fn):
         @wraps(fn)
         def generator(*args: Any) -> Any:
@@ -256,11 +257,11 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
-    """Returns the values followed by their digests, with gr.skip() for those that the browser already has.
+    """Returns the values followed by their digests, with gr.skip() for each value that the browser already has.
 
-    `digests` are the values of the components of `Site.digests`; a digest of "" always sends the value. The browser
-    keeps a digest together with the value that it describes, since a tick and a change of the URL may be answered
-    concurrently."""
+    `digests` are the values of the components of `Site.digests`; with a digest of "" the value is always sent. The
+    browser keeps a digest together with the value that it describes, since a tick and a change of the URL may be
+    answered concurrently."""
     new = [hashlib.sha256(value.encode("utf-8", "replace")).hexdigest() for value in values]
     changed = [old != digest for old, digest in zip(digests, new, strict=True)]
     return tuple(value if change else gr.skip()

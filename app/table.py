@@ -97,7 +97,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _File:
-    """A rollout file that was read, with its signature (modification time, size, inode) at that time."""
+    """A rollout file that was read, and its signature (modification time, size, inode) when it was read."""
 
     number: int
     signature: tuple[int, int, int]
@@ -149,7 +149,7 @@ class Table:
               pattern: str | None = None) -> list[dict[str, Any]]:
         """Runs a query and returns its rows as dictionaries. `tables` are Arrow tables that the query may use, by name.
 
-        Raises AppError if it takes too long, needs too much memory, or if its search `pattern` is invalid."""
+        Raises AppError if the query takes too long or needs too much memory, or if the search `pattern` is invalid."""
         with self._lock:
             cursor = self._duckdb.cursor()
         timer = threading.Timer(_PATIENCE_S, cursor.interrupt)
@@ -177,8 +177,7 @@ class Table:
     def refresh(self, runs: Iterable[str], budget_s: float | None = None) -> tuple[int, tuple[str, ...]]:
         """Reads new files of the given runs; returns the number of files left to read, and notes on skipped files.
 
-        Files with the newest steps are read first. Reading stops after `budget_s` seconds, and the next call continues
-        it."""
+        Files with the newest steps are read first. Reading stops after `budget_s` seconds; the next call continues."""
         runs = list(dict.fromkeys(runs))
         paths = {run: self.library.path(run) for run in runs}
         end = time.monotonic() + (self.budget_s if budget_s is None else budget_s)

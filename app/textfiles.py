@@ -22,8 +22,7 @@ class BadFile(ValueError):
 
 
 class JsonLines:
-    """Reads the JSON objects with an integer `step` in a .jsonl file. Repeated reads parse only the lines added since.
-    """
+    """Reads the JSON objects with an integer `step` in a .jsonl file. A repeated read parses only the new lines."""
 
     def __init__(self, name: str):
         self.name = name

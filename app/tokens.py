@@ -192,8 +192,8 @@ def numbers(rollout: RolloutView) -> Numbers:
 
 
 class View(NamedTuple):
-    """One colouring of the tokens: a strength in [-1, 1] for each (the sign selects one of two hues), and texts of the
-    legend."""
+    """One colouring of the tokens: a strength in [-1, 1] for each token, and the texts of the legend. With `two`, the
+    sign of a strength selects one of two hues."""
 
     title: str
     low: str
@@ -300,7 +300,7 @@ def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | Non
 
 
 def _alternatives(rollout: RolloutView, i: int, texts: Texts | None) -> list[str]:
-    """Lines with the most likely tokens at a position; none if they are not stored."""
+    """Lines with the most likely tokens at a position; empty if they are not stored."""
     ids, values = rollout.top_ids, rollout.top_logprobs
     if ids is None or values is None or i >= len(ids) or i >= len(values) or ids[i] is None or values[i] is None:
         return []

@@ -19,7 +19,7 @@ from vlrl.types import Sample
 from . import draw
 from .details import GroupView, MediaView, RolloutView, decoded
 from .html import MOST, Html, as_json, chip, el, finite, folded, join, note, number
-from .marks import Shape, color, place_of
+from .marks import Shape, color, coordinates_of
 
 MOST_TURNS = 256
 """Largest number of turns shown."""
@@ -98,13 +98,13 @@ def _acted(turn: Mapping[str, Any], advantage: float | None) -> TurnView:
 
 
 def node_value(turn: Mapping[str, Any]) -> float | None:
-    """The value of a tree search node, if the turn is one; else None."""
+    """The value of a tree search node; None for a turn that is not such a node."""
     info = decoded(turn["info"])
     return finite(info["value"]) if isinstance(info, dict) and info.keys() == {"value", "visits"} else None
 
 
 def calls_of(info: Any) -> tuple[Call, ...]:
-    """The tool calls in the `info` of a turn; () if it has another form."""
+    """The tool calls in the `info` of a turn; () if `info` holds no list of calls."""
     calls = info.get("calls") if isinstance(info, dict) else None
     return tuple(Call(as_json(c.get("name"), 0)[:80], c.get("arguments"), as_json(c["error"]) if c.get("error") else "")
                  for c in calls[:_MOST_CALLS] if isinstance(c, dict)) if isinstance(calls, list) else ()
@@ -130,13 +130,13 @@ def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, ro
     shapes = []
     for call in calls:
         for name, value in call.arguments.items() if isinstance(call.arguments, dict) else ():
-            if "box" not in str(name) or place_of("box", value) is None:
+            if "box" not in str(name) or coordinates_of("box", value) is None:
                 continue
             try:
                 at = Convention(convention).to_original(Sample(id=view.sample_id, row=row), value)
             except VlrlError:  # its size is not stored
                 continue
-            if place := place_of("box", at):
+            if place := coordinates_of("box", at):
                 words = f"{call.name}{' failed' if call.error else ''}"
                 shapes.append(Shape("box", place, words, rollout.index))
     return shapes

@@ -67,10 +67,10 @@ def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Req
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
     b = where.get("b") or a
     if source == "train":
-        first, second = ((controls.whole(where, f"{name}_step"), controls.whole(where, f"{name}_last"))
+        first, second = ((controls.integer(where, f"{name}_step"), controls.integer(where, f"{name}_last"))
                          for name in "ab")
     else:
-        steps = [controls.whole(where, f"{name}_step") for name in "ab"]
+        steps = [controls.integer(where, f"{name}_step") for name in "ab"]
         if steps[0] is None and a == b:
             steps[0] = min(_evaluated(site, a), default=None)
         first, second = ((step, step) for step in steps)
@@ -129,7 +129,7 @@ def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
         usual = "the split above" if where.get("set") else "first of both"
         fields.append(controls.pick("split", "Split", where.get("split"), [("", usual),
                                                                         *((split, split) for split in splits)]))
-    return controls.form({"page": "compare", **context.of(where)}, *fields, label="What is compared")
+    return controls.form({"page": "compare", **context.selection(where)}, *fields, label="What is compared")
 
 
 def _splits(site: Site, run: str) -> set[str]:
@@ -180,7 +180,7 @@ def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
     pairs = result.pairs[:MOST_DRAWN // 2] + result.pairs[MOST_DRAWN // 2:][-MOST_DRAWN // 2:]
     low, high = (least([v for pair in pairs for v in (pair.a, pair.b)]) for least in (min, max))
     points = {"mode": "markers", "name": "sample", "x": [pair.a for pair in pairs],
-              "y": [pair.b for pair in pairs], "customdata": [query(controls.place(pair.key_b)) for pair in pairs],
+              "y": [pair.b for pair in pairs], "customdata": [query(controls.target(pair.key_b)) for pair in pairs],
               "marker": {"color": color(0), "size": 6, "opacity": 0.6}}
     even = {"mode": "lines", "name": "equal", "x": [low, high], "y": [low, high],
             "hoverinfo": "skip", "showlegend": False, "line": {"dash": "dot", "color": "#888", "width": 1}}
@@ -198,7 +198,7 @@ def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
     title = el("h3", "Before and after: ", link({"page": "history", "sample": pair.sample_id}, pair.sample_id,
                                                 title="this prompt over the steps"))
     try:
-        shown = sides.shown(site, sides.best(site, pair.key_a), sides.best(site, pair.key_b), ("A", "B"))
+        shown = sides.two_answers(site, sides.best(site, pair.key_a), sides.best(site, pair.key_b), ("A", "B"))
     except AppError as error:  # the run may have replaced its files meanwhile
         shown = note(str(error), kind="warn")
     return el("section", title, shown, id="v-before-after")
@@ -212,7 +212,7 @@ def _extremes(result: Comparison, where: Mapping[str, str]) -> Html:
     def rows(pairs: Iterable[Any]) -> list[tuple]:
         return [(link({**where, "page": "compare", "pair": p.sample_id}, p.sample_id, title="both answers side by side",
                       data_replace=True), p.category or "–",
-                 link(controls.place(p.key_a), number(p.a)), link(controls.place(p.key_b), number(p.b)),
+                 link(controls.target(p.key_a), number(p.a)), link(controls.target(p.key_b), number(p.b)),
                  number(p.gain, ".3f", sign=True)) for p in pairs]
 
     parts = [el("section", el("h3", title), table(head, rows(pairs), numeric=(2, 3, 4)) if pairs else

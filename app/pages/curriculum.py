@@ -30,7 +30,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
     if not runs:
         return charted.no_runs()
     form = controls.form(
-        {"page": "curriculum", **context.of(where)},
+        {"page": "curriculum", **context.selection(where)},
         controls.field("threshold", "An answer passes from reward", where.get("threshold"), "number", step="any",
                        placeholder="what is correct"), label="What passes")
     try:
@@ -72,8 +72,8 @@ def _percent(value: float | None) -> str:
 
 
 def figures(summary: Curriculum) -> list[dict[str, Any]]:
-    """A heat map of pass rates, the shares of wasted rollouts, draws and pass rates by category, and the sampler's
-    metrics."""
+    """The plots of the page: a heat map of pass rates, the shares of wasted rollouts, draws and pass rates by category,
+    and the metrics of the sampler."""
     spans = [f"{first}" if first == last else f"{first}–{last}" for first, last in summary.bins]
     plots = [_heat_map(summary, spans), _wasted(summary, spans)] if summary.bins else []
     lines = sorted(summary.categories, key=lambda c: -c.groups)[:MOST_LINES]
@@ -85,7 +85,7 @@ def figures(summary: Curriculum) -> list[dict[str, Any]]:
                          range=[0, 1]),
                   figure("curriculum-passes", "Pass rate of each category", passes, "share of answers",
                          range=[-0.04, 1.04])]
-    plots = [_over(spans, plot) for plot in plots]
+    plots = [_with_step_ranges(spans, plot) for plot in plots]
     epoch = {name: points for name, points in summary.weights.items() if name == "curriculum/epoch"}
     others = {name: points for name, points in summary.weights.items() if name not in epoch}
     for id, title, series in (("curriculum-weights", "Numbers of the curriculum", others),
@@ -124,8 +124,9 @@ def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
     return plot | {"layout": plot["layout"] | ({"yaxis2": right} if any(summary.dropped) else {})}
 
 
-def _over(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figure; if bins cover several steps, its horizontal axis has their step ranges as category labels."""
+def _with_step_ranges(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figure. If its bins cover several steps each, the horizontal axis is labelled with the step ranges.
+    """
     if any("–" in span for span in spans):
         plot["layout"]["xaxis"]["type"] = "category"
     return plot

@@ -39,7 +39,7 @@ def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
         return charted.no_runs()
     searched = tuple([run] if run else [])
     form = controls.form(
-        {"page": "history", **context.of(where)}, controls.field("sample", "Sample id", sample, "search"),
+        {"page": "history", **context.selection(where)}, controls.field("sample", "Sample id", sample, "search"),
         label="Whose history")
     try:
         if not sample:
@@ -108,8 +108,8 @@ def _weight(visit: Visit) -> str:
 
 
 def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
-    """Plots over the steps, with one colour per run: rewards with the mean of each visit, pass rate, and curriculum
-    weight."""
+    """Plots over the steps, one colour per run: the reward of every answer, the pass rate of each visit, and how often
+    the sample is drawn."""
     runs = list(dict.fromkeys(visit.key.run for visit in visited.visits))
     rewards: list[dict[str, Any]] = []
     passes: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]
 
 def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **more: Any) -> dict[str, Any]:
     return {"name": label(name), "x": [key.step for key, _ in points],
-            "y": [value for _, value in points], "customdata": [query(controls.place(key)) for key, _ in points],
+            "y": [value for _, value in points], "customdata": [query(controls.target(key)) for key, _ in points],
             "marker": {"color": tone}, **more}
 
 
@@ -150,7 +150,8 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """Two answers on the image and as a word diff: those in the URL parameters, else those that `_usual` chooses."""
+    """Two answers on the image and as a word diff: the answers in the URL parameters, else the answers that `_usual`
+    chooses."""
     if not rows:  # the run replaced its files meanwhile
         return Html("")
     a, b = _usual(rows, *(controls.unpacked(where.get(name)) for name in "ab"))
@@ -158,7 +159,7 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
         return note("This sample has only one answer: there is no second one to compare it with.")
     shown = {row.key for row in _best(rows)} | {a, b} if len(rows) > _OFFERED else {row.key for row in rows}
     offered = {row.key: row for row in rows if row.key in shown}
-    keep = {"page": "history", "sample": where.get("sample"), **context.of(where)}
+    keep = {"page": "history", "sample": where.get("sample"), **context.selection(where)}
     options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
                for key, row in offered.items()]
     form = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),
@@ -166,15 +167,15 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
     if a == b:
         difference = note("Both are the same answer: choose another one to see what changed.")
     else:
-        difference = sides.shown(site, a, b)
+        difference = sides.two_answers(site, a, b)
     return el("section", el("h3", "Two answers side by side"), form, difference)
 
 
 def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | None
            ) -> tuple[RolloutKey, RolloutKey | None]:
-    """Chooses two different answers to compare, if there are two; a and b are kept unless they are None.
+    """Chooses two different answers to compare, if there are two. An `a` or `b` that is not None is kept.
 
-    The default is the best answers of the first and of the last visit, in the run with the most visits. If there is a
+    By default, these are the best answers of the first and of the last visit, in the run with the most visits. For a
     single visit, they are its best and its worst answer."""
     best = _best(rows)
     run = Counter(row.key.run for row in best).most_common(1)[0][0]
@@ -200,7 +201,7 @@ def _when(key: RolloutKey) -> str:
 
 
 def _visits(visited: History) -> Html:
-    rows = [(visit.key.run, link(controls.place(visit.key), f"{visit.key.step}"),
+    rows = [(visit.key.run, link(controls.target(visit.key), f"{visit.key.step}"),
              "training" if visit.key.source == "train" else f"evaluation of {visit.key.split}", visit.n,
              number(visit.mean), number(visit.std), number(visit.best), number(visit.worst), number(visit.pass_rate))
             for visit in visited.visits]

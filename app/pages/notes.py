@@ -44,19 +44,19 @@ def build(site: Site) -> None:
     place, loaded, digests = gr.State({}), gr.State(("", "")), site.digests(2)
 
     def show(where: dict[str, str], last: dict[str, str]) -> tuple[Any, ...]:
-        editing = edited(site, where)
+        editing = opened_note(site, where)
         words, remark = editing or (Html(""), None)
         loaded_values = (remark.flag, remark.comment) if remark else ("", "")
-        head, rows, *new = same([""] * 2, shown(site, where))
+        head, rows, *new = same([""] * 2, form_and_list(site, where))
         return (gr.update(visible=editing is not None), words, *loaded_values, "", _fixed(site), head, rows,
                 *_opened(where.get("pick"), last.get("pick")), where, loaded_values, *new)
 
     def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
-        return same(before, shown(site, where))
+        return same(before, form_and_list(site, where))
 
     def keep(where: dict[str, str], flag: str, comment: str, loaded_values: tuple[str, str]) -> tuple[Any, ...]:
         words, loaded_values = saved_note(site, where, flag or "", comment or "", loaded_values)
-        head, rows, *new = same([""] * 2, shown(site, where))
+        head, rows, *new = same([""] * 2, form_and_list(site, where))
         return words, loaded_values, head, rows, *new
 
     def write(where: dict[str, str], which: str, form: str) -> tuple[Any, str]:
@@ -90,7 +90,7 @@ def _fixed(site: Site) -> Html:
 # --- one note ---------------------------------------------------------------------------------------------------------
 
 
-def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
+def opened_note(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
     """The heading for the rollout in the URL parameters, and its note; None if they name no rollout.
 
     Raises AppError if the rollout does not exist."""
@@ -98,7 +98,7 @@ def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | N
     if key is None:
         return None
     view, rollout = flagging.answer(site, key)
-    words = el("section", el("h3", "Answer ", link(controls.place(key), f"#{key.index} of group {key.group}"),
+    words = el("section", el("h3", "Answer ", link(controls.target(key), f"#{key.index} of group {key.group}"),
                              f", {key.run}, step {key.step}"),
                el("p", el("span", "sample ", link({"page": "history", "sample": view.sample_id}, view.sample_id)),
                   el("span", "reward ", el("b", number(rollout.reward))), class_="v-facts"),
@@ -115,17 +115,18 @@ def _readable(site: Site, key: RolloutKey) -> Note | None:
 
 def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
                loaded: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
-    """Saves the flag and the comment if they differ from `loaded`; returns a message and the values now loaded.
+    """Saves the flag and the comment if they differ from `loaded`; returns a message and the new (flag, comment).
 
-    A field that was not edited is not saved, so another browser tab's change to it survives."""
+    `loaded` holds the (flag, comment) that the page showed first. A field that was not edited is not saved, so that a
+    change made in another browser tab survives."""
     key = controls.rollout_of(where)
     if key is None:
-        raise AppError("Open a rollout first: its card on the Rollouts page leads here.")
+        raise AppError("Open a rollout first, through its card on the Rollouts page.")
     view, rollout = flagging.answer(site, key)
     stored = site.notes.put(key, flag=flag if flag != loaded[0] else None,
                             comment=comment if comment != loaded[1] else None,
                             sample=view.sample_id, reward=rollout.reward, by=where.get("by", ""))
-    back = link(controls.place(key), "Back to the group")
+    back = link(controls.target(key), "Back to the group")
     return el("p", "Saved. " if stored else "The note is empty and gone. ", back, class_="v v-dim", role="status"), (
         flag, comment)
 
@@ -133,7 +134,7 @@ def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
-def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
+def form_and_list(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     """The filter form and the list of notes. Both are empty if the notes file is unreadable, which is reported at the
     top of the page."""
     try:
@@ -141,7 +142,7 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     except AppError:
         return Html(""), Html("")
     form = controls.form(
-        {"page": "notes", **context.of(where)}, controls.field("find", "Find in comments or samples",
+        {"page": "notes", **context.selection(where)}, controls.field("find", "Find in comments or samples",
                                                                   where.get("find"), "search"),
         controls.pick("mark", "Flag", where.get("mark"), [("", "any"), *((name, name) for name in FLAGS)]),
         label="Which notes")
@@ -180,7 +181,7 @@ def _line(remark: Note) -> tuple[Any, ...]:
     return (chip(remark.flag, flagging.KINDS.get(remark.flag, "")) if remark.flag else "",
             folded(remark.comment, 300) if remark.comment else "",
             link({"page": "history", "sample": remark.sample}, remark.sample), key.run, key.step,
-            join([link(controls.place(key), f"open #{key.index}"), link(controls.place(key, "notes"), "edit")], " "),
+            join([link(controls.target(key), f"open #{key.index}"), link(controls.target(key, "notes"), "edit")], " "),
             number(remark.reward), _date(remark.changed))
 
 
@@ -195,7 +196,7 @@ def _date(seconds: float) -> str:
 
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
-    """Writes the selected rollouts to a file in Gradio's download folder; returns the file and a summary."""
+    """Writes the selected rollouts to a file in the download folder of Gradio; returns the file and a summary."""
     chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
         raise AppError("No rollout is selected: flag some first, or relax the filters.")

@@ -116,7 +116,8 @@ class Page:
         return gr.update(visible=source == _SAMPLE), gr.update(visible=source == _UPLOAD)
 
     def take_task(self, model: str, task: str, split: str, sample: str) -> tuple[Any, ...]:
-        """Updates the page for another task: its default length and temperature, and a preview of the sample."""
+        """Updates the page for another task: the default answer length and temperature, and the preview of the sample.
+        """
         return (*self.play.tasks.usual(task or "", models.run_of(self.site.library, model or "")),
                 *self.look(model, task, split, sample))
 

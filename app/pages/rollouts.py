@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from .. import AppError, cards, details, film, filters, flagging, reading, tokens, turns
-from ..controls import place, whole
+from ..controls import integer, target
 from ..details import GroupView, RolloutView
 from ..html import Html, chip, el, empty, join, link, note, number, visible
 from ..index import GroupKey, GroupRow, Page, Query, RolloutKey, RolloutRow
@@ -37,18 +37,18 @@ def build(site: Site) -> None:
     digests = site.digests(3)
 
     def show(where: dict[str, str], *before: str) -> tuple[Any, ...]:
-        return same(before, (*beside(site, where), group(site, where)))
+        return same(before, (*form_and_list(site, where), group(site, where)))
 
     def tick(where: dict[str, str], *before: str) -> tuple[Any, ...]:
-        return same(before, beside(site, where))
+        return same(before, form_and_list(site, where))
 
     site.on_location(show, [filter_form, listed, opened, *digests], digests)
     site.on_tick(tick, [filter_form, listed, *digests[:2]], digests[:2])
-    site.on(mark.change, lambda text: flagging.written(site, text), [mark], [said, marked], queue=False,
+    site.on(mark.change, lambda text: flagging.save_note(site, text), [mark], [said, marked], queue=False,
             show_progress="hidden", trigger_mode="multiple")
 
 
-def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
+def form_and_list(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     """The filter form and the list for these URL parameters."""
     if not site.library.runs():
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
@@ -65,7 +65,7 @@ def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 
 def _list(site: Site, query: Query, where: Mapping[str, str]) -> Html:
-    number_ = max(0, (whole(where, "at") or 1) - 1)
+    number_ = max(0, (integer(where, "at") or 1) - 1)
     rollouts = where.get("view") == "rollouts"
     page: Page[Any] = (site.index.rollouts if rollouts else site.index.groups)(query, number_, SIZE)
     row = _rollout_row if rollouts else _group_row
@@ -98,7 +98,7 @@ def _count(page: Page[Any], rollouts: bool, where: Mapping[str, str]) -> Html:
     location = {k: where[k] for k in ("run", "kind", "view", "order", "sort", "dir") if k in where}
     clear = link({"page": "rollouts", **location}, "take all away") if active > 1 else ""
     keys = el("span", el("kbd", "?"), " keys", class_="v-dim v-hint")
-    export = link({**filters.keeps(where), "page": "notes", "pick": "filter"}, "export", title="these as a file")
+    export = link({**filters.list_query(where), "page": "notes", "pick": "filter"}, "export", title="these as a file")
     return join([el("p", el("b", words), *filters.chips(where), clear, export if page.total else "", keys,
                     class_="v-count"), filters.presets(where)])
 
@@ -106,7 +106,7 @@ def _count(page: Page[Any], rollouts: bool, where: Mapping[str, str]) -> Html:
 def _pager(page: Page[Any], where: Mapping[str, str]) -> Html:
     if page.pages < 2:
         return Html("")
-    location, here = {**filters.keeps(where), "page": "rollouts"}, page.page + 1
+    location, here = {**filters.list_query(where), "page": "rollouts"}, page.page + 1
     steps = (("« first", 1), ("‹ before", here - 1), ("next ›", here + 1), ("last »", page.pages))
     links = [link({**location, "at": to}, words, data_key="n" if to == here + 1 else "p" if to == here - 1 else None)
              if 1 <= to <= page.pages and to != here else el("span", words, class_="v-dim") for words, to in steps]
@@ -121,7 +121,7 @@ def _group_row(row: GroupRow, where: Mapping[str, str], open_key: GroupKey | Non
              chip(f"{row.truncated} cut off", "bad") if row.truncated else "",
              chip(f"{row.errors} errors", "bad") if row.errors else "",
              chip(f"{row.hits} of {row.n} fit") if row.hits < row.n else "", *flags]
-    return _row(filters.opened(where, row.key), _same(row.key, open_key), _picture(row.key.run, row.media),
+    return _row(filters.open_query(where, row.key), _same(row.key, open_key), _picture(row.key.run, row.media),
                 row.sample_id, _place(row.key, where), spread, _bars(row.rewards, *scale), chips,
                 _MARKUP.sub(" ", row.prompt))
 
@@ -137,7 +137,7 @@ def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey |
     advantage = el("span", "A ", number(row.advantage, sign=True), class_="v-dim", title="advantage")
     advantage = advantage if row.key.source == "train" else Html("")  # evaluations have no advantages
     is_open = _same(row.group, open_key) and where.get("rollout") == str(row.key.index)
-    return _row(filters.opened(where, row.group, row.key.index), is_open, _picture(row.key.run, row.media),
+    return _row(filters.open_query(where, row.group, row.key.index), is_open, _picture(row.key.run, row.media),
                 f"{row.sample_id} #{row.key.index}", _place(row.group, where), number(row.reward), advantage, chips,
                 row.text)
 
@@ -194,16 +194,16 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
         stored = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
         view = reading.ordered(details.with_marks(site.library, stored, site.trust_tasks), where.get("first", ""))
     except AppError as error:
-        back = link({**filters.keeps(where), "page": "rollouts"}, "‹ to the list", data_key="u")
+        back = link({**filters.list_query(where), "page": "rollouts"}, "‹ to the list", data_key="u")
         return el("div", el("nav", back, class_="v-bar"), note(str(error), kind="bad"), class_="v")
-    chosen = whole(where, "rollout")
+    chosen = integer(where, "rollout")
     present = [r.index for r in view.rollouts]
     chosen = chosen if chosen in present else None
     neighbours = _neighbours(site, view.key, where)
     flags = flagging.on_cards(site, view, chosen, _after(present, chosen, view.key, neighbours[1], where),
                               where.get("by", ""))
-    one = reading.answer(view, chosen, filters.keeps(where), flags) if where.get("read") == "yes" else None
-    shown = cards.group(view, MediaUrls(), chosen, filters.keeps(where), notes=flags, answers=one)
+    one = reading.answer(view, chosen, filters.list_query(where), flags) if where.get("read") == "yes" else None
+    shown = cards.group(view, MediaUrls(), chosen, filters.list_query(where), notes=flags, answers=one)
     return el("div", _bar(site, view, chosen, where, neighbours), shown,
               _turns(site, view, chosen), _tokens(site, view, chosen, where), class_="v")
 
@@ -217,8 +217,8 @@ def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: Gro
     at = present.index(chosen) if chosen in present else 0
     tokens = {k: v for k, v in where.items() if k == "tokens"}
     if at + 1 < len(present):
-        return {**filters.opened(where, key, present[at + 1]), **tokens}
-    return {**filters.opened(where, after), **tokens} if after else None
+        return {**filters.open_query(where, key, present[at + 1]), **tokens}
+    return {**filters.open_query(where, after), **tokens} if after else None
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
@@ -231,7 +231,7 @@ def _open_key(where: Mapping[str, str]) -> GroupKey | None:
         return None
     split = where.get("split", "")
     source = where.get("source") or ("eval" if split not in ("", "train") else "train")
-    return GroupKey(where["run"], source, split, whole(where, "step") or 0, where["group"])
+    return GroupKey(where["run"], source, split, integer(where, "step") or 0, where["group"])
 
 
 def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str],
@@ -246,17 +246,18 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
     def to(words: str, key: GroupKey | None, rollout: int | None, letter: str, title: str, replace: bool) -> Html:
         if key is None:
             return el("span", words, class_="v-dim")
-        return link({**filters.opened(where, key, rollout), **token_view}, words, data_key=letter, data_replace=replace,
-                    title=f"{title} ({letter})")
+        return link({**filters.open_query(where, key, rollout), **token_view}, words, data_key=letter,
+                    data_replace=replace, title=f"{title} ({letter})")
 
     shown = RolloutKey(*view.key, chosen if chosen is not None else present[0]) if present else None
-    return el("nav", link({**filters.keeps(where), "page": "rollouts"}, "‹ list", data_key="u", title="the list (u)"),
+    to_list = {**filters.list_query(where), "page": "rollouts"}
+    return el("nav", link(to_list, "‹ list", data_key="u", title="the list (u)"),
               to("↑ group", before, None, "k", "the group before", False),
               to("↓ group", after, None, "j", "the next group", False),
               to("← answer", view.key if left is not None else None, left, "h", "the answer before", True),
               to("→ answer", view.key if right is not None else None, right, "l", "the next answer", True),
-              *reading.ways(where),
-              link(place(shown, "notes"), "note", title="flag or comment on it") if shown else "",
+              *reading.view_links(where),
+              link(target(shown, "notes"), "note", title="flag or comment on it") if shown else "",
               class_="v-bar", aria_label="Beside this group")
 
 
@@ -271,7 +272,7 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
 
 
 def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
-    """The turns of the chosen answer (else of the first one); empty if it is not an episode."""
+    """The turns of the chosen answer, else of the first answer; empty if that answer is not an episode."""
     rollout = next((r for r in view.rollouts if chosen is None or r.index == chosen), None)
     if rollout is None or not turns.is_episode(rollout):
         return Html("")
@@ -292,7 +293,7 @@ def _tokenizer(site: Site, run: str) -> Path | None:
 
 
 def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
-    """The tokens of the chosen answer (else of the first one)."""
+    """The tokens of the chosen answer, else of the first answer."""
     answers: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
     if not answers:
         return Html("")

@@ -52,7 +52,7 @@ def build(site: Site) -> None:
 
     site.on_location(show, [wrong, listed, plots, below, *digests], digests)
     site.on_tick(show, [wrong, listed, plots, below, *digests], digests)
-    site.on(mark.change, lambda text: flagging.labelled(site, text), [mark], [said, marked], queue=False,
+    site.on(mark.change, lambda text: flagging.save_label(site, text), [mark], [said, marked], queue=False,
             show_progress="hidden", trigger_mode="multiple")
 
 
@@ -75,7 +75,8 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
 
 
 def _missing(site: Site, requested: Sequence[str], known: Sequence[str]) -> list[Html]:
-    """A remark for each run in the URL parameters that does not exist; "-" means that no run is selected."""
+    """A remark for each run that the URL parameters name but that does not exist. The name "-" means that no run is
+    selected."""
     lines = []
     for run in dict.fromkeys(requested):
         if run not in (*known, "-"):
@@ -100,20 +101,20 @@ def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence
     left = chosen[MOST_JUDGED:]
     more = el("p", f"Not diagnosed: {', '.join(left)}. Select at most {MOST_JUDGED} runs.", class_="v v-dim")
     infos = {run.id: run for run in runs}
-    said = {run: [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])]
+    said = {run: [*remaining_time(infos[run]), *diagnose(reader.of(run)), *changed_settings(site, runs, infos[run])]
             for run in chosen[:MOST_JUDGED]}
     return join([*(_findings(run, findings, flagging.label_form(run, labels.get(run, Label())))
                    for run, findings in said.items()), more if left else ""])
 
 
-def ends(run: RunInfo) -> list[Finding]:
+def remaining_time(run: RunInfo) -> list[Finding]:
     """A finding that estimates the remaining time of a running run from the speed of its last steps."""
     if run.state != "running" or run.eta_s is None or run.steps is None:
         return []
     return [Finding("", f"About {duration(run.eta_s)} remain: {run.step or 0:,} of {run.steps:,} steps are done.")]
 
 
-def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
+def changed_settings(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
     """A finding on the settings that differ from those of the previous run of the same task."""
     earlier = [r for r in runs if r.task == run.task and r.id != run.id and not r.part_of and not run.part_of
                and (r.started or 0.0) <= (run.started or 0.0)]

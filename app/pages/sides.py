@@ -12,7 +12,7 @@ from ..site import Site
 from .rollouts import MediaUrls
 
 
-def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
+def two_answers(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
     """Prompt and target, the image with the marks of each answer, and a word diff of the answers.
 
     Raises AppError if one of the answers does not exist."""
@@ -42,6 +42,6 @@ def _answer(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.Rol
 def _head(name: str, view: details.GroupView, rollout: details.RolloutView) -> Html:
     key = view.key
     when = f"step {key.step}" if key.source == "train" else f"{key.split} after {key.step}"
-    return el("p", el("span", f"{name}: "), link(controls.place(rollout.key), f"{key.run}, {when}, #{rollout.index}"),
+    return el("p", el("span", f"{name}: "), link(controls.target(rollout.key), f"{key.run}, {when}, #{rollout.index}"),
               join([el("span", "reward ", el("b", number(rollout.reward))),
                     el("span", f"{len(rollout.token_ids):,} tokens")]), class_="v-facts")

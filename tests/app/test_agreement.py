@@ -98,6 +98,6 @@ def test_a_label_that_cannot_be_written_is_said(tmp_path, asked):
     (tmp_path / "a/config.yaml").write_text("steps: 1")
     library = Library(tmp_path)
     site = Site(library, Index(library), None, Notes(tmp_path))
-    said, number = flagging.labelled(site, json.dumps(asked))
+    said, number = flagging.save_label(site, json.dumps(asked))
     assert 'role="alert"' in said and number.endswith("failed") and not site.notes.labels()
     site.index.close()

@@ -47,7 +47,7 @@ def test_what_the_prompt_has_opened_is_read_with_the_answer(opened, text, proble
 
 
 def test_tags_that_the_other_answers_have_are_expected():
-    assert forms.usual([GOOD, GOOD, "7"]) == {"think", "answer"} and forms.usual(["7", "8", GOOD]) == set()
+    assert forms.common_tags([GOOD, GOOD, "7"]) == {"think", "answer"} and forms.common_tags(["7", "8", GOOD]) == set()
     assert "<answer> is missing" in forms.read("7", others={"answer"}).problems
     made = Markup(cards.group(group(rollout(0), rollout(1), rollout(2, completion="7")), Plain()))
     assert made.text.count("<think> is missing") == 1

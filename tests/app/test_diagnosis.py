@@ -122,7 +122,7 @@ def test_parts_that_conflict_within_groups():
 def test_a_reward_that_rises_without_the_held_out_answers(rewards, correct, kind):
     evals = [{"step": step, "split": "heldout", "correct_frac": mean, "correct_frac/ci95_low": low,
               "correct_frac/ci95_high": high} for step, (mean, low, high) in zip((0, 12), correct, strict=True)]
-    found = said(diagnosis.paid_and_not_wanted, metrics=lines(**{"reward/mean": rewards}), evals=evals)
+    found = said(diagnosis.reward_without_accuracy, metrics=lines(**{"reward/mean": rewards}), evals=evals)
     assert [k for k, _ in found] == ([kind] if kind else [])
     words = "The training reward went from 0.250 to 0.650, and the share of correct answers in heldout"
     assert not kind or words in found[0][1]

@@ -36,11 +36,11 @@ def asked(**more) -> str:
 
 
 def test_a_flag_and_a_comment_are_written_one_by_one(site):
-    assert flagging.written(site, asked(flag="good")) == ("", "7")
-    assert flagging.written(site, asked(comment="<b>")) == ("", "7")
+    assert flagging.save_note(site, asked(flag="good")) == ("", "7")
+    assert flagging.save_note(site, asked(comment="<b>")) == ("", "7")
     [found] = site.notes.all()
     assert (found.key, found.flag, found.comment, found.sample) == (KEY, "good", "<b>", "boxes-1")
-    assert flagging.written(site, asked(flag="")) == ("", "7") and site.notes.all()[0].flag == ""
+    assert flagging.save_note(site, asked(flag="")) == ("", "7") and site.notes.all()[0].flag == ""
 
 
 @pytest.mark.parametrize("text", [
@@ -48,7 +48,7 @@ def test_a_flag_and_a_comment_are_written_one_by_one(site):
     json.dumps({"key": controls.packed(KEY._replace(run="../etc")), "n": 1, "flag": "bad"}),
     json.dumps({"key": controls.packed(KEY._replace(index=99)), "n": 1, "flag": "bad"})])
 def test_what_cannot_be_written_is_said(site, text):
-    said, number = flagging.written(site, text)
+    said, number = flagging.save_note(site, text)
     assert 'role="alert"' in said and re.fullmatch(r"\d+ failed", number) and not site.notes.all()
 
 
@@ -91,7 +91,8 @@ def test_a_preset_in_view_leads_back_to_everything():
 
 def test_the_run_of_a_group_opened_from_all_is_not_the_context():
     where = {"run": "a", "in": "all", "group": "g", "from": "2", "split": "train"}
-    assert context.of(where) == {"from": "2"} and context.of({**where, "in": ""}) == {"run": "a", "from": "2"}
+    assert context.selection(where) == {"from": "2"}
+    assert context.selection({**where, "in": ""}) == {"run": "a", "from": "2"}
 
 
 @given(st.dictionaries(st.sampled_from(["run", "set", "from", "to", "rmin", "part", "text", "alike", "end", "flag"]),

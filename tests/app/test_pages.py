@@ -156,8 +156,8 @@ def test_what_is_usual_has_a_name_in_the_form_of_the_list():
 @pytest.mark.parametrize("wrong", [{"rmin": "abc"}, {"text": "("}, {"text": "x" * 2000}])
 def test_a_filter_that_cannot_be_leaves_the_open_group_in_view(site, wrong):
     key = site.index.groups(Query(runs=("a",))).rows[0].key
-    where = {k: str(v) for k, v in controls.place(key).items()} | wrong
-    assert 'role="alert"' in rollouts.beside(site, where)[1]
+    where = {k: str(v) for k, v in controls.target(key).items()} | wrong
+    assert 'role="alert"' in rollouts.form_and_list(site, where)[1]
     assert "v-card" in rollouts.group(site, where)
 
 
@@ -182,7 +182,7 @@ def test_history_of_answers_that_go_meanwhile(site, monkeypatch):
 def test_a_page_reads_files_for_one_budget(site, monkeypatch):
     given, refresh = [], site.index.refresh
     monkeypatch.setattr(site.index, "refresh", lambda runs, budget=None: given.append(budget) or refresh(runs, budget))
-    rollouts.beside(site, {"run": "a"})
+    rollouts.form_and_list(site, {"run": "a"})
     assert given.count(None) == 1
 
 
@@ -260,7 +260,7 @@ def test_curriculum_counts_draws_and_says_when_there_are_none(site, tmp_path):
     fresh = Site(library, Index(library), MediaStore(library), Notes(tmp_path))
     assert "no training rollouts yet" in words(curriculum.show(fresh, {})[0])
     assert "No rollouts are stored yet" in words(history.show(fresh, {})[0])
-    assert "There are no notes yet" in words(notes.shown(fresh, {})[1])
+    assert "There are no notes yet" in words(notes.form_and_list(fresh, {})[1])
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------
@@ -268,17 +268,17 @@ def test_curriculum_counts_draws_and_says_when_there_are_none(site, tmp_path):
 
 def test_a_note_keeps_what_another_tab_wrote(site):
     where = {"run": "a", "step": "1", "group": "1-s1", "rollout": "1"}
-    words_, held = notes.edited(site, where)
+    words_, held = notes.opened_note(site, where)
     assert held is None and "second answer" in words(words_)
     notes.saved_note(site, where, "bad", "", ("", ""))
     notes.saved_note(site, where, "", "mine", ("", ""))  # a tab that was opened before
     found = site.notes.all()[0]
     assert (found.flag, found.comment, found.sample, found.reward) == ("bad", "mine", "s1", 1.0)
-    assert "bad mine s1" in words(notes.shown(site, {"mark": "bad"})[1])
-    assert "No note fits" in words(notes.shown(site, {"find": "zz"})[1])
+    assert "bad mine s1" in words(notes.form_and_list(site, {"mark": "bad"})[1])
+    assert "No note fits" in words(notes.form_and_list(site, {"find": "zz"})[1])
     with pytest.raises(AppError, match="has no answer 7"):
-        notes.edited(site, {**where, "rollout": "7"})
-    assert notes.edited(site, {"run": "a"}) is None
+        notes.opened_note(site, {**where, "rollout": "7"})
+    assert notes.opened_note(site, {"run": "a"}) is None
 
 
 def test_a_set_for_sft_takes_what_is_flagged_good(site, monkeypatch):

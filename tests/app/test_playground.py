@@ -100,7 +100,7 @@ def test_what_a_model_text_means(play, root, tmp_path):
                           ("", "not on this machine"), ("../" * 40 + "etc", r"no \*\.safetensors"),
                           (str(tmp_path), r"no \*\.safetensors"), ("x" * 9000, "not on this machine"),
                           ("a\0b", "not on this machine"),
-                          ("quickstart/checkpoints/step-000099", r"step-000099' is gone.*save\.keep")):
+                          ("quickstart/checkpoints/step-000099", r"step-000099' was deleted.*save\.keep")):
         with pytest.raises((AppError, ConfigError), match=message):
             models.choose(play.library, text)
 
@@ -118,12 +118,12 @@ def test_a_checkpoints_folder_that_leads_out_is_not_read(tmp_path):
 def test_an_adapter_needs_its_base_model_here(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "no/such-model"}))
     with pytest.raises(AppError, match=r"trained on 'no/such-model'.*downloads nothing"):
-        models.stay_local(str(tmp_path))
+        models.disable_downloads(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
     with pytest.raises(AppError, match="eight"):
-        models.stay_local(str(tmp_path))
+        models.disable_downloads(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": TINY}))
-    models.stay_local(str(tmp_path))
+    models.disable_downloads(str(tmp_path))
 
 
 def test_numbers_out_of_range():
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_is_removed_meanwhile(tmp_path):
     assert "damaged" in end(play, asked).remark
     shutil.rmtree(kept)
     last = end(play, asked)
-    assert last.phase == "failed" and "is gone: a run keeps only its newest" in last.remark
+    assert last.phase == "failed" and "was deleted: a run keeps only its newest" in last.remark
 
 
 # --- uploads ---------------------------------------------------------------------------------------------------------
