@@ -97,14 +97,14 @@ def accuracy(task: Any, sample: Sample, given: str | None) -> float:
     negations = task.negation == "read"
     if not isinstance(row["label"], list):
         return float(_names(form, row, given, row["label"], negations))
-    wanted, items = labels_of(row), listed(given)
+    wanted, items = labels_of(row), names_in(given)
     if len(items) > _MOST:
         return 0.0
     named = {next((label for label in wanted if _names(form, row, item, label, negations)), item) for item in items}
     return SET_SCORES[task.multi_score](named, set(wanted))
 
 
-def listed(given: str) -> list[str]:
+def names_in(given: str) -> list[str]:
     """The distinct names in a text that separates them by commas, semicolons or line breaks."""
     texts = _BETWEEN.split(given) if len(given) <= 20 * _LONGEST else []
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
@@ -196,7 +196,7 @@ def _plain(row: Record, answer: Answer) -> float:
     text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
-        items = listed(text) if isinstance(row["label"], list) else [text]
+        items = names_in(text) if isinstance(row["label"], list) else [text]
         return float(bool(items) and known.issuperset(items))
     return float(bool(text.strip()) and not any(mark in text for mark in ("\n", "<think>", "<answer>")))
 
@@ -204,7 +204,7 @@ def _plain(row: Record, answer: Answer) -> float:
 def _read(task: Any, sample: Sample, answer: Answer) -> Any:
     given = form_of(task, sample).find(answer)
     if isinstance(sample["label"], list):
-        return [clean_label(name)[:200] for name in listed(given or "")][:_MOST]
+        return [clean_label(name)[:200] for name in names_in(given or "")][:_MOST]
     return clean_label(given)[:200] if given else None
 
 
@@ -232,8 +232,8 @@ PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
 
 def _tag_or_all(answer: Answer) -> str:
-    """The content of the first <answer> tag after the thinking, or the full text if there is none: the part that CLS-RL
-    compares."""
+    """The content of the first <answer> tag after the thinking, or the full text if there is no tag: the text that
+    CLS-RL compares."""
     tagged = answer_tag(answer.text)
     return said(answer) if tagged is None else tagged
 
@@ -290,7 +290,7 @@ def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, se
     return sorted(places)
 
 
-def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
+def all_classes(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
     """All classes of the rows, in a fixed order.
 
     The order is `given`, if it is not empty. Else classes are ordered by the number (`class_id`) of the rows with a
@@ -314,25 +314,25 @@ def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
     numbered = {name for number, name in numbers if type(number) is int}
     unknown = sorted((names - numbered) | {name for number, name in numbers if type(number) is not int})
     if unknown:
-        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, but others have one; "
+        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, but other classes do; "
                         "set task.class_order to all classes in the order of the data set")
     return [name for _, name in sorted(numbers)]
 
 
-def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
+def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
     """Splits the classes into the halves `base` and `new` of CoOp (2109.01134); with an odd number of classes, `base`
     has one more. Raises DataError for a name that occurs in both halves."""
-    middle = math.ceil(len(ordered) / 2)
-    base, new = ([*dict.fromkeys(half)] for half in (ordered[:middle], ordered[middle:]))
+    middle = math.ceil(len(all_classes) / 2)
+    base, new = ([*dict.fromkeys(half)] for half in (all_classes[:middle], all_classes[middle:]))
     if both := next((name for name in new if name in base), None):
-        raise DataError(f"the class {both!r} is in both halves, as two classes have that name; rename one of them")
+        raise DataError(f"the class {both!r} is in both halves, because two classes have this name; rename one of them")
     return {"base": base, "new": new}
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def checked(row: Record) -> dict[str, Any]:
+def validated(row: Record) -> dict[str, Any]:
     """The row with its label, class names and synonyms converted to strings. Raises DataError naming the first unusable
     field."""
     label = row.get("label")

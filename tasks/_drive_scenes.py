@@ -14,11 +14,11 @@ from vlrl.environments.traffic import Lane, empty_road, place_obstacle, place_ve
 
 @dataclass(frozen=True)
 class Scene:
-    """The initial state of a drive; the driven vehicle is the first one on the road."""
+    """The initial state of a drive. The driven vehicle is the first of `road.vehicles`."""
 
     road: Road
     lane: Lane
-    """The lane in which the driven vehicle starts; `begin` is the vehicle's distance from the start of that lane in
+    """The lane in which the driven vehicle starts; `at` is the vehicle's distance from the start of that lane in
     metres."""
     at: float
     nodes: tuple[str, ...]
@@ -77,8 +77,8 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
 
 
 def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
-    """An intersection with four arms. The other vehicles yield according to the right of way; the driven vehicle has to
-    be driven so."""
+    """An intersection with four arms. The other vehicles yield according to the right of way, and the driver has to do
+    so, too."""
     road, limit = empty_road("intersection", rng.getrandbits(32)), 10.0
     arm, (turn, words) = rng.randrange(4), rng.choice(
         ((1, "Turn left."), (2, "Go straight."), (3, "Turn right.")))

@@ -60,7 +60,7 @@ def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
 
 
 def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
-    """Like `_plan_of`, but None if the answer has no plan word."""
+    """The words of the plan in an answer, as {head: words}; None if the answer has no plan word."""
     plan = _plan_of(task, answer)
     return plan if any(plan.values()) else None
 

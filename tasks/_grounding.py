@@ -202,8 +202,8 @@ def _ovd_method(task: Any, row: Mapping[str, Any]) -> str:
 def _ovd_problem(task: Any, row: Mapping[str, Any]) -> str | None:
     method = _ovd_method(task, row)
     return None if method in OVD else (
-        f"accu_reward_method={method[:80]!r} is not a reward for boxes. Those are {', '.join(OVD)}: score such rows by "
-        "task.name=qa, or choose one reward for all rows by task.ovd_reward")
+        f"accu_reward_method={method[:80]!r} is not a reward for boxes ({', '.join(OVD)}): score such rows with "
+        "task.name=qa, or choose one reward for all rows with task.ovd_reward")
 
 
 def _ovd(task: Any, sample: Sample, answer: Answer) -> Parts:

@@ -135,9 +135,9 @@ def check(name: str, one_box: bool) -> None:
     """Raises ConfigError if a benchmark does not fit the recipe's answers (one box, or all boxes)."""
     known, other = (RULES, READINGS) if one_box else (READINGS, RULES)
     if name and name not in known:
-        why = ("needs a recipe with all boxes" if one_box else "needs a recipe with one box") if name in other else \
+        why = ("needs a recipe with all boxes." if one_box else "needs a recipe with one box.") if name in other else \
             f"is not known.{did_you_mean(name, known)}"
-        raise ConfigError(f"task.benchmark={name!r} {why} This recipe has {', '.join(known)}.")
+        raise ConfigError(f"task.benchmark={name!r} {why} This recipe takes {', '.join(known)}.")
 
 
 def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detections], name_of: Callable[[Any], str],

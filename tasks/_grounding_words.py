@@ -31,7 +31,9 @@ def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _unless_read(read: Callable[[str], Any], wanted: str) -> Callable[[Any, Mapping[str, Any]], str | None]:
-    """Makes a check of rows: it returns a problem if `read` cannot parse the row's answer, else None."""
+    """Returns a row check: a function that returns a problem if `read` cannot parse the row's answer, else None.
+
+    `wanted` describes a valid answer for the message."""
     def problem(_task: Any, row: Mapping[str, Any]) -> str | None:
         unread = row.get("answer") is not None and read(str(row["answer"])) is None
         return f"answer={str(row['answer'])[:80]!r} must be {wanted}" if unread else None
@@ -68,7 +70,7 @@ def options_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def _right_letters(_task: Any, sample: Sample) -> str:
-    """The right option letters, e.g. "A,C": those of the row's `answer`, else those of the labels that have a box."""
+    """The right option letters, e.g. "A,C": the letters of the row's `answer`, else of the labels that have a box."""
     if sample.get("answer") is not None:
         return choice_letters(str(sample["answer"]), LETTERS)
     there = {entry.get("label") for entry in sample.get("boxes") or ()}
@@ -132,7 +134,8 @@ def _places(_task: Any, sample: Sample) -> list[list[float]]:
 
 
 def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]:
-    """Parses the points of `[{"point_2d": [x, y]}, ...]`, of `[[x, y], ...]`, or of plain numbers taken in pairs."""
+    """Parses points written as `[{"point_2d": [x, y]}, ...]` or `[[x, y], ...]`, or else plain numbers taken in pairs.
+    """
     text = answer_text(answer.text)
     given = read_fenced(text)
     if isinstance(given, list) and given:
@@ -183,7 +186,7 @@ asks for)."""
 
 
 def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
-    """Why a recipe cannot ask the question of a row whose answer is boxes; None if it can."""
+    """Explains why a recipe cannot ask the question of a row whose answer is boxes; None if it can."""
     question, known = row.get("question"), _OWN_KIND.get(recipe)
     if not known or not isinstance(question, str) or row.get("answer") is not None or re.search(
             known[0], question, re.IGNORECASE):
@@ -193,7 +196,7 @@ def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
 
 
 def count_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields `count` and `points` of a row; None if nothing is."""
+    """Describes what is wrong with the fields `count` and `points` of a row; None if they are valid."""
     count, points = row.get("count"), row.get("points")
     if count is not None and not (is_number(count) and count == int(count) and count >= 0):
         return f"count={count!r} must be a whole number of at least 0"

@@ -33,8 +33,9 @@ _BOX_START, _BOX_END = "<|begin_of_box|>", "<|end_of_box|>"
 
 
 def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
-    """The right action: its type, and its box, point and text if it has them. For a row with only a box, it is a click
-    on that box."""
+    """The right action of a row: its type, and its box, point and text where the row has them.
+
+    For a row with only a box, the action is a click on that box."""
     action = sample.get("action") or {"type": "click"}
     point = next((action[k] for k in ("point", "coordinate") if action.get(k)), None)
     if point is None and is_number(action.get("x")) and is_number(action.get("y")):
@@ -46,7 +47,7 @@ def wanted(_task: Any, sample: Sample) -> dict[str, Any]:
 
 
 def action_problem(task: Any, row: Mapping[str, Any]) -> str | None:
-    """What a row lacks for a recipe whose answer is an action; None if nothing."""
+    """Describes what a row lacks for a recipe whose answer is an action; None if it lacks nothing."""
     if row.get("action") is None and row.get("box") is None:
         return "the row has neither an action nor a box, so there is nothing to predict"
     right = wanted(task, Sample(id="", row=row))

@@ -104,7 +104,7 @@ def _named(name: str, scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
-    """What a row lacks for its benchmark; None if nothing."""
+    """Describes what a row lacks for the benchmark; None if it lacks nothing."""
     kind = (row.get("action") or {}).get("type")
     if benchmark != "gui_act":
         return None

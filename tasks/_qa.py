@@ -71,7 +71,7 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
     tags."""
     return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
                     target=lambda _task, sample: right[0] if len(right := kinds.target(sample.row)) == 1 else right,
-                    oracle=lambda task, sample: say(kinds.spoken(sample)), **other)
+                    oracle=lambda task, sample: say(kinds.perfect_answer(sample)), **other)
 
 
 # --- plain, R1-V, Vision-R1, MM-Eureka, View-R1 -----------------------------------------------------------------------

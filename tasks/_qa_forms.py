@@ -19,13 +19,13 @@ from . import _qa_kinds as kinds
 
 
 def own(row: Record) -> Record:
-    """The row unchanged."""
+    """Returns the row unchanged: the question is asked as in the row."""
     return row
 
 
 def yes_no(row: Record) -> Record:
-    """A row that asks whether a proposed answer is right. The proposed answer is the right one with probability 1/2,
-    else a wrong one."""
+    """Converts a row to the question whether a proposed answer is right. With probability 1/2 the proposed answer is
+    right, else wrong."""
     if row["answer_type"] == "yes_no":
         return row
     right, wrong = _right(row), _wrong(row)
@@ -37,7 +37,8 @@ def yes_no(row: Record) -> Record:
 
 
 def choice(row: Record) -> Record:
-    """A row that asks to choose among options: the row's options, or for a number generated ones."""
+    """Converts a row to a choice among options: the row's own options, or generated options if the answer is a number.
+    """
     if row["answer_type"] == "choice":
         return row
     right = _right(row)
@@ -47,7 +48,8 @@ def choice(row: Record) -> Record:
 
 
 def open_question(row: Record) -> Record:
-    """A row that asks without options. Its answer is the text of the right option, or the number in it."""
+    """Converts a row to a question without options. The answer is the text of the right option, or the number in that
+    text."""
     if row["answer_type"] != "choice":
         return row
     right = _right(row)
@@ -71,7 +73,7 @@ def _right(row: Record) -> str:
 
 
 def _wrong(row: Record) -> list[str]:
-    """Wrong answers to a row: its other options, the opposite of yes or no, or numbers near the right one."""
+    """Wrong answers to a row: its other options, the opposite of yes or no, or numbers near the right number."""
     kind = row["answer_type"]
     if kind == "choice":
         return [option for option in kinds.options_of(row) if option != _right(row)]

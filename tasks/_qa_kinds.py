@@ -41,8 +41,8 @@ class AnswerKind:
     asks: str
     """Description of the expected answer, for prompts."""
     read: Callable[[str, Record], Any]
-    """Parses the answer in a text to a JSON value; None if the text has no answer or more than one. Right answers are
-    parsed by it, too."""
+    """Parses the answer in a text to a JSON value; None if the text has no answer or more than one. The same function
+    parses right answers."""
     same: Callable[[Any, Any, Any, Record], float]
     """(task, parsed answer, parsed right answer, row) -> score in [0, 1]."""
     names: bool = True
@@ -61,11 +61,10 @@ def right_answers(row: Record) -> list[str]:
 
 
 def read(text: str, row: Record, negations: bool = True) -> Any:
-    """Parses the answer in a text to a JSON value. None if the text has no answer or more than one, or with `negations`
-    if it takes its answer back ("3 is wrong").
+    """Parses the answer in a text to a JSON value; None if the text has no answer or more than one.
 
-    A right answer that cannot be parsed can still be given: a text equal to it is parsed as the first right answer that
-    can be."""
+    With `negations`, also None if the text retracts its answer ("3 is wrong"). A right answer that cannot be parsed
+    still counts: a text equal to such an answer gets the value of the first right answer that can be parsed."""
     kind = kind_of(row)
     if not any(same_label(text, right) for right in right_answers(row)):
         text = math.unwrapped(text)
@@ -80,9 +79,10 @@ def read(text: str, row: Record, negations: bool = True) -> Any:
 
 
 def kind_of(row: Record) -> AnswerKind:
-    """The answer type by which a row's answers are parsed. This is the row's answer_type, unless that is a number or a
-    formula and a right answer is neither, such as a phone number or a score of 3-2; such answers are compared as
-    written."""
+    """The AnswerKind by which a row's answers are parsed, usually that of the row's answer_type.
+
+    If the type is a number or a formula but a right answer is neither (a phone number, a score of 3-2), answers are
+    compared as written."""
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(
@@ -97,7 +97,7 @@ def _answers(row: Record) -> list[Any]:
 
 
 def target(row: Record) -> list[Any]:
-    """The right answers of a row as `AnswerKind.read` parses them, without those that it cannot parse."""
+    """The right answers of a row as parsed by `AnswerKind.read`. Answers that cannot be parsed are left out."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
         return [] if None in letters else [",".join(sorted({*map(str, letters)}))]
@@ -208,8 +208,8 @@ def _number(text: str, row: Record) -> float | None:
 
 
 def _near(_task: Any, given: float, right: float, row: Record) -> float:
-    """Returns 1 if a number is within the row's tolerance of the right one, or if both are equal when rounded to the
-    row's `precision`; else 0."""
+    """Returns 1 if a number is within the row's tolerance of the right number, or if both numbers are equal when
+    rounded to the row's `precision`; else 0."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
     return float(same or (row.get("precision") is not None and not row.get("tolerance")
@@ -255,8 +255,8 @@ KINDS: dict[str, AnswerKind] = {
 }
 CODE = AnswerKind("the right text as it is written", _whole_text, lambda _t, a, b, _r: float(same_code(a, b)),
                   names=False)
-"""The answer type for rows of a number or formula type whose right answer is neither (see kind_of): compared as
-written."""
+"""The AnswerKind of rows with a number or formula type but a right answer that is neither (see kind_of): answers are
+compared as written."""
 _WORKED_OUT = ("number", "count", "math", "regression")
 
 
@@ -264,7 +264,7 @@ _WORKED_OUT = ("number", "count", "math", "regression")
 
 
 def problem(task: Any, row: Record) -> str | None:
-    """What is wrong with a qa row; None if nothing is."""
+    """Describes what is wrong with a qa row; None if the row is valid."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
@@ -305,7 +305,7 @@ def _readable(task: Any, value: str) -> bool:
         return False
 
 
-def spoken(sample: Sample) -> str:
+def perfect_answer(sample: Sample) -> str:
     """A right answer as a model would write it."""
     row = sample.row
     if row["answer_type"] == "choice":

@@ -68,7 +68,7 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
-    """What a row lacks for a recipe of typed answers; None if nothing."""
+    """Describes what a row lacks for a recipe with typed answers; None if it lacks nothing."""
     kind, answer, options = kind_of(row), row.get("answer"), options_of(row)
     if kind not in TYPED:
         return (f"answer_type={kind!r} is not scored by task.recipe={_task.recipe!r}, only {', '.join(TYPED)}; "
@@ -104,7 +104,7 @@ def strict(_task: Any, sample: Sample, answer: Answer) -> float:
 
 
 def free(sample: Sample, given: str) -> float:
-    """The accuracy of an answer that may have more words than only the letter, the number or the label."""
+    """The accuracy of an answer that may have other words around the letter, the number or the label."""
     score = tolerant(kind_of(sample.row), options_of(sample.row), sample.get("labels") or (),
                      sample.get("tolerance") or 0.0)
     return score(given, truth(sample))
@@ -192,8 +192,9 @@ BY_TYPE = {
 
 
 def _shuffled(task: Any, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-    """A prompt variant: half as many completions as the group has, for the same clip with its frames shuffled. There is
-    none for samples without a video."""
+    """A prompt variant with half as many completions as the group has, for the same clip with its frames shuffled.
+
+    There is no variant for a sample without a video."""
     if n < 2 or all(media.kind != "video" for media in sample.media):
         return ()
     seed = zlib.crc32(f"{task.seed}/{sample.id}/{step}".encode("utf-8", "backslashreplace"))

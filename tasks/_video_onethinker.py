@@ -77,8 +77,8 @@ def _say_one(task: Any, sample: Sample, value: Any) -> str:
 
 
 def _one(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """OneThinker's reward parts: accuracy by the row's answer type, and half a point if the answer has the format of
-    this type."""
+    """OneThinker's reward parts: `accuracy` by the row's answer type, `format`, and `structure`, which is .5 if the
+    answer has the format of its type."""
     parsed, framed = _read_one(task, sample, answer), think_answer_format(answer.text)
     return {"accuracy": _accuracy(task, sample, parsed), "format": framed,
             "structure": framed and _structure(sample, answer, parsed)}
@@ -95,7 +95,8 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
 
 
 def _structure(sample: Sample, answer: Answer, parsed: Any) -> float:
-    """The format part: .5 for the right format. For a track .25, plus .25 times the share of frames that have a box."""
+    """The part `structure`: .5 for the right format. For a track it is .25, plus .25 times the share of frames that
+    have a box."""
     if parsed is None:
         return 0.0
     if _kind(sample.row) != "track":

@@ -60,8 +60,8 @@ def thinking(answer: str) -> str:
 
 
 def with_spans(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with `spans`. If answer_type is span and the row has none, they are taken from its `answer`: [3, 7], [[3,
-    7]] or "3 to 7"."""
+    """Returns the row with `spans`. If a row of answer_type span has no spans, they are parsed from its `answer`: [3,
+    7], [[3, 7]] or "3 to 7"."""
     answer = row.get("answer")
     if row.get("answer_type") != "span" or row.get("spans") is not None or not answer:
         return row
@@ -116,7 +116,7 @@ _IN_SECONDS = ("Then, provide the start and end times (in seconds, precise to tw
 
 
 def _read_last(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """The last `a to b` of the last answer tag, as a list with one span; None if there is none."""
+    """The last `a to b` in the last answer tag, as a list with one span; None if there is no such text."""
     span = last_span(answer_tag(answer.text, "last") or "")
     return [span] if span else None
 
@@ -146,8 +146,10 @@ _LONG_THOUGHT = 500
 
 
 def _reasoning(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """Time-R1's reward parts, and its optional ones for the thinking: whether it has a time range, its number of
-    characters up to 500, up to two keywords, and up to two lines."""
+    """Time-R1's reward parts, and its optional parts for the thinking.
+
+    `timestep` is 1 if the thinking has a time range. `length` grows up to 500 characters, `keywords` up to two
+    keywords, and `paragraphs` up to two lines."""
     thought = (extract_tag(answer.text, "think", "last") or "").strip()
     lowered = thought.lower()
     return {**_time_r1(task, sample, answer), "timestep": float(_STEP.search(thought) is not None),
@@ -288,15 +290,15 @@ TEMPORAL_R1 = TimeRecipe(
 
 
 def span_problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the times of a row; None if nothing is."""
+    """Describes what is wrong with the times of a row; None if they are valid."""
     duration, spans = row.get("duration"), row.get("spans")
     problem = positive_problem("duration", duration) if duration is not None else None
     return problem or (spans_problem(spans) if spans is not None else None)
 
 
 def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:
-    """The placeholders of prompts: `event` is the question as a lower-case phrase, `when` the same as a question,
-    `lettered` the options with letters."""
+    """Values for the placeholders of prompts: `event`, the question as a lower-case phrase; `when`, the question ending
+    in a question mark; and `lettered`, the options with letters."""
     question = str(row.get("question", "")).strip()
     options = row.get("options") if isinstance(row.get("options"), list) else []
     return {"event": question.lower().removesuffix("."),

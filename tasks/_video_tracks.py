@@ -80,7 +80,7 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 
 
 def problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with the times and tracks of a row; None if nothing is."""
+    """Describes what is wrong with the times and tracks of a row; None if they are valid."""
     error, tracks = times.span_problem(row), row.get("tracks")
     if error or tracks in (None, []):  # each recipe checks its own fields
         return error
@@ -94,8 +94,8 @@ def problem(row: Mapping[str, Any]) -> str | None:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """The placeholders of prompts: those of times.span_placeholders, and `object`, `first_box` and `count` of a track.
-    """
+    """Values for the placeholders of prompts: those of times.span_placeholders and, for a track, `object`, `first_box`
+    and `count`."""
     sample = Sample(id=str(row.get("id", "")), row=row)
     values, track = times.span_placeholders(row), track_of(sample)
     if not track.get("boxes"):
@@ -110,8 +110,8 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:
     """The metrics of one answer; {} for a row without spans and tracks.
 
-    For spans, those of times.span_measures. For a track, `overlap` and `sr@0.5` over all frames (counting the first
-    frame, as in VideoChat-R1, 2504.06958), and `ao` and `sr` as in GOT-10k."""
+    For spans, the metrics of times.span_measures. For a track, `overlap` and `sr@0.5` over all frames (counting the
+    first frame, as in VideoChat-R1, 2504.06958), and `ao` and `sr` as in GOT-10k."""
     if not isinstance(task.used, times.TimeRecipe):
         return {}
     target = task.used.target(task, sample)

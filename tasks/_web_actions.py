@@ -158,7 +158,7 @@ def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
 
 
 def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
-    """The point in the first argument that has one; for a box, its centre."""
+    """The point in the first of these arguments that is present; the centre if that argument is a box."""
     text = next((given[name] for name in names if name in given), "")
     numbers = decimals(text.replace("(", " ").replace(")", " "), most=5)
     if len(numbers) == 4:

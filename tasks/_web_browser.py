@@ -146,8 +146,10 @@ class PagePool:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def take(self) -> Tab:
-        """Opens an empty page. Raises ConfigError if the browser cannot be started, BrowserLost if it ends in the
-        meantime, and PageFailed if no page can be opened."""
+        """Opens an empty page.
+
+        Raises ConfigError if the browser cannot be started, BrowserLost if the browser ends in the meantime, and
+        PageFailed if no page can be opened."""
         return self.run(self._take())
 
     def use(self, tab: Tab, work: Callable[[], Awaitable[T]]) -> T:
@@ -332,7 +334,7 @@ class PagePool:
         return self._files[path]
 
     async def _running(self) -> Any:
-        """The browser, which is started if necessary. Raises PageFailed if it does not start in time."""
+        """The browser, started if necessary. Raises PageFailed if the browser does not start in time."""
         async with self._launching:
             if self._browser is None or not self._browser.is_connected():
                 await self._end()
@@ -385,8 +387,10 @@ async def _pause_clock(context: Any) -> None:
 
 
 async def _empty(tab: Tab) -> None:
-    """Removes the document of a page and the data that it has stored. (What only a document can remove, the script
-    QUIET removes in the next one.)"""
+    """Removes the document of a page and the data that it has stored.
+
+    The remaining data can be removed only by a document, so the script QUIET removes it when the next document loads.
+    """
     await tab.page.mouse.move(-1, -1)  # otherwise the element under the pointer is drawn in its hover state
     await tab.page.goto("about:blank", wait_until="commit")
     await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})

@@ -67,12 +67,12 @@ class WebEnvironment(Environment):
         except BrowserLost:
             pass
         try:
-            self._again()
+            self._restore()
             return call()
         except BrowserLost as error:
             raise PageFailed(f"{error} twice") from None
 
-    def _again(self) -> None:
+    def _restore(self) -> None:
         """Opens the page again and repeats all actions. Raises PageFailed if the page looks different afterwards."""
         if self._look is None:
             return

@@ -57,8 +57,8 @@ def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: r
 
 
 def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
-    """Whether the actions of these sub-goals, on a fresh page, reach the sub-goals one after the other, and none before
-    its own actions."""
+    """Whether the actions of the sub-goals, on a fresh page, reach the sub-goals one after the other, and no sub-goal
+    early."""
     opened = _opened(task, page, seed, [goal.check for goal in goals])
     try:
         look = opened.begin()
@@ -156,7 +156,7 @@ VARIATIONS = {"seed": 0, "element": 0, "fewer": -1, "more": 1}
 
 
 def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
-    """The plan and the page seed of a variation of kind `way`."""
+    """The plan and the page seed of a variation; `way` is one of VARIATIONS."""
     if way == "seed":
         return [StepPattern(one.kind, one.role) for one in plan], new_seed(rng)
     if way == "more":
@@ -170,8 +170,10 @@ def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) ->
 
 
 def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
-    """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`. A row without
-    sub-goals gets those of a walk over its page. None if no variation leads to a different goal."""
+    """Returns (kind of variation, page seed, sub-goals) of a new goal derived from the row `parent`; None if no
+    variation leads to a different goal.
+
+    For a row without sub-goals, the new sub-goals come from a walk over its page."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
         goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)

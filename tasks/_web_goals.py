@@ -24,8 +24,7 @@ from ._web_page import VERBS, Action, Page, PageView
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on the state of a page. It concerns the elements with this role and name; one of them must satisfy
-    it."""
+    """A condition on the state of a page. At least one of the elements with this role and name must satisfy it."""
 
     kind: str
     """The kind of condition, one of KINDS."""

@@ -78,7 +78,7 @@ class Classification(RecipeTask):
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         try:
-            row = recipes.checked(row)
+            row = recipes.validated(row)
         except DataError as error:
             raise DataError(f"row {row.get('id')!r}: {error}") from None
         return super().sample_from_row(row, root)
@@ -100,7 +100,7 @@ class Classification(RecipeTask):
         if self.classes != "all" and files not in self._names:  # computed once, because evaluations repeat
             parts = [base if s == split else super(Classification, self).samples(s)
                      for s, file in zip(SPLITS, files, strict=True) if file]
-            self._names[files] = recipes.ordered((s.row for part in parts for s in part), self.class_order)
+            self._names[files] = recipes.all_classes((s.row for part in parts for s in part), self.class_order)
         return self.chosen(split, [(s.id, recipes.labels_of(s.row)) for s in base], self._names.get(files, ()), base)
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],

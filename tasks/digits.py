@@ -64,7 +64,7 @@ def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ConfigError("task 'digits' reads its images from scikit-learn, which is not installed: "
+        raise ConfigError("task.name=digits takes its images from scikit-learn, which is not installed: "
                           "pip install scikit-learn") from None
     data: Any = load_digits()
     return data.images, data.target

@@ -134,7 +134,7 @@ class Drive(Task):
 
     def samples(self, split: str) -> Sequence[Sample]:
         if importlib.util.find_spec("highway_env") is None:
-            raise ConfigError("task.name=drive: the traffic is simulated by highway-env, which is not installed: "
+            raise ConfigError("task.name=drive simulates the traffic with highway-env, which is not installed: "
                               "pip install 'vlrl[driving]'")
         return drawn(self, split, self._sample)
 
@@ -185,13 +185,13 @@ class Drive(Task):
                      for record in records for part in ("success", "collision"))
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """The decisions of an expert that tries each action in a copy of the world first; None if it does not reach the
-        goal in time."""
+        """The decisions of an expert that tries each action in a copy of the world first; None if the expert does not
+        reach the goal in time."""
         from ._drive_expert import demonstration
 
         decisions = demonstration(sample["scenario"], sample["scene"], self.seconds, self.traffic,
                                   self.actions == "waypoints")
-        return None if decisions is None else [written(decision) for decision in decisions]
+        return None if decisions is None else [decision_text(decision) for decision in decisions]
 
 
 def read_decision(text: str, actions: str) -> Decision | None:
@@ -209,7 +209,7 @@ def read_decision(text: str, actions: str) -> Decision | None:
     return Decision(plan["speed"][0], plan["path"][0])
 
 
-def written(decision: Decision) -> str:
+def decision_text(decision: Decision) -> str:
     """Writes a decision as an answer of the model."""
     if decision.way is None:
         return f"{decision.speed}, {decision.path}"

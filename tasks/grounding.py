@@ -108,7 +108,7 @@ class Grounding(RecipeTask):
                 or (_several(row, self.recipe) if one else None) or self._unfilled(row))
 
     def _unfilled(self, row: Mapping[str, Any]) -> str | None:
-        """Why a row cannot fill the placeholders of task.prompt, and what to do about it; None if it can."""
+        """Explains why a row cannot fill the placeholders of task.prompt, and how to fix that; None if it can."""
         if self.templates == (self.used.prompt,):
             return None
         known, asked = self.placeholders(row), {n for t in self.templates for n in re.findall(r"\{(\w+)\}", t)}
@@ -139,7 +139,8 @@ class Grounding(RecipeTask):
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """The row with a teacher's box as its right answer, for recipes with one box; else None."""
+        """The row with the box of a teacher model as its right answer. None for recipes with several boxes, or if there
+        is no box."""
         if self.used.target is not boxes.first_box or not parsed:
             return None
         return {**row, "boxes": [{"box": [float(v) for v in parsed], "label": boxes.name_of(row)}]}
@@ -190,7 +191,7 @@ def _asks_itself(row: Mapping[str, Any]) -> bool:
 
 
 def _several(row: Mapping[str, Any], recipe: str) -> str | None:
-    """Why a recipe with one box cannot score a row; None if it can."""
+    """Explains why a recipe with one box cannot score a row; None if it can."""
     count, labels = len(row["boxes"]), row.get("labels") or ()
     ways = ("choose a recipe of all boxes (task.recipe=vlm_r1_ovd, vision_r1_griffon, visual_rft_detection or "
             "perception_r1), or give each box a row with its own expression")
@@ -204,7 +205,8 @@ def _several(row: Mapping[str, Any], recipe: str) -> str | None:
 
 
 def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
-    """What is wrong with a grounding row; None if nothing is. With `asks`, a question and its answer are enough."""
+    """Describes what is wrong with a grounding row; None if the row is valid. With `asks`, a question and its answer
+    are enough."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"

@@ -90,8 +90,8 @@ class Gui(RecipeTask):
         """Metrics of a split: the mean of each metric by platform, by kind of element, and by category (the group of
         ScreenSpot-Pro), e.g. `click_acc/web` and `click_acc/icon`.
 
-        There are also the means by both, e.g. `click_acc/web/icon`, and the mean of these means, `click_acc/macro`,
-        which is SeeClick's average on ScreenSpot (2401.10935)."""
+        In addition, the means by platform (or category) and kind of element, e.g. `click_acc/web/icon`, and the mean of
+        these means, `click_acc/macro`, which is SeeClick's average on ScreenSpot (2401.10935)."""
         values: list[tuple[str, float]] = []
         cells: dict[str, set[str]] = {}
         for record in records:
@@ -125,7 +125,7 @@ def _marks(place: Any, role: str) -> list[dict[str, Any]]:
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a gui row; None if nothing is."""
+    """Describes what is wrong with a gui row; None if the row is valid."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the screenshot's {side} in pixels"

@@ -185,7 +185,7 @@ class Preference(RecipeTask):
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a preference row; None if nothing is."""
+    """Describes what is wrong with a preference row; None if the row is valid."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={short(row.get('question'))} must be the text of the question"
     return responses_problem(row.get("responses"), row.get("answer"))

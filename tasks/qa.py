@@ -99,7 +99,7 @@ class Qa(RecipeTask):
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
         """Name -> an answer that can be given without looking at the image, or that lists the right answer among
         others."""
-        right = kinds.spoken(sample)
+        right = kinds.perfect_answer(sample)
         texts = {"several numbers": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10", "yes and no": "yes, no", "no and yes": "no, yes",
                  "the question": sample["question"][:1000], "gibberish": "qz wv kx jj"}
         if kinds.options_of(sample.row):

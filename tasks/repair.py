@@ -54,7 +54,7 @@ class RepairEnvironment(Environment):
         self.count += 1
         attempt = self.task.judged(self.sample, _attempt(action))
         done = bool(attempt.correct) or attempt.reward is None or self.count >= self.task.attempts
-        said = self.task.said(attempt)
+        said = self.task.feedback(attempt)
         return Step(Observation("" if done else said), done=done, state=f"{self.count}: {said}",
                     info={"parts": attempt.parts, "reward": attempt.reward})
 
@@ -126,7 +126,7 @@ class Repair(Task):
         weights = {name: weight for name, weight in self.other.weights_at(answer.step).items() if name in known}
         return JudgedAttempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
 
-    def said(self, attempt: JudgedAttempt) -> str:
+    def feedback(self, attempt: JudgedAttempt) -> str:
         """The feedback on an attempt: one of WORDS for each rewarded part, and nothing about the target."""
         if attempt.correct:
             return "That is right."

@@ -120,8 +120,8 @@ class Web(Task):
             return Path(self.html), "."
         spec = importlib.util.find_spec("miniwob")
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError("the pages are those of the package miniwob, which is not installed: pip install "
-                              "'vlrl[gui]', or name a folder of .html files with task.html")
+            raise ConfigError("task.name=web takes its pages from the package miniwob, which is not installed: pip "
+                              "install 'vlrl[gui]', or name a folder of .html files with task.html")
         return Path(spec.submodule_search_locations[0]) / "html", "miniwob"
 
     def _sample(self, split: str, index: int) -> Sample:
@@ -153,8 +153,8 @@ class Web(Task):
         return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Proposes a new goal as a row: by exploring a page of `pages`, or as a variation of `parent` (see
-        _web_explore.py). None if no goal was found."""
+        """Proposes a new goal as a row, found by exploring a page of `pages` or as a variation of the row `parent` (see
+        _web_explore.py); None if no goal was found."""
         if parent and parent.get("page") not in self.pages:
             raise DataError(f"{parent['id']!r} is not a prompt on a page of task.pages")
         rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
@@ -182,8 +182,8 @@ class Web(Task):
         return {"success": success, "efficiency": success, "format": formed, "page": page}
 
     def _check_size(self, sample: Sample) -> None:
-        """Raises DataError if the model writes points in pixels of the processed image, and this image has another size
-        than was assumed when actions were parsed."""
+        """Raises DataError if the model writes points in pixels of the processed image, and that image does not have
+        the size assumed when actions were parsed."""
         known, taken = sample.get("processed_size"), _placed(sample)["processed_size"]
         if known and list(known) != taken and isinstance(self.coordinates, Convention) and \
                 self.coordinates.used(sample) == "processed":
@@ -224,8 +224,9 @@ class Web(Task):
 
 
 def _placed(sample: Sample) -> Sample:
-    """The sample with `processed_size`, the assumed size of the processed screenshot; models that write points in its
-    pixels see this size (models/families.py)."""
+    """Adds `processed_size`, the assumed size of the screenshot after image processing, to the sample.
+
+    Models that write points in pixels of the processed image are scored with this size (models/families.py)."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
 

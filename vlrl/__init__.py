@@ -27,7 +27,7 @@ _PUBLIC = {"Config": "config.schema", "Environment": "task.environment", "Media"
            "Run": "tools.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "environments.tools",
            "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
            "load_run": "tools.run", "train": "tools.train"}
-"""The module below vlrl that each public name comes from; __init__.pyi declares the same names for type checkers."""
+"""Public name -> the module that defines it, below vlrl; __init__.pyi declares the same names for type checkers."""
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning workers are 20x slower beside another busy process
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -31,15 +31,15 @@ def _declare_schemas() -> None:
 
 
 def needed() -> bool:
-    """Whether torchvision can only be imported after `install`, because its library of operators cannot be loaded here.
-    """
+    """Whether torchvision can be imported only after `install`, because its library of operators cannot be loaded on
+    this machine."""
     from torchvision import extension
 
     return bool(_declared) and not extension._has_ops()
 
 
 def install() -> None:
-    """Registers the import hook once; does nothing if torchvision is already imported."""
+    """Registers the import hook, once. Does nothing if torchvision is imported already."""
     known = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
     if "torchvision" not in sys.modules and not known and not _declared:
         sys.meta_path.insert(0, _BeforeTorchvision())

@@ -25,7 +25,7 @@ class Media:
     end: float | None = None
     """End in seconds of the part of a video that is read; None = the end."""
     fps: float | None = None
-    """Frames per second of a video whose source is a sequence of frames."""
+    """Frames per second, for a video whose source is a sequence of frames."""
     times: Sequence[float] | None = None
     """Time of each frame in seconds, ascending, for a video whose source is a sequence of frames; an alternative to
     `fps`."""
@@ -39,7 +39,7 @@ class LoadedMedia:
 
     kind: Literal["image", "video"]
     frames: tuple[Any, ...]
-    """PIL images in RGB; a single one for an image."""
+    """The frames as RGB PIL images; a single frame for an image."""
     sha256: str
     """Hash of the file's bytes; for media drawn by code, of the pixels; frame times are included if they were
     specified."""
@@ -58,7 +58,7 @@ class LoadedMedia:
         return self.frames[0].size
 
     def as_media(self) -> Media:
-        """A Media that is loaded as these frames, at these times."""
+        """A Media that is loaded as exactly these frames and times."""
         return Media(kind=self.kind, source=self if self.kind == "video" else self.frames[0])
 
 
@@ -75,7 +75,7 @@ class Observation:
 
     @classmethod
     def of_results(cls, results: Sequence[Observation]) -> Observation:
-        """One observation that combines the results of tool calls."""
+        """Combines the results of tool calls into one observation."""
         return cls("\n".join(r.text for r in results if r.text), tuple(m for r in results for m in r.media),
                    tuple(results))
 
@@ -86,7 +86,7 @@ class Step:
 
     observation: Observation = field(default_factory=Observation)
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Raw values of reward parts for this turn, by their names in the task's `rewards`; a missing part counts 0."""
+    """Raw values of reward parts for this turn, by their names in the task's `rewards`; a missing part counts as 0."""
     done: bool = False
     """Whether the episode has ended; the observation is then stored but not shown to the model."""
     state: Any = None
@@ -100,7 +100,7 @@ class PastAction:
     """One action of an episode, and the environment's response."""
 
     action: str
-    """Text of the action, including text that its prompt started it with, as in `Answer.text`."""
+    """Text of the action. It includes text with which the prompt started the action, as in `Answer.text`."""
     observation: str = ""
     media: tuple[Media, ...] = ()
     """Media of the observation."""

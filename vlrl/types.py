@@ -56,7 +56,7 @@ class Sample:
     opening: Observation | None = None
     """For an episode: the environment's observation after its reset; shown after the task's own messages."""
     environment_seed: int | None = None
-    """Seed of the environment's reset, the same for all episodes of a group."""
+    """Seed with which the environment is reset, the same for all episodes of a group."""
     reset_error: str | None = None
     """Why the environment could not be reset ("reset: ..."); its episodes have no actions and no reward."""
 
@@ -68,7 +68,7 @@ class Sample:
 
     @property
     def difficulty(self) -> float | None:
-        """Difficulty of the row in [0, 1], 1 = hardest; None if the row has none."""
+        """Difficulty of the row in [0, 1], where 1 is hardest; None if the row has no difficulty."""
         return self.row.get("difficulty")
 
     @property
@@ -84,7 +84,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Variant:
-    """Further completions of a sample's question with other media: shuffled frames, a noisy image.
+    """Additional completions of a sample's question with other media, such as shuffled frames or a noisy image.
 
     Example: `Variant(name="shuffled", media=(replace(sample.media[0], edits=(("shuffle", 17),)),), n=4)`."""
 
@@ -100,19 +100,19 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InsertedObservation:
-    """An observation with media at tokens start..stop, and how much of the media data belongs to it."""
+    """An observation with media at tokens start..stop of a prompt, and its share of the media data."""
 
     start: int
     stop: int
     rows: Mapping[str, int]
-    """Number of its rows in each tensor of `Prompt.mm`."""
+    """Number of rows of each tensor in `Prompt.mm` that belong to this observation."""
     visuals: int
-    """Number of its entries in `Prompt.visuals`."""
+    """Number of entries in `Prompt.visuals` that belong to this observation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """A sample as input of the model, made once by models/processing.py and shared by engine and trainer."""
+    """A sample as input of the model. It is made once by models/processing.py, and shared by engine and trainer."""
 
     sample_id: str
     text: str
@@ -172,7 +172,8 @@ class Turn:
     opened: str = ""
     """For an action: text with which its prompt started it, such as "<think>"; not part of `text`."""
     parts: Mapping[str, float] | None = None
-    """This field and those below are set for actions: the environment's response, or None if there is none yet."""
+    """This field and the fields below are set for actions: the response of the environment, or None while there is no
+    response."""
     state: str | None = None
     done: bool | None = None
     seconds: float | None = None
@@ -190,7 +191,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """The tokens of an episode after the prompt. A plain completion has one turn, or one per piece of a partial
+    """The tokens of an episode after the prompt. A plain completion has one turn, or one turn per piece of a partial
     rollout."""
 
     tokens: np.ndarray
@@ -218,10 +219,12 @@ class Completion:
     """With `episode.history=last:k`: for each action the tokens after the prompt that the model saw in that turn,
     ending with the action; `shown` is then None."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """JSON data of one method, under that method's name; other methods do not read it. A list `turns` in it, {start,
-    end, info} each, is stored as the turns of a completion without turns."""
+    """JSON data of one method, under the name of that method; other methods do not read it.
+
+    If it contains a list `turns` of {start, end, info}, these are stored as the turns of a completion without turns."""
     policy_step: int | None = None
-    """If kept from an earlier visit: completed steps of the weights that sampled it; None = the current weights."""
+    """For a completion kept from an earlier visit: completed steps of the weights that sampled it. None means the
+    current weights."""
 
     @property
     def truncated(self) -> bool:
@@ -229,12 +232,12 @@ class Completion:
 
     @property
     def begun(self) -> bool:
-        """False for an episode whose environment could not be reset: it has an error and no tokens."""
+        """False for an episode whose environment could not be reset. Such an episode has an error and no tokens."""
         return self.error is None or len(self.tokens) > 0
 
     @property
     def actions(self) -> tuple[Turn, ...]:
-        """The actions of an episode; () for a plain completion, whose turns are pieces of a partial rollout."""
+        """The actions of an episode; () for a plain completion, whose turns are the pieces of a partial rollout."""
         return tuple(t for t in self.turns if t.role == "assistant") if self.episode_id else ()
 
     @property
@@ -264,7 +267,7 @@ class Answer:
     truncated: bool = False
     step: int = 0
     variant: str = ""
-    """Name of the Variant with which it was sampled; empty for the unchanged sample."""
+    """Name of the Variant with which the answer was sampled; empty for the unchanged sample."""
     turns: tuple[PastAction, ...] = ()
     """All actions of an episode; `text` is then the last action."""
     opened: str = ""
@@ -283,9 +286,11 @@ class Rollout:
     """Number of completed training steps of the weights that sampled it."""
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
-    """None = cannot be scored: excluded from the group's statistics, advantage 0."""
+    """The combined reward. None means that the rollout cannot be scored: it is excluded from group statistics, and its
+    advantage is 0."""
     steps: tuple[tuple[int, float], ...] = ()
-    """(end of the step in characters of the completion, value), for the first reward part with a value per step."""
+    """(end of the step in characters of the completion, value) for each step, for the first reward part with a value
+    per step."""
     correct: bool | None = None
     """Result of Task.correct; None if unknown."""
     parsed: Any = None
@@ -305,18 +310,19 @@ class Rollout:
     sampled_prompt: str = ""
     """Text of the prompt used for sampling, if it differs from the group's prompt."""
     variant: str = ""
-    """Name of the Variant with which it was sampled; empty for the unchanged sample."""
+    """Name of the Variant with which the rollout was sampled; empty for the unchanged sample."""
     trained: bool = True
-    """False = left out of the update, by algo.batch; in `Group.aside`, True = a method trains on it."""
+    """False if algo.batch leaves the rollout out of the update. In `Group.aside`, True if a method trains on the
+    rollout."""
     moved: bool = False
     """Whether a method has moved the rollout into or out of the group after its reward was counted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """In an evaluation, the result of Task.metrics."""
+    """In an evaluation, the result of Task.metrics for the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """All rollouts of one visit to one prompt. Rollouts are grouped by group id, never by prompt text."""
+    """All rollouts of one visit to one prompt. Rollouts belong together by group id, never by prompt text."""
 
     id: str
     task: str
@@ -328,7 +334,8 @@ class Group:
     """The weights of the reward parts when the group was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Rollouts outside the group's statistics, with indices from G: untrained variants, a greedy one, methods' own."""
+    """Rollouts outside the group's statistics, with indices from G upwards: untrained variants, a greedy rollout,
+    rollouts of methods."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -336,7 +343,7 @@ class Group:
 
     @property
     def plain(self) -> list[Rollout]:
-        """The rollouts that were originally sampled as the group, before a method moved any."""
+        """The rollouts that were originally sampled as the group, before a method moved any of them."""
         return [*(r for r in self.rollouts if not r.moved), *(r for r in self.aside if r.moved)]
 
     @property
@@ -346,5 +353,6 @@ class Group:
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rollouts with a reward have the same reward, so that no advantage can be derived from it."""
+        """Whether all rollouts with a reward have the same reward, so that no advantage can be derived from the
+        rewards."""
         return len({r for r in self.rewards if r is not None}) < 2

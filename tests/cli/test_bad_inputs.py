@@ -63,7 +63,7 @@ CASES = [
     ("score empty_section.yaml", 1, "train=None: write the settings of this section below it.*Known: lr"),
     ("score lost.yaml", 1, "extends: 'quikstart.yaml' does not exist.*Did you mean 'quickstart.yaml'"),
     ("train", 2, "Missing argument 'CONFIG'"),
-    ("train yes.yaml --json", 2, "goes with --dry-run"),
+    ("train yes.yaml --json", 2, "needs --dry-run"),
     ("train twice.yaml --dry-run", 1, "twice.yaml: line 2"),
     ("sft nothing.yaml", 1, "config file 'nothing.yaml' does not exist"),
     # tasks
@@ -101,12 +101,12 @@ CASES = [
     ("eval yes.yaml -o link.jsonl", 1, "link.jsonl exists already, and nothing is overwritten"),
     (f"export {LONG} -o out", 1, "is not a folder: name a run folder"),
     ("export runs", 2, "name the folder to write to with -o, or a model of the Hub with --push"),
-    ("export runs -o out --public", 2, "goes with --push"),
-    ("export runs --push a/b --with-media", 2, "goes with --rollouts"),
+    ("export runs -o out --public", 2, "needs --push"),
+    ("export runs --push a/b --with-media", 2, "needs --rollouts"),
     ("export runs --push a/b", 1, "runs is neither a run folder nor a checkpoint"),
     ("tiny -o folder", 1, "folder is not an empty folder, and nothing is overwritten"),
     ("tiny -o out --seed 99999999999999999999 --random", 2, "--seed"),
-    ("tiny -o out --max-pixels 4096", 2, "goes with --random"),
+    ("tiny -o out --max-pixels 4096", 2, "needs --random"),
 ]
 
 

@@ -152,8 +152,8 @@ def test_what_does_not_go_together(sums, tmp_path, capsys):
     for words, said, code in (
             (("--answers", 2, "--temperature", 0), "greedy answers would all be the same", 1),
             (("--seeds", "x"), "--seeds 'x'", 1), (("--top-p", 2), "at most 1", 2),
-            (("--key-env", "X"), "--endpoint", 2), (("--concurrency", 8), "goes with --endpoint", 2),
-            (("--timeout", 300), "goes with --endpoint", 2), (("--retries", 4), "goes with --endpoint", 2),
+            (("--key-env", "X"), "--endpoint", 2), (("--concurrency", 8), "needs --endpoint", 2),
+            (("--timeout", 300), "needs --endpoint", 2), (("--retries", 4), "needs --endpoint", 2),
             (("--answers", 2, "-o", tmp_path / "b.jsonl"), "only for an evaluation with one answer", 1),
             (("--answers", 2, "--rollouts", tmp_path / "b"), "only for an evaluation with one answer", 1),
             ((*url, "--checkpoint", tmp_path), "has its own weights", 2),

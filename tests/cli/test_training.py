@@ -130,7 +130,7 @@ def test_dry_run_of_a_broken_task(lora, tmp_path, capsys):
     out, _ = call(capsys, "train", lora.words[0], f"run.dir={tmp_path}/run", f"task={task}", "--dry-run", code=1)
     assert "broken.py" in out and "KeyError: 'label'" in out and "peak" in out
     _, err = call(capsys, "train", *lora.words, "--json", code=2)
-    assert "goes with --dry-run" in err
+    assert "needs --dry-run" in err
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------

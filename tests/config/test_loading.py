@@ -179,7 +179,7 @@ def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
                        for i in range(1, 50))
     file = tmp_path / "many.yaml"
     file.write_text(f"m0: &m0 {{k0: 1, j0: 1}}\n{levels}\n")
-    with pytest.raises(ConfigError, match=r"many\.yaml: its merge keys \(<<\) add more than 10,000 settings"):
+    with pytest.raises(ConfigError, match=r"many\.yaml: the merge keys \(<<\) add more than 10,000 settings"):
         loading.load(file)
 
 

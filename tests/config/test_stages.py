@@ -54,7 +54,7 @@ def test_a_stage_may_extend_files(tmp_path):
     ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: stat}}", "other='stat' is neither .*'start'"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: a}}", "is the previous stage"),
     ("- {name: a, kind: merge, hand_over: best}", "kind=merge has none"),
-    ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' differs from that of the run"),
+    ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' differs from the run's model"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is not an earlier.*: before, start, a"),
     ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
     ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0")])

@@ -88,7 +88,7 @@ def test_a_judge_is_asked_for_right_answers_once(sums, tmp_path, capsys):  # noq
 
 
 @pytest.mark.parametrize("words, said, code", [
-    (("--judge-votes", 3), "goes with --judge", 2), (("--judge", "nowhere"), "--judge 'nowhere' is not the address", 1),
+    (("--judge-votes", 3), "needs --judge", 2), (("--judge", "nowhere"), "--judge 'nowhere' is not the address", 1),
     (("--judge", "http://127.0.0.1:1/v1", "--judge-key-env", "NOT_SET_HERE"), "--judge-key-env NOT_SET_HERE", 1)])
 def test_options_of_a_judge(sums, capsys, words, said, code):  # noqa: F811
     assert said in call(capsys, "eval", *sums, *words, code=code)[1]

@@ -17,7 +17,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.tasks._classification import few_shot_places, halves, names_class, ordered
+from vlrl.tasks._classification import all_classes, few_shot_places, halves, names_class
 from vlrl.training import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -246,14 +246,14 @@ def test_halves_of_the_classes():
 def test_the_order_of_the_classes_is_given_or_that_of_their_numbers_or_of_their_names():
     rows = [{"label": name, "class_id": number} for name, number in (
         ("tench", 0), ("Ant", 10), ("crane", 9), ("crane", 2), ("tench", 0))]
-    assert ordered(rows) == ["tench", "crane", "crane", "Ant"]  # 10 is after 9; two classes have one name
-    assert ordered(rows, ["crane", "Ant", "yak", "tench"]) == ["crane", "Ant", "tench"]
-    assert ordered([{**row, "class_id": None} for row in rows]) == ["Ant", "crane", "tench"]
+    assert all_classes(rows) == ["tench", "crane", "crane", "Ant"]  # 10 is after 9; two classes have one name
+    assert all_classes(rows, ["crane", "Ant", "yak", "tench"]) == ["crane", "Ant", "tench"]
+    assert all_classes([{**row, "class_id": None} for row in rows]) == ["Ant", "crane", "tench"]
     for other in ({"label": "yak"}, {"label": "tench"}, {"label": "tench", "labels": ["yak", "tench"], "class_id": 0}):
         with pytest.raises(DataError, match=r"(yak|tench)'.* class_id .* task\.class_order"):
-            ordered([*rows, other])
+            all_classes([*rows, other])
     with pytest.raises(DataError, match=r"'crane' is not in task\.class_order, which has 2 names"):
-        ordered(rows, ["Ant", "tench"])
+        all_classes(rows, ["Ant", "tench"])
 
 
 def test_the_halves_of_a_split_of_coop_are_those_of_its_numbers(tmp_path):

@@ -25,7 +25,7 @@ from vlrl.types import PastAction
 
 pytest.importorskip("highway_env")
 from vlrl.tasks._drive_world import Decision, World  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
-from vlrl.tasks.drive import read_decision, written  # pyright: ignore[reportMissingImports]  # likewise
+from vlrl.tasks.drive import decision_text, read_decision  # pyright: ignore[reportMissingImports]  # likewise
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = ("highway", "merge", "intersection", "roundabout")
@@ -91,7 +91,7 @@ def test_words_that_are_read(text, expected):
     read = read_decision(text, "meta")
     assert read == (expected and Decision(*expected))
     if read:
-        assert read_decision(written(read), "meta") == read
+        assert read_decision(decision_text(read), "meta") == read
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -101,7 +101,7 @@ def test_way_points_that_are_read(text, expected):
     read = read_decision(text, "waypoints")
     assert (read and read.way) == expected
     if read:
-        assert read_decision(written(read), "waypoints") == read
+        assert read_decision(decision_text(read), "waypoints") == read
 
 
 @settings(max_examples=50)

@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
     """Decorator for a command function whose parameters include a request dataclass (tools/request.py).
 
-    Each request parameter is replaced by one command-line option per field that has a help text. A flag that is off by
+    Each request parameter is replaced by one command-line option per field with a help text. A flag that is off by
     default gets no --no- form. Empty defaults are not shown in the help."""
     shown: list[inspect.Parameter] = []
     requests: dict[str, tuple[type, list[str]]] = {}
@@ -68,8 +68,8 @@ def examples(*lines: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def add(app: typer.Typer, command: Any, name: str | None = None) -> None:
-    """Registers a command, with its examples, in a typer application. The command is named after the function unless
-    `name` is set."""
+    """Registers a command, with its examples, in a typer application. The name of the command is the function's name
+    unless `name` is set."""
     app.command(name or command.__name__.rstrip("_"), epilog=command.epilog)(command)
 
 
@@ -82,13 +82,13 @@ def group(name: str, help: str, *commands: Any) -> typer.Typer:
 
 
 def flowing(function: Any) -> str:
-    """The docstring of a function with each paragraph joined into one line, so that the help fills the width of the
+    """The docstring of a function with each paragraph joined into one line, so that the help uses the full width of the
     terminal."""
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n"))
 
 
 def load(path: str | None, words: Sequence[str] | None) -> Config:
-    """Loads the config named on the command line, with the settings `words` (key=value) applied to it.
+    """Loads the config named on the command line and applies the settings `words` (key=value).
 
     Raises ConfigError if no config is named."""
     from vlrl import config
@@ -102,8 +102,8 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
 
 
 def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
-    """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation) and prints the warnings
-    about it."""
+    """Chooses the model that a command evaluates (see measure.choose_model in tools/evaluation), and prints the
+    warnings about the model."""
     from vlrl.store.checkpoint import find
 
     if checkpoint is not None:
@@ -117,13 +117,13 @@ def choose_model(config: Config, model: str | None, checkpoint: Path | None) -> 
 
 
 def refuse_existing(path: Path, force: bool) -> None:
-    """Raises ConfigError if the path exists, unless it is a file and `force` allows replacing it."""
+    """Raises ConfigError if the path exists, unless it is a file that `force` allows to be replaced."""
     if os.path.lexists(path) and not (force and path.is_file()):
         raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a new folder can be written here: the path does not exist, or is an empty folder."""
+    """Whether a new folder can be written at this path: the path does not exist, or is an empty folder."""
     return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 

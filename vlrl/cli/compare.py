@@ -95,14 +95,14 @@ def compare(
         return
     if sequential:
         if listed is not None:
-            raise typer.BadParameter("lists samples of two evaluations; leave it out with --sequential",
+            raise typer.BadParameter("lists samples of two evaluations, so it cannot be combined with --sequential",
                                      param_hint="--show")
         _sequential(sides, split, metric or "reward/mean", seeds or 5, blocks or 5, 0.05 if alpha is None else alpha,
                     jobs or 1, out, as_json)
         return
     for name, value in own.items():
         if value is not None:
-            raise typer.BadParameter("goes with --sequential; without it nothing is run or written", param_hint=name)
+            raise typer.BadParameter("needs --sequential, because otherwise nothing is trained", param_hint=name)
     from vlrl.tools.experiments.compare import compare as run
     from vlrl.tools.experiments.compare import parse_side
 
@@ -116,7 +116,7 @@ def compare(
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Splits the arguments into the runs of model A and those of model B: ["a", "b"] or ["a1", "a2", "vs", "b1"]."""
+    """Splits the arguments into the runs of model A and the runs of model B: ["a", "b"] or ["a1", "a2", "vs", "b1"]."""
     if words.count("vs") == 1:
         first, second = words[:words.index("vs")], words[words.index("vs") + 1:]
     elif len(words) == 2 and "vs" not in words:
@@ -245,7 +245,7 @@ def _print_decided(decided: SequentialResult) -> None:
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """On Ctrl-C prints how to continue and exits with code 130."""
+    """Context manager that, on Ctrl-C, prints how to continue and exits with code 130."""
     try:
         yield
     except KeyboardInterrupt:

@@ -72,7 +72,7 @@ def check(
     settings = [word for word in settings or () if Path(word) not in files]
     settled = load(config, settings) if config else None
     if settings and not config:
-        raise typer.BadParameter("settings override those of a config: name one with --config")
+        raise typer.BadParameter("settings need a config that they override: name it with --config")
     task = scale = refusal = None
     if settled:
         from vlrl.task.mixture import require_one_task
@@ -107,7 +107,7 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
-    """Returns a function that renders a sample: as the config's model will see it, or, without a config, with the plain
+    """Returns a function that renders a sample as the config's model will see it; without a config, with the plain
     fields of the row."""
     from vlrl.config.schema import LimitsSettings
 
@@ -123,7 +123,7 @@ def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], S
 def _expanded(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """Resolves each name (a glob pattern, folder@split, or a Hub data set) to its data files.
 
-    Also returns the folder of their media, or None if each file's media are in the folder of that file."""
+    Also returns the folder of their media, or None if the media of each file are in the folder of that file."""
     from vlrl.data import located, several
 
     paths, root = [], None

@@ -86,7 +86,7 @@ def difficulty(
 
 
 def _check_out(out: Path, config: Config, force: bool) -> None:
-    """Raises, before anything is measured, if an output file cannot be written."""
+    """Raises ConfigError if an output file cannot be written, so that this is known before anything is measured."""
     from vlrl.data import check_suffix
 
     check_suffix(out)
@@ -103,7 +103,7 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 
 
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
-    """The training command, to print as the next step, that uses the measured columns; "" if another split than `train`
+    """The training command to print as the next step, which uses the measured columns; "" if a split other than `train`
     was measured."""
     from vlrl.data import read_rows
     from vlrl.data.sources.reading import recognised_format

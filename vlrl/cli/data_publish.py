@@ -54,7 +54,7 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
                                                        help="The data set of the Hugging Face Hub.")],
          steps: Steps = None, split: Split = None, with_media: WithMedia = False, public: Public = False,
          dry_run: DryRun = False) -> None:
-    """Upload a run's rollouts to the Hugging Face Hub, in the form that `vlrl data export` writes; private unless
+    """Upload a run's rollouts to the Hugging Face Hub as the data set that `vlrl data export` writes; private unless
     --public.
 
     Images are sent only with --with-media. Paths and names of this machine, and secrets in environment variables, are
@@ -75,8 +75,8 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
 
 
 def ready(target: HubTarget, dry_run: bool) -> None:
-    """Raises ConfigError, before any slow work, if the repository name is malformed or, except in a dry run, no token
-    is set."""
+    """Raises ConfigError if the repository name is malformed or, except in a dry run, if no token is set. Called before
+    any slow work."""
     from vlrl.tools.hub import push as hub_push
 
     hub_push.check_name(target)
@@ -85,7 +85,7 @@ def ready(target: HubTarget, dry_run: bool) -> None:
 
 
 def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
-    """Prints every file of an upload with its size; in a dry run, the files that would be uploaded."""
+    """Prints every file of an upload with its size; for a dry run, says that nothing is sent."""
     from vlrl.tools.hub.push import sizes
 
     listed = sizes(files)
@@ -107,8 +107,8 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
 
 
 def _notes(run: Path) -> Notes:
-    """The annotations of a run from the inspector: those stored in the parent folder of the run, and those in the run
-    folder itself."""
+    """The annotations of a run from the inspector, stored in the parent folder of the run or in the run folder itself.
+    """
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     notes = {}

@@ -115,7 +115,7 @@ def _run(config: str, loaded: Config, request: SynthesisRequest, places: Synthes
 
 
 def _check_out(places: SynthesisFiles, force: bool) -> None:
-    """Raises, before any work is done, if an output file cannot be written."""
+    """Raises ConfigError if an output file cannot be written, so that this is known before any work is done."""
     from vlrl.data import check_suffix
     from vlrl.tools.synthesis.synthesize import goes_on
 

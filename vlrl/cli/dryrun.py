@@ -21,7 +21,7 @@ _MOST = 4000  # characters of one text that are printed
 
 
 def run(config: Config, as_json: bool) -> None:
-    """Checks the config and prints the report; exits with 1 if there is a problem."""
+    """Checks the config and prints the report. Exits with 1 if there is a problem."""
     from rich.console import Console
 
     from vlrl.tools.machine import dryrun
@@ -37,7 +37,7 @@ def run(config: Config, as_json: bool) -> None:
 
 
 def run_stages(config: Config, as_json: bool) -> None:
-    """Checks every stage of the config and prints a report for each; exits with 1 if there is a problem."""
+    """Checks every stage of the config and prints a report for each. Exits with 1 if there is a problem."""
     from rich.console import Console
 
     from vlrl.tools.machine.needs import of_stages
@@ -109,7 +109,7 @@ def _print_rows(rows: Iterator[tuple[str, str]]) -> None:
 
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) for each line of the report's table; parts that could not be determined are omitted."""
+    """Yields (name, text) for each line of the report's table. Lines whose values are unknown are omitted."""
     from vlrl.tools.machine import memory
 
     yield "run", report.run

@@ -62,9 +62,9 @@ def evaluate(config: ConfigPath, request: EvalRequest, settings: Words = None, a
 
 
 def _check(request: EvalRequest) -> None:
-    """Raises for options that cannot be combined, and for output paths that exist already."""
+    """Raises an error for options that cannot be combined, and for output paths that exist already."""
     for name, owner in request.misplaced().items():
-        raise typer.BadParameter(f"goes with {owner}", param_hint=name)
+        raise typer.BadParameter(f"needs {owner}", param_hint=name)
     if request.model is not None and request.checkpoint is not None:
         raise typer.BadParameter("name a model or a checkpoint, not both", param_hint="--model")
     if request.endpoint and request.checkpoint:
@@ -142,8 +142,8 @@ def _cells(mean: float | None, low: float | None, high: float | None) -> tuple[s
 
 
 def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
-    """Evaluates the model on each split and returns one eval.jsonl record per split; if `rollouts` is a folder, the
-    answers are written to it."""
+    """Evaluates the model and returns one eval.jsonl record per split. If `rollouts` is a folder, the answers are
+    written to it."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside
@@ -165,7 +165,7 @@ def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list
 
 
 def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
-    """Prints the records, and writes them to `out` if that is set; on rank 0 only."""
+    """Prints the records and, if `out` is set, writes them to that file. Only on rank 0."""
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
     from vlrl.tools.evaluate import metrics_of

@@ -79,9 +79,9 @@ def _check(out: Path | None, push: str | None, needs_push: dict[str, bool], stra
                                  param_hint="-o")
     for name, given in needs_push.items():
         if given and push is None:
-            raise typer.BadParameter("goes with --push", param_hint=name)
+            raise typer.BadParameter("needs --push", param_hint=name)
     if stray_media:
-        raise typer.BadParameter("goes with --rollouts: it uploads the images of the "
+        raise typer.BadParameter("needs --rollouts, because it uploads the images of the "
                                  "rollouts", param_hint="--with-media")
 
 
@@ -154,7 +154,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
 
 
 def _existing_or_exported(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
-    """Returns the export that `folder` already holds from an interrupted push; without one, exports now."""
+    """Returns the export that an interrupted push has left in `folder`. If there is none, exports now."""
     from vlrl.tools.hub import model_release as publishing
 
     known = publishing.recorded(source, folder, form)

@@ -35,11 +35,11 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
     "compare": "compare:compare", "sweep": "compare:sweep", "tasks": "tasks:app", "data": "data:app",
     "judge": "judge:app", "status": "status:status", "report": "status:report", "doctor": "status:doctor",
     "app": "inspector:inspect", "serve": "serve:serve", "plan": "plan:plan", "presets": "presets:presets"}.items()})
-"""Command name -> its function, or the typer application of its subcommands; imported when the command is called."""
+"""Command name -> its function, or the typer application of its subcommands. Imported when the command is called."""
 
 
 class _Commands(UserDict[str, Any]):
-    """The commands in the order in which the help lists them; looking up a command imports it."""
+    """The commands in the order of the help. A command is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
@@ -140,8 +140,9 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _prepare_terminal() -> None:
-    """Prepares standard output: characters that its encoding lacks are printed as "?", and tables are at least
-    LEAST_WIDTH columns wide even if the terminal, or COLUMNS, is narrower."""
+    """Prepares standard output. Characters that its encoding lacks are printed as "?".
+
+    Tables are at least LEAST_WIDTH columns wide, even if the terminal, or COLUMNS, is narrower."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -30,7 +30,7 @@ def extrapolate(
     as_json: AsJson = False,
 ) -> None:
     """Write the weights B + k (B - A): the weights of checkpoint B, moved further in the direction in which training
-    went from A to B.
+    changed A to B.
 
     Works for full models and adapters. Config and processor are copied from B. k=0 gives B itself, k=-0.5 the average
     of A and B."""
@@ -78,7 +78,7 @@ def tiny(
         raise typer.BadParameter("continues from the embedded model; leave --random and --family out",
                                  param_hint="--episodes")
     if max_pixels is not None and not random:
-        raise typer.BadParameter("goes with --random; a pretrained model has the limit of its family",
+        raise typer.BadParameter("needs --random; a pretrained model has the limit of its family",
                                  param_hint="--max-pixels")
     from vlrl.tools.tiny import models
 

@@ -59,7 +59,7 @@ def play(
     if answer is None and not oracle and not standard_input().isatty():
         answer = standard_input().buffer.read().decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
     if as_json and answer is None and not oracle:
-        raise typer.BadParameter("--json goes with --answer, --oracle, or an answer from a pipe")
+        raise typer.BadParameter("--json needs --answer, --oracle, or an answer from a pipe")
     loaded = load(config, settings)
     from vlrl.tools.play import episodes
     from vlrl.tools.play.questions import walk
@@ -86,7 +86,7 @@ def play(
 
 
 class _Given(NamedTuple):
-    """The options that replace a person at the terminal: an answer, the oracle, JSON output."""
+    """The options that replace a person at the terminal: an answer, the oracle, or JSON output."""
 
     split: str
     answer: str | None
@@ -135,7 +135,7 @@ def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> b
 
 
 def _session(task: Task, question: Question, title: str) -> bool:
-    """Lets a person answer one sample until they go on to the next (returns True) or quit (returns False)."""
+    """Lets a person answer one sample. Returns True to go on to the next sample, or False to quit."""
     show_question(task, question, title)
     show(_HELP, "dim")
     judged = False
@@ -157,7 +157,7 @@ def _session(task: Task, question: Question, title: str) -> bool:
 
 
 def _show_judged(task: Task, question: Question, text: str) -> None:
-    """Prints the score and reward parts of an answer, the faults in its format, and the perfect answer with its own
+    """Prints the score and reward parts of an answer, the faults in its format, and the perfect answer with its reward
     parts."""
     from vlrl.tools.play.questions import judge, target
 

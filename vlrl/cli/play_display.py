@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer
 
 _LOCATED = {"box", "boxes", "points"}
-"""Fields of a row whose presence means that the answer is a location."""
+"""Fields of a row that show that its answer is a location."""
 _COMMANDS = (":next", ":oracle", ":again", ":quit", ":help")
 
 
 def read_answer() -> str | None:
-    """Reads one answer from the terminal: lines up to an empty line or the end of input, or a single command such as
+    """Reads one answer from the terminal: the lines up to an empty line or the end of input, or a command such as
     ":next".
 
-    Returns None for an empty line alone. Raises EOFError at the end of the input."""
+    Returns None if the first line is empty. Raises EOFError at the end of the input."""
     lines: list[str] = []
     while True:
         try:
@@ -39,7 +39,7 @@ def read_answer() -> str | None:
 
 
 def show_fields(width: int, fields: Mapping[str, object]) -> None:
-    """Prints one line per value that is not None, with the name in bold, padded to `width`."""
+    """Prints one line per value that is not None, after its name in bold, padded to `width` characters."""
     from rich.console import Console
     from rich.text import Text
 
@@ -79,8 +79,7 @@ def show_parts(judged: ScoredAnswer) -> None:
 
 
 def _convention(task: Task, question: Question) -> str | None:
-    """The coordinate format of boxes in answers; None if the model family is unknown, which is allowed for a task
-    without boxes."""
+    """The coordinate format of boxes in answers; None if it is unknown because the task has no boxes."""
     own = question.sample.get("coordinates")
     try:
         used = str(own or task.of(question.sample).coordinates.convention)

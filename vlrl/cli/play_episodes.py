@@ -25,7 +25,7 @@ def split(text: str) -> list[str]:
 
 
 def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
-    """Lets a person play episodes of one sample until they go on to the next (returns True) or quit (returns False)."""
+    """Lets a person play episodes of one sample. Returns True to go on to the next sample, or False to quit."""
     episode = _begin(start, title)
     try:
         while True:
@@ -51,7 +51,7 @@ def session(start: Callable[[], PlayedEpisode], title: str) -> bool:
 
 
 def oracle_actions(episode: PlayedEpisode) -> Sequence[str] | None:
-    """The task's perfect actions for the sample of this episode; None if the task knows none."""
+    """The task's perfect actions for the sample of this episode; None if the task has none."""
     from vlrl.tools.play import episodes
 
     return episodes.oracle_actions(episode.task, episode.question.sample)
@@ -68,7 +68,7 @@ def _begin(start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
 
 
 def run(episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
-    """Plays the given actions until one of them ends the episode. Prints each turn and the score, unless `quiet`."""
+    """Plays the given actions until one of them ends the episode. Unless `quiet`, prints each turn and the score."""
     try:
         if not quiet:
             _show_start(episode, title)

@@ -29,8 +29,8 @@ def presets(
 ) -> None:
     """List the presets: objectives, curricula and stages from published methods, which extends= adds to any config.
 
-    Each preset is listed with the shipped config that it was made for, what it needs in that config, its cost relative
-    to a run without the preset, and its paper."""
+    Each preset is listed with the shipped config that it was made for, what it needs in a config, its cost relative to
+    a run without the preset, and its paper."""
     from vlrl.config.presets import NEEDS, shipped
 
     rows = [preset.row() for preset in shipped()]
@@ -38,8 +38,8 @@ def presets(
         known = sorted({str(row["for"]).removesuffix(".yaml") for row in rows})
         rows = [row for row in rows if task in _names_of(str(row["for"]))]
         if not rows:
-            raise ConfigError(f"--for {task}: no preset is for this task.{did_you_mean(task, known)} Known: "
-                              f"{', '.join(known)}, and the names of their tasks")
+            raise ConfigError(f"--for {task}: there is no preset for this task.{did_you_mean(task, known)} Known: "
+                              f"{', '.join(known)}, and the names of the tasks of these configs")
     if word is not None:
         rows = [row for row in rows if word.lower() in f"{row['name']} {row['needs']} {row['paper']}".lower()]
     if json:
@@ -54,7 +54,7 @@ def presets(
 
 
 def _names_of(shipped: str) -> set[str]:
-    """The words by which --for can name a shipped config: its file, stem and folder, and its tasks."""
+    """The names by which --for can refer to a shipped config: its file, stem and folder, and its tasks."""
     from vlrl import config
 
     path = PurePosixPath(shipped)

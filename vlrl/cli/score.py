@@ -74,7 +74,7 @@ def score(
     if run is not None and (inputs or output != "-" or keep_going):
         raise typer.BadParameter("--run reads the rollouts of a run: leave out the input file, -o and --keep-going")
     if run is None and (step is not None or steps is not None or split is not None or as_json):
-        raise typer.BadParameter("--step, --steps, --split and --json go with --run")
+        raise typer.BadParameter("--step, --steps, --split and --json need --run")
     wanted = step_range(step, steps)
     loaded = load(config, settings)
     if run is not None:
@@ -112,7 +112,8 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """The services configured under services.*, imported only if one is configured; None otherwise."""
+    """Yields the services configured under services.*, or None if none is configured. They are imported only if needed.
+    """
     services = config.services
     if not services.given:
         yield None

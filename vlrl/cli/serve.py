@@ -134,7 +134,8 @@ def serve(
 def _episodes(config: Config) -> bool:
     """Whether prompts grow over the turns of an episode, which affects the context length of the servers.
 
-    A host that only serves may lack the task and its data; then single answers are assumed, and a note is printed."""
+    A host that only serves may not have the task and its data; then single answers are assumed, and a note is printed.
+    """
     from vlrl.task.environment import has_environment
     from vlrl.training.build_task import make_task
 
@@ -156,7 +157,7 @@ def _on_signals(stop: Callable[[int], object]) -> None:
 
 
 def _keep(servers: ServerGroup, wait: float, ready: Callable[[], None]) -> None:
-    """Starts servers and keeps them running until a signal arrives; calls `ready` once they respond."""
+    """Starts servers and keeps them running until a signal arrives. Calls `ready` once they respond."""
     try:
         _on_signals(servers.stop)
         if servers.start(wait):
@@ -212,7 +213,7 @@ def _chat(config: Config, folder: Path | None, port: int) -> None:
 
 
 def _serve(service: Any, folder: Path, port: int, words: str) -> None:
-    """Serves chat completions in this process until a signal arrives; the access key is written to `folder`."""
+    """Serves chat completions in this process until a signal arrives. The access key is written to `folder`."""
     from vlrl.engine.vllm.launch import write_key
     from vlrl.engine.vllm.server import read_key
     from vlrl.tools.servers.record import Server

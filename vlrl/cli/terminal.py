@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, most: int = 2000) -> str:
-    """The text with unprintable characters replaced by "?", so that it cannot control the terminal; cut after `most`
-    characters."""
+    """Replaces unprintable characters by "?", so that the text cannot control the terminal, and cuts the text after
+    `most` characters."""
     shown = str(text)
     cut = shown[:most] + ("..." if len(shown) > most else "")
     return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)
@@ -29,7 +29,7 @@ def formatted(value: float | None, form: str = ".3f", without: str = "none") -> 
 
 
 def show(line: object, style: str = "", most: int = 2000) -> None:
-    """Prints a value literally on standard output, without markup, control characters or line wrapping."""
+    """Prints one value on standard output, without markup, control characters or line wrapping."""
     from rich.console import Console
     from rich.text import Text
 
@@ -60,8 +60,8 @@ def standard_input() -> TextIO:
 
 
 def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """Returns a function that prints a text and the elapsed seconds to standard error, at most once every `every`
-    seconds."""
+    """Returns a function that prints a text and the elapsed time to standard error, at most once every `every` seconds.
+    """
     begun = said = time.monotonic()
 
     def say(doing: str) -> None:
@@ -75,8 +75,7 @@ def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 @contextmanager
 def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
-    """Yields `update(done, total)`, which shows a progress bar labelled `what` on stderr once `after` seconds have
-    passed.
+    """Yields `update(done, total)`, which shows a progress bar labelled `what` on stderr after `after` seconds.
 
     `total` is None if it is unknown. Nothing is shown if stderr is not a terminal."""
     from rich.console import Console
@@ -105,11 +104,11 @@ _LINE_S = 60
 
 @contextmanager
 def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
-    """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` it draws
-    nothing.
+    """Yields a Progress function that draws bars with the remaining time on standard error; with `show=False` nothing
+    is drawn.
 
     If standard error is not a terminal, nothing is shown unless `lines` is set. Then a line is printed at the start,
-    after each tenth, and once a minute while work is being done."""
+    after each tenth, and once a minute during the work."""
     from rich import progress as rich
     from rich.console import Console
 

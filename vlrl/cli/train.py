@@ -73,7 +73,7 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
         _profile(loaded, profile_steps, as_json)
         return
     if as_json:
-        raise typer.BadParameter("goes with --dry-run or --profile; a run writes JSON to metrics.jsonl and eval.jsonl "
+        raise typer.BadParameter("needs --dry-run or --profile; a run writes JSON to metrics.jsonl and eval.jsonl "
                                  "of its folder", param_hint="--json")
     _run(loaded)
 
@@ -126,13 +126,13 @@ def sft(
         dryrun.run(supervised_config(loaded), as_json)
         return
     if as_json:
-        raise typer.BadParameter("goes with --dry-run; a run writes JSON to metrics.jsonl and eval.jsonl of its folder",
+        raise typer.BadParameter("needs --dry-run; a run writes JSON to metrics.jsonl and eval.jsonl of its folder",
                                  param_hint="--json")
     _run(loaded, supervised=True)
 
 
 def _run(config: Config, supervised: bool = False) -> None:
-    """Runs the training to the end; exits with code 130 if it was stopped before its last step."""
+    """Runs the training. Exits with code 130 if it was stopped before its last step."""
     from vlrl.tools.train import run_to_end
 
     try:

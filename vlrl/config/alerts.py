@@ -66,7 +66,7 @@ class AlertSettings(Settings):
 
 
 def webhook_problem(url: str) -> str:
-    """What is wrong with a webhook URL, without quoting the URL; "" if it is valid."""
+    """Describes what is wrong with a webhook URL, without quoting the URL; "" if the URL is valid."""
     if not all("!" <= c <= "~" for c in url):
         return "is not valid: it contains spaces, or characters that must be written as %XX"
     try:

@@ -15,7 +15,7 @@ SUPERVISED = ("supervised", PAIRS)
 HEAD_LR = 1e-3
 
 CLIPS = ("clip_low", "clip_high")
-"""Settings of algo that are short for options of algo.loss."""
+"""Settings of algo that are shorthands for options of algo.loss."""
 
 
 class AlgoSettings(Settings):
@@ -82,17 +82,17 @@ class AlgoSettings(Settings):
 
     @property
     def corrected(self) -> bool:
-        """Whether the loss corrects for completions sampled by other weights; a user's own loss is assumed to correct.
-        """
+        """Whether the loss corrects for completions sampled by other weights. A user's own loss is assumed to do so."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
 
     def chosen(self, setting: str) -> bool:
-        """Whether a setting differs from its default."""
+        """Whether the setting `setting` of this section differs from its default."""
         return getattr(self, setting) != type(self).model_fields[setting].default
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields settings of the KL without effect, because there is no KL or algo.kl_in=reward determines its form."""
+        """Yields the KL settings that have no effect, because there is no KL or because algo.kl_in=reward determines
+        its form."""
         if not self.kl_coef:
             why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
             unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")

@@ -28,37 +28,37 @@ class Settings(BaseModel):
         return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields (name, value, reason) of settings of this section that have no effect."""
+        """Yields (name, value, reason) of each setting of this section that has no effect with this config."""
         return iter(())
 
 
 class MethodSettings(Settings):
-    """Base class of a method's settings (config/sections.py), with the properties of the method that other code needs.
+    """Base class of a method's settings (config/sections.py), with the properties of the method that the trunk needs.
     """
 
     @property
     def active(self) -> bool:
-        """Whether the method is active; a section that may be null is active if it is set."""
+        """Whether the method is active. A section that may be null is active if it is set."""
         return True
 
     def problem(self, config: Any) -> str:
-        """Why the method cannot be combined with other settings of the config, with the remedy; "" if it can."""
+        """Explains why the method cannot be combined with other settings of the config, with a remedy; "" if it can."""
         return ""
 
     @property
     def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
-        """(setting, function, table of its names) for each function of the method that may read which answers are
+        """(setting, function, table of known functions) for each function of the method that may use which answers are
         correct."""
         return ()
 
     @property
     def adds_members(self) -> bool:
-        """Whether the method adds rollouts to groups that were not sampled under the group's prompt."""
+        """Whether the method adds rollouts to a group that were not sampled under the group's prompt."""
         return False
 
     @property
     def other_weights(self) -> bool:
-        """Whether some rollouts are sampled by weights other than those of the current policy."""
+        """Whether the method samples some rollouts with weights other than those of the current policy."""
         return False
 
     @property

@@ -17,11 +17,12 @@ _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "tex
           Named: "name, or mapping of name and options"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HUGE = 2**63
-"""Bounds of this magnitude (those of a 64-bit integer) are not shown."""
+"""Bounds of at least this magnitude, such as the range of 64-bit integers, are not shown."""
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Yields (name, type as text, default, description) of every setting of a model, nested ones included, in order."""
+    """Yields (name, type as text, default, description) of every setting of a model in order, including nested
+    settings."""
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
         kind, below = info.annotation, model_of(info) or _below(info.annotation)
         if below is None or get_origin(kind) in (Union, UnionType):
@@ -39,7 +40,7 @@ def _below(kind: Any) -> type[BaseModel] | None:
 
 
 def type_text(kind: Any, bounds: Sequence[Any] = ()) -> str:
-    """An annotation as text: `Annotated[int, Field(ge=1)]` is "whole number >= 1"."""
+    """Describes an annotation as text: `Annotated[int, Field(ge=1)]` becomes "whole number >= 1"."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         own = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
@@ -66,7 +67,7 @@ def _bounds(bounds: Sequence[Any]) -> Iterator[str]:
 
 
 def format_value(value: Any) -> str:
-    """A default as a config file would write it."""
+    """Formats a default value as it is written in a config file."""
     if value is None:
         return "null"
     if isinstance(value, Named):

@@ -15,9 +15,9 @@ _BOTH = frozenset({"max_model_len", "memory", "tensor_parallel", "dtype", "eager
                    "proof", "scratch"})
 OWN: dict[str, frozenset[str]] = {
     "hf": _HF, "vllm": _BOTH | {"sleep"}, "vllm_server": _BOTH | {"servers", "key_file", "timeout_s", "retries"}}
-"""Engine -> names of the settings that apply to it, besides `name`."""
+"""Engine -> names of the settings that apply to this engine, in addition to `name`."""
 PLACES = ("servers", "key_file", "timeout_s", "retries", "scratch", "sleep", "proof")
-"""Settings of an engine that change no completion (addresses, time limits), so they may differ on resume."""
+"""Settings that do not change any completion, such as addresses and time limits. They may differ on resume."""
 
 
 class EngineSettings(Settings):
@@ -114,12 +114,12 @@ class EngineSettings(Settings):
 
     @property
     def renormalises(self) -> bool:
-        """Whether top_p or top_k restricts sampling to a part of the vocabulary."""
+        """Whether top_p or top_k restricts sampling to a subset of the vocabulary."""
         return self.top_p < 1 or self.top_k > 0
 
 
 def address_of(text: str) -> str:
-    """A server address without trailing slash. Raises ValueError for any other string."""
+    """Returns a server address without its trailing slash. Raises ValueError if the text is not an address."""
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
@@ -131,7 +131,9 @@ def address_of(text: str) -> str:
 
 
 def merge_engine(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides `old` with `over`, each a name or settings; a new engine drops settings that it does not have."""
+    """Merges the engine settings `over` into `old`; each is the name of an engine or a mapping of settings.
+
+    If the engine changes, settings that the new engine does not have are dropped."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = EngineSettings.model_fields["name"].default
     name = after.get("name", before.get("name", default))

@@ -21,7 +21,7 @@ _SHORT.maxstring = _SHORT.maxother = 300  # characters of a value in a message
 
 
 def explained(error: Any) -> str:
-    """A pydantic error as a message `name=value: what is wrong, and the remedy`."""
+    """Formats a pydantic error as a message `name=value: what is wrong, and the remedy`."""
     loc = [str(part) for part in error["loc"]]
     name, value = ".".join(loc), _SHORT.repr(error.get("input"))
     if error["type"] == "extra_forbidden":

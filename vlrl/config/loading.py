@@ -1,9 +1,9 @@
 """Reads settings from YAML files with `extends:` and `key=value` overrides.
 
-A config file only contains the differences from the defaults in schema.py. The file that `extends` names is read first
-(relative to the file, or the name of a config that comes with vlrl); in a list of files later ones win. Paths are
-resolved by paths.py. `tasks.0.weight=2` sets a field of one item of a list; items of `stages` may extend files too. In
-a config with several `tasks`, `task=LABEL` selects one.
+A config file contains only the differences from the defaults in schema.py. The file that `extends` names is read first;
+it is a path relative to the config file, or the name of a config that comes with vlrl. In a list of files, later files
+win. Paths are resolved by paths.py. `tasks.0.weight=2` sets a field of one list item. Items of `stages` may extend
+files, too. In a config with several `tasks`, `task=LABEL` selects one task.
 
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
 with a suggestion. The resolved config is saved in the run folder."""
@@ -44,19 +44,19 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
 
 
 def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
-    """Reads a config file; overrides are strings ("train.lr=1e-5") or keyword arguments (steps=20,
-    rollout={"group_size": 4}, dotted names as **{"rollout.group_size": 4}).
+    """Reads a config file and applies overrides.
 
-    Raises ConfigError naming the setting, its value and the remedy. An empty `run.dir` becomes `runs/<stem of the
-    file>`."""
+    Overrides are strings ("train.lr=1e-5") or keyword arguments: steps=20, rollout={"group_size": 4}, or dotted names
+    as **{"rollout.group_size": 4}. An empty `run.dir` becomes `runs/<stem of the file>`. Raises ConfigError naming the
+    setting, its value and the remedy."""
     return load(path, words, settings)
 
 
 def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: Any) -> Config:
-    """Makes a Config from a path, a Config or nested dictionaries (with `extends`), overridden by `settings` as in
-    load_config.
+    """Makes a Config from a path, a Config or nested dictionaries (with `extends`), and applies overrides as
+    load_config does.
 
-    An empty `run.dir` gets a default only if the source is a path. Raises ConfigError."""
+    An empty `run.dir` gets a default only if the source is a path. Raises ConfigError for invalid settings."""
     if isinstance(source, (str, os.PathLike)):
         return load(source, (), settings)
     if isinstance(source, Config):
@@ -72,7 +72,7 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
 
 
 def _with_model(loaded: Config) -> Config:
-    """The config with `model.name` resolved to the newest checkpoint if it is a run folder."""
+    """The config with `model.name` resolved: a run folder is replaced by its newest checkpoint."""
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
@@ -88,7 +88,8 @@ def _with_stages(loaded: Config) -> Config:
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
-    """A Config from nested dictionaries. Raises ConfigError for unknown keys, wrong types and values out of range."""
+    """Makes a Config from nested dictionaries. Raises ConfigError for unknown keys, wrong types and values out of
+    range."""
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -98,15 +99,15 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 def derived(config: Config, **sections: Any) -> Config:
-    """The config with some sections replaced, validated as if read from a file."""
+    """The config with some sections replaced. The result is validated as if it were read from a file."""
     return validate(plain(config.model_copy(update=sections)))
 
 
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
-    """Each stage with its config: the settings of the run overridden by those of the stage, in a subfolder of the run
-    folder.
+    """Each stage with its config: the settings of the run, overridden by the settings of the stage, in a subfolder of
+    the run folder.
 
-    model.name is that of the run. Raises ConfigError naming the stage."""
+    All stages have the model.name of the run. Raises ConfigError naming the stage."""
     base = {name: value for name, value in plain(config).items() if name != "stages"}
     out: list[tuple[StageEntry, Config]] = []
     for i, stage in enumerate(config.stages):
@@ -138,9 +139,9 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
     """Raises ConfigError if the last of `stages` contradicts itself or an earlier stage."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
     if config.model.name != model:
-        raise ConfigError(f"{where}: model.name={config.model.name!r} differs from that of the run, {model!r}: stages "
-                          "start from each other's weights. Set model.name outside of stages; with begin=start a "
-                          "stage starts from that model")
+        raise ConfigError(f"{where}: model.name={config.model.name!r} differs from the run's model, {model!r}: each "
+                          "stage starts from the weights of an earlier stage. Set model.name outside of stages; "
+                          "begin=start starts a stage from the original model")
     if stage.begin not in ("before", "start", *before):
         raise ConfigError(f"{where}: begin={stage.begin!r} is not an earlier stage."
                           f"{did_you_mean(stage.begin, ['before', 'start', *before])} Known: "
@@ -166,13 +167,14 @@ def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Lines `name: old -> new` for changed settings that prevent a resume (all but schema.RESUMABLE)."""
+    """Lines `name: old -> new` for each changed setting that prevents a resume (all settings except schema.RESUMABLE).
+    """
     a, b = fixed_settings(old), fixed_settings(new)
     return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """The settings that must not change during a run: dotted name -> value."""
+    """Dotted name -> value of the settings that must not change during a run."""
     return {k: v for k, v in _flatten(config.model_dump(mode="json")).items() if not resumable(k)}
 
 
@@ -194,9 +196,9 @@ def describe() -> list[tuple[str, str, Any, str]]:
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config file: `name` if that file exists, or else the shipped config of that name.
+    """The path of a config file: `name` if that file exists, else the config of this name that comes with vlrl.
 
-    Raises ConfigError if there is none, or if several shipped configs have the name."""
+    Raises ConfigError if no such config exists, or if several configs have this name."""
     path = Path(name)
     if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         return path
@@ -214,8 +216,10 @@ def find_config(name: str | Path) -> Path:
 
 
 def shipped(name: str) -> Path | None:
-    """The path of a config that comes with vlrl, given its path in configs/ or the end of that path ("gui/gui_g1.yaml"
-    or "gui_g1.yaml"). None if there is none; raises ConfigError if several match."""
+    """The path of a config that comes with vlrl; None if there is no such config.
+
+    `name` is its path in configs/ or the end of that path ("gui/gui_g1.yaml" or "gui_g1.yaml"). Raises ConfigError if
+    several configs match."""
     name = os.path.normpath(name).removeprefix("configs/")
     place = vlrl.HOME / "configs" / name
     if os.path.isfile(place):
@@ -232,7 +236,7 @@ def _of_vlrl(path: Path) -> str:
 
 
 def shipped_configs() -> list[Path]:
-    """The paths of all configs that come with vlrl, without files for launchers such as accelerate."""
+    """The paths of all configs that come with vlrl, except the files for launchers such as accelerate."""
     return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml"))
             if path.parent.name not in ("accelerate", "skypilot")]
 
@@ -270,7 +274,7 @@ def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> di
 
 
 def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...]) -> dict[str, Any]:
-    """The merged settings of the file, or list of files, that `extends` names; later files win."""
+    """The merged settings of the file, or list of files, that `extends` names. In a list, later files win."""
     tree: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
         base = folder / str(parent)
@@ -298,7 +302,7 @@ def _split(word: str) -> tuple[str, Any]:
 
 
 def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Applies overrides: first names of functions, last those of single stages."""
+    """Applies overrides: first those that set the name of a function, last those of single stages."""
     for key, value in sorted(_names_first(given), key=lambda setting: setting[0].startswith("stages.")):
         tree = _override(tree, key, value)
         if isinstance(tree.get("stages"), list):
@@ -307,7 +311,7 @@ def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[
 
 
 def _stage_override(stage: Any, key: str, value: Any) -> Any:
-    """Applies an override of the run to a stage that sets the same section, so that it holds for every stage.
+    """Applies an override of the run to a stage that sets the same section, so that the override holds in every stage.
 
     Files that define `stages` are not merged into a stage."""
     first = key.partition(".")[0]
@@ -320,7 +324,7 @@ def _stage_override(stage: Any, key: str, value: Any) -> Any:
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Applies one override; for the key `extends` it merges a complete config file."""
+    """Applies one override. With the key `extends`, a complete config file is merged."""
     if key == "extends":
         return merge(tree, _parents(Path(), value, "extends", ()))
     label = value if key in ("task", "task.name") and isinstance(value, str) else ""
@@ -336,7 +340,7 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """Replaces `tasks` by the `task` with the label `wanted`."""
+    """Replaces `tasks` by a single `task`: the entry with the label `wanted`."""
     entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
     given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}

@@ -17,9 +17,9 @@ from vlrl.errors import ConfigError
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
     """Merges `over` into `base`: dictionaries are merged recursively, all other values are replaced.
 
-    A dictionary of indices such as {"0": {...}} changes these items of a list; the names in `presets` accumulate.
-    `model` is the pydantic model of these settings. For a Named, the curriculum and the engine, a new name drops the
-    options of the old one."""
+    A dictionary of indices such as {"0": {...}} changes these items of a list. The names in `presets` accumulate.
+    `model` is the pydantic model of these settings. In a Named, the curriculum and the engine, a new name drops the
+    options of the old name."""
     out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
     for key, value in over.items():
         old, kind = out.get(key), kind_of(model, key)
@@ -46,7 +46,8 @@ def _is_index(key: Any) -> bool:
 
 
 def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
-    """A list with some items changed; an item that is a plain name becomes a dictionary with that name."""
+    """A list in which some items are changed. A changed item that is a plain name becomes a dictionary with that name.
+    """
     out = list(old)
     for index, value in over.items():
         if int(index) >= len(out):
@@ -59,7 +60,7 @@ def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]
 def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """The settings algo.* without the clip bounds that `over` sets again.
 
-    algo.clip_low and algo.loss.clip_low are the same setting, of which the later one counts."""
+    algo.clip_low and algo.loss.clip_low are the same setting; the later of the two counts."""
     out, later = dict(base), over.get("loss")
     for name in CLIPS:
         if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
@@ -76,7 +77,7 @@ def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) ->
 
 
 def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Merges curriculum settings: a new sampler drops the options of the old one, but not the filters."""
+    """Merges curriculum settings. A new sampler drops the options of the old sampler, but not the filters."""
     before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
     default = CurriculumSettings().name
     if after.get("name", before.get("name", default)) != before.get("name", default):
@@ -85,7 +86,7 @@ def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any
 
 
 def kind_of(model: Any, key: str) -> Any:
-    """The type of a setting of a model; for an optional setting the type other than None."""
+    """The type of a setting of a model. For an optional setting, the type without None."""
     info = getattr(model, "model_fields", {}).get(key)
     if info is None:
         return None

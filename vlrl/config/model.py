@@ -11,7 +11,7 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 
 
 class LoraSettings(Settings):
-    """A LoRA adapter in place of full fine-tuning."""
+    """A LoRA adapter, which is trained instead of the full model."""
 
     rank: Count = Field(default=0, description="Rank of the adapter; 0 = full fine-tuning.")
     alpha: Positive = Field(default=32, description="Scale of the adapter: its update is multiplied by alpha / rank.")
@@ -72,7 +72,7 @@ class ModelSettings(Settings):
 
     @property
     def frame_pixels(self) -> tuple[int | None, int | None]:
-        """The minimum and maximum number of pixels of a video frame."""
+        """The smallest and largest number of pixels of a video frame."""
         low, high = self.video_min_pixels, self.video_max_pixels
         return self.min_pixels if low is None else low, self.max_pixels if high is None else high
 

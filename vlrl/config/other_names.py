@@ -85,7 +85,8 @@ _NAMES = {
     "algo.critic.gamma": "gamma",
     "algo.critic.lam": "lam",
 }
-"""Setting -> its names in other frameworks: the part after the last dot, or the full name if that part is ambiguous."""
+"""Setting -> its names in other frameworks. A name is the part after the last dot, or the full name if that part is
+ambiguous."""
 
 
 _MOST = 5
@@ -93,14 +94,14 @@ _MOST = 5
 
 
 def translation(name: str) -> str:
-    """The end of a message: `" Here it is train.lr (docs/coming-from.md)."` if the name is that of another framework,
+    """The end of a message: `" Here it is train.lr (docs/coming-from.md)."` if the name belongs to another framework,
     else ""."""
     own = _here(name)
     return f" Here it is {own} (docs/coming-from.md)." if own else ""
 
 
 def translations_below(name: str, value: Any) -> str:
-    """The end of a message: `" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` if settings below a
+    """The end of a message: `" Here worker.actor.optim.lr is train.lr (docs/coming-from.md)."` if settings of the
     section have names of another framework, else ""."""
     hints = [f"{leaf} is {own}" for leaf in _leaves(name, value) if leaf != name and (own := _here(leaf))]
     more = ", ..." if hints[_MOST:] else ""

@@ -16,18 +16,19 @@ _SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", 
              ("data", "media_roots"), ("model", "name"), ("engine", "key_file")}
 _CODE = re.compile(r"(?s)(.+\.py)(:\w+)?")
 _folders: dict[str, Path] = {}
-"""For messages: relative path that exists in neither folder -> folder of the config file that contains it."""
+"""Relative path that does not exist -> folder of the config file that contains the path; used in messages."""
 
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings of a config file in `folder`; paths that exist relative to that folder are joined with it.
+    """The settings of a config file in `folder`, in which each path that exists relative to that folder is joined with
+    it.
 
-    Paths are the settings in _SETTINGS, also inside `tasks`, and every `path/file.py:name`."""
+    The settings in _SETTINGS are paths, also inside `tasks`, and so is every `path/file.py:name`."""
     return {key: _resolved(value, folder, ("", str(key))) for key, value in tree.items()}
 
 
 def searched_in(value: str) -> str:
-    """The end of a message: the two locations at which a relative path was looked for; "" if there was only one."""
+    """The end of a message: the two folders in which a relative path was searched; "" if only one was searched."""
     folder = _folders.get(os.path.normpath(value))
     return f" (looked for as {folder / value} and {Path.cwd() / value})" if folder else ""
 
@@ -61,6 +62,7 @@ def _exists(path: Path) -> bool:
 
 
 def split_of_folder(name: str) -> tuple[str, str] | None:
-    """The (folder, split) of a name like folder@train, where the folder exists; None for other names."""
+    """Splits a name such as folder@train into (folder, split); None for other names, or if the folder does not exist.
+    """
     match = re.fullmatch(r"(?s)(.+)@(\w[\w-]*)", name)
     return (match[1], match[2]) if match and os.path.isdir(match[1]) else None

@@ -1,4 +1,4 @@
-"""Converts settings to plain values and to YAML, which reads back as the same settings (config.yaml of a run)."""
+"""Converts settings to plain values and to YAML. The YAML of a run (config.yaml) is read back as the same settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vlrl.errors import ConfigError
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Nested settings as YAML values: paths become strings, NumPy numbers Python numbers.
+    """Nested settings as values that YAML can hold: paths become strings, NumPy numbers become Python numbers.
 
-    Raises ConfigError naming the setting for any other type."""
+    Raises ConfigError naming the setting for a value of any other type."""
     if isinstance(value, BaseModel):
         return plain(value.model_dump(), name)
     if isinstance(value, Mapping):

@@ -26,7 +26,7 @@ from vlrl.errors import ConfigError, did_you_mean
 
 SECTION = "preset"
 KINDS = {"algorithms": "algorithm", "curricula": "curriculum", "stages": "stages"}
-"""Folder in configs/ -> kind of its presets."""
+"""Folder in configs/ -> kind of the presets in this folder."""
 NEEDS = {
     "episodes": "a task with an environment",
     "answers": "a task of single answers",
@@ -45,14 +45,14 @@ NEEDS = {
     "writes": "answers that contain this, which settings cannot show",
     "unbuilt": "something that this version does not have",
 }
-"""First word of a need -> what the need requires; further words are its argument."""
+"""First word of a need -> description of the requirement. Further words of a need are its argument."""
 _WITHOUT_WORDS = {"episodes", "answers", "tasks", "gate", "mismatch", "reference_reward", "knobs", "reasoning"}
 MOVED = {"algorithms/rorecomp_buffer.yaml": "algorithms/rorecomp.yaml, which has the buffer"}
-"""Presets of earlier versions -> the preset that replaces each of them."""
+"""Preset of an earlier version -> the preset that replaces it."""
 
 
 class Header(Settings):
-    """The section `preset` of a preset's file."""
+    """The section `preset` in the file of a preset."""
 
     task: str = Field(alias="for", min_length=1)
     needs: dict[str, str] = {}
@@ -92,7 +92,7 @@ class Preset:
 
 
 def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a file, with its section `preset` replaced by an entry in `presets`.
+    """The settings of a file, in which the section `preset` is replaced by an entry in `presets`.
 
     Raises ConfigError if the section is not a valid Header."""
     out = dict(tree)
@@ -103,14 +103,14 @@ def extract_preset(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """The name of a preset: the path of its file, relative to configs/ if the preset comes with vlrl."""
+    """The name of a preset: the path of its file, relative to configs/ for a preset that comes with vlrl."""
     home = (vlrl.HOME / "configs").resolve()
     path = path.resolve()
     return path.relative_to(home).as_posix() if path.is_relative_to(home) else str(path)
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset with a name in `presets`; None if the file no longer exists or is not a preset."""
+    """The preset with this name, as listed in `presets`; None if its file no longer exists or is not a preset."""
     path = vlrl.HOME / "configs" / name
     if not path.is_file():
         return None
@@ -129,7 +129,7 @@ def shipped() -> list[Preset]:
 
 
 def moved_hint(name: str) -> str:
-    """The end of a message about a preset that was renamed since an earlier version; "" for any other name."""
+    """The end of a message about a preset that was renamed in a newer version; "" for any other name."""
     return next((f" It is now {now}." for old, now in MOVED.items() if f"/{name}".endswith(f"/{old}")), "")
 
 

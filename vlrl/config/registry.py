@@ -30,14 +30,14 @@ FOLDERS: set[Path] = set()
 
 
 class MissingFile(ConfigError):
-    """A file that should contain user code does not exist."""
+    """Raised if a file that should contain user code does not exist."""
 
 
 class Table(MutableMapping[str, Any]):
     """Functions or classes by name. An entry may be a string "module:name", which is imported when the entry is looked
     up.
 
-    So a run only imports what it uses, and a package can name modules of higher layers without importing them."""
+    So a run imports only what it uses, and a package can name modules of higher layers without importing them."""
 
     def __init__(self, entries: Mapping[str, Any]):
         self._entries = dict(entries)
@@ -74,8 +74,8 @@ def module(name: str) -> ModuleType:
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function or class with a name in `table`, or in user code. Raises ConfigError naming `setting` if there is
-    none."""
+    """Looks up the function or class `name` in `table` or in user code. Raises ConfigError naming `setting` if it is
+    not found."""
     if name in table:
         return table[name]
     place, colon, attribute = name.partition(":")
@@ -105,9 +105,9 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
 
 
 def file_module(path: Path) -> ModuleType:
-    """The module of a file, which is executed once per process. Raises MissingFile, or any error of the file.
+    """The module of a Python file, executed once per process. Raises MissingFile, or any error that the file raises.
 
-    The file can import modules in its folder, which is appended to sys.path so that they do not shadow other modules.
+    The file can import modules in its folder, which is appended to sys.path so that these do not shadow other modules.
     """
     if not os.path.isfile(path):
         raise MissingFile(f"the file {str(path)!r} does not exist{searched_in(str(path))}")
@@ -133,30 +133,31 @@ def file_module(path: Path) -> ModuleType:
 
 
 def failure(error: BaseException) -> str:
-    """An error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`.
+    """Formats an error as text, with its location in user code: `path/file.py:3: SyntaxError: invalid syntax`.
 
-    The location is the last stack frame outside of vlrl and installed packages; it is omitted if there is none."""
+    The location is the last stack frame outside of vlrl and installed packages; without such a frame it is omitted."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
     return f"{place(error)}{type(error).__name__}: {error}"[:500]
 
 
 def place(error: BaseException) -> str:
-    """The location of an error in user code, as `path/file.py:3: `; "" if there is none.
+    """The location of an error in user code, as `path/file.py:3: `; "" for an error outside of user code.
 
-    It is the last stack frame outside of vlrl and installed packages."""
+    The location is the last stack frame outside of vlrl and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f"{f.filename}:{f.lineno}: " for f in frames if _is_own(f.filename)]
     return own[-1] if own else ""
 
 
 def _is_own(filename: str) -> bool:
-    """Whether a file is user code: neither part of vlrl nor of an installed package."""
+    """Whether a file is user code: it belongs neither to vlrl nor to an installed package."""
     return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 
 @contextlib.contextmanager
 def prints_aside() -> Iterator[None]:
-    """Redirects what user code prints to standard error, as standard output is for results. Also a decorator."""
+    """Redirects the prints of user code to standard error, because standard output is reserved for results. Also a
+    decorator."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

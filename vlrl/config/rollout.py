@@ -13,11 +13,11 @@ from vlrl.config.base import Count, MethodSettings, Named, Positive, Settings
 from vlrl.config.sections import default_of, section
 
 _FACTOR = BeforeValidator(lambda v: {"name": "fixed", "factor": v} if isinstance(v, (int, float)) else v)
-"""Shorthand: curriculum.oversample=2 is the rule `fixed` with factor 2."""
+"""Shorthand: curriculum.oversample=2 selects the rule `fixed` with factor 2."""
 
 
 class RolloutSettings(Settings):
-    """How completions are sampled in a step, and how often they are trained on."""
+    """How completions are sampled in a step, and how often each completion is trained on."""
 
     prompts_per_step: Positive = Field(default=32, description="Prompts per step, over all processes.")
     group_size: Annotated[int, Field(ge=2)] = Field(default=8, description="Completions per prompt.")
@@ -47,8 +47,8 @@ class RolloutSettings(Settings):
 
     @property
     def one_update(self) -> bool:
-        """Whether a batch of rollouts has a single optimizer step, so that it is trained on by the policy that sampled
-        it."""
+        """Whether each batch of rollouts has a single optimizer step, so that the policy that sampled it is the policy
+        trained on it."""
         return self.updates * self.minibatches == 1
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class AsyncSettings(Settings):
                                  "Requires algo.correction; the hf engine needs a second copy of the model.")
 
     def problem(self, rollout: RolloutSettings, algo: AlgoSettings) -> str:
-        """Why asynchronous generation cannot be combined with other settings, with the remedy; "" if it can."""
+        """Explains why asynchronous generation cannot be combined with other settings, with a remedy; "" if it can."""
         if not self.max_staleness:
             return ""
         most, off = self.max_staleness, "set async.max_staleness=0"
@@ -119,11 +119,11 @@ class CurriculumSettings(Settings):
 
     @property
     def sampler(self) -> Named:
-        """The sampler with its options."""
+        """The sampler as a Named: its name and options."""
         return Named(name=self.name, **(self.model_extra or {}))
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields curriculum.oversample without a selection, and curriculum.select without oversampling."""
+        """Yields curriculum.oversample if no selection follows, and curriculum.select if nothing is oversampled."""
         oversample, select = self.oversample, self.select
         alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
             oversample.name == "ema" and oversample.options.get("most", 4) == 1)

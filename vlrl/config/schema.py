@@ -1,4 +1,5 @@
-"""`Config`, all settings of a run: the sections, each defined in its own module, and rules across sections.
+"""`Config`, all settings of a run: its sections, each defined in a module of this package, and the rules across
+sections.
 
 Each setting has a name, type, default, bounds and description; loading.py reads settings from files."""
 
@@ -34,13 +35,13 @@ RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts",
              "limits.nonfinite_steps", "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name",
              *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES),
              *(f"{name}.{place}" for name, entry in SECTIONS.items() for place in entry.places))
-"""Settings and sections that may differ between a checkpoint and the run that resumes from it."""
+"""Settings and sections that may change between a checkpoint and the run that resumes from it."""
 SHORT = ("engine", "task", "curriculum")
-"""Sections that may be written as a string, which sets their `name`."""
+"""Sections that may be written as a string, which then sets their `name`."""
 
 
 def resumable(name: str) -> bool:
-    """Whether a setting, e.g. engine.servers, may differ between a checkpoint and the run that resumes from it."""
+    """Whether a setting, e.g. engine.servers, may change between a checkpoint and the run that resumes from it."""
     return any(name == one or name.startswith(f"{one}.") for one in RESUMABLE)
 
 
@@ -86,8 +87,8 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, values: Any) -> Any:
-        """Expands `engine: hf`, `task: grounding` and `curriculum: sec` to set `name`; `task: null` removes the task of
-        an extended file."""
+        """Expands `engine: hf`, `task: grounding` and `curriculum: sec` to mappings with `name`. `task: null` removes
+        the task of an extended file."""
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
             named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}
@@ -137,18 +138,17 @@ class Config(Settings):
 
     @property
     def each_task(self) -> Sequence[TaskSettings]:
-        """The settings of every task: those of `task`, or of each entry of `tasks`."""
+        """The settings of every task: `task`, or each entry of `tasks`."""
         return self.tasks or (self.task,)
 
     @property
     def task_name(self) -> str:
-        """The name of the task, or the labels of `tasks`."""
+        """The name of the task; for several tasks, their labels."""
         return " + ".join(entry.label for entry in self.tasks) or self.task.name
 
     @property
     def shares(self) -> dict[str, float]:
-        """The weight of each task by label; {} if no task has a weight, so that a single sampler draws from all tasks.
-        """
+        """Task label -> weight; {} if no task has a weight, so that one sampler draws from all tasks."""
         if all(entry.weight is None for entry in self.tasks):
             return {}
         return {entry.label: 1.0 if entry.weight is None else entry.weight for entry in self.tasks}

@@ -22,12 +22,13 @@ from vlrl.config.registry import Table
 
 
 class Entry(NamedTuple):
-    """The settings and the method of a section, as "module:name"."""
+    """The settings and the implementation of a method, each as "module:name"."""
 
     settings: str
     method: str
     places: tuple[str, ...] = ()
-    """Settings of the section that change no result (addresses, timeouts), so they may differ on resume."""
+    """Settings of the section that do not change any result, such as addresses and timeouts. They may differ on resume.
+    """
 
 
 SECTIONS = {
@@ -45,15 +46,14 @@ SECTIONS = {
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
-"""Section -> class of its method."""
+"""Section -> class that implements its method."""
 GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
-"""Names of the variants that mark rollouts of algo.guided: a retry, and a rollout that a retry replaced in its group.
-"""
+"""Variant names of rollouts of algo.guided: a retry, and a rollout that a retry has replaced in its group."""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",
 })
-"""Data of a method that an advantage may require (algo.inputs.requires) -> function of (config, name of the advantage)
+"""Data of a method that an advantage may require (algo.inputs.requires) -> function (config, name of the advantage)
 that returns why the data are unavailable, or ""."""
 
 PAIRS = "bradley_terry"
@@ -63,24 +63,24 @@ HEADS = Table({
     "algo.critic": "vlrl.methods.critic.gae:of_run",
     f"algo.loss={PAIRS}": "vlrl.methods.preferences.head:of_run",
 })
-"""Section, or value of algo.loss, that needs a separate head (models/heads.py) -> function of (config, width, device)
-that makes the head."""
+"""Section, or value of algo.loss, that needs a separate head (models/heads.py) -> function (config, width, device) that
+makes the head."""
 WITHOUT_HEAD = {
     "algo.critic": "algo.critic=null and an advantage without a critic, such as algo.advantage=grpo",
     f"algo.loss={PAIRS}": "another algo.loss",
 }
-"""Key of HEADS -> for messages: settings that need no head."""
+"""Key of HEADS -> settings with which no head is needed, for messages."""
 
 
 def head_of(config: Any) -> str:
-    """The key in HEADS of the head that a config needs; "" if it needs none."""
+    """The key in HEADS of the head that a config needs; "" if no head is needed."""
     asking = (*(name for name, _ in active(config)), f"algo.loss={config.algo.loss.name}")
     return next((name for name in asking if name in HEADS), "")
 
 
 class SectionMarker:
-    """Annotation that marks a field as the section of a method; values are validated by that method's settings class.
-    """
+    """Annotation that marks a field as the section of a method. Values are validated by the settings class of that
+    method."""
 
     def __init__(self, name: str):
         self.name = name
@@ -93,7 +93,7 @@ class SectionMarker:
         return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any, otherwise: Callable[[Any], Any]) -> Any:
-        """Validates a value by the settings class of the method; null is validated by the field's annotation."""
+        """Validates a value with the settings class of the method; null is validated with the field's annotation."""
         return otherwise(value) if value is None else self.model.model_validate(value)
 
 
@@ -101,12 +101,12 @@ section = SectionMarker
 
 
 def default_of(name: str) -> Callable[[], MethodSettings]:
-    """A factory of the default value of a section that is never null."""
+    """Returns a factory for the default of a section that is never null."""
     return lambda: _SETTINGS[name]()
 
 
 def model_of(info: FieldInfo) -> type[MethodSettings] | None:
-    """The settings class of a field that is the section of a method; None for other fields."""
+    """The settings class of the method whose section a field is; None for other fields."""
     return next((one.model for one in info.metadata if isinstance(one, SectionMarker)), None)
 
 

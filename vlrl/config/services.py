@@ -11,7 +11,7 @@ from vlrl.config.base import Count, NonNegative, Positive, Rate, Settings
 
 PLACES = ("services.clip.keep", "services.reward_model.keep", *(f"services.judge.{name}" for name in (
     "url", "key_env", "timeout_s", "retries", "concurrency", "per_minute", "cache", "price_in", "price_out")))
-"""Settings of services that do not change their replies (addresses, limits), so they may differ on resume."""
+"""Settings of services that do not change their replies, such as addresses and limits. They may differ on resume."""
 
 
 class JudgeSettings(Settings):
@@ -76,11 +76,11 @@ class RewardModelSettings(Settings):
 
 
 FOLLOWS = {"start": "frozen", "ema": "ema"}
-"""Value of services.reference -> value of algo.reference."""
+"""Value of services.reference -> the value of algo.reference that it implies."""
 
 
 class ServicesSettings(Settings):
-    """Models that rewards use in addition to the policy."""
+    """Models that compute rewards, in addition to the policy."""
 
     reference: Literal["", "start", "ema"] = Field(
         default="", description="Model of services.reference_logprobs: start = the initial model of the run, ema = a "
@@ -91,14 +91,14 @@ class ServicesSettings(Settings):
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the services that the run uses."""
+        """The names of the services that the config sets."""
         used = {"judge": self.judge.url, "clip": self.clip.name, "reward_model": self.reward_model.name}
         return tuple(name for name, address in used.items() if address)
 
 
 def with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with algo.reference set according to services.reference. Raises ValueError if both are set and
-    disagree."""
+    """The settings with algo.reference set according to services.reference. Raises ValueError if the two contradict
+    each other."""
     services, algo = values.get("services") or {}, values.get("algo") or {}
     requested = services.get("reference") if isinstance(services, Mapping) else None
     if not isinstance(requested, str) or requested not in FOLLOWS or not isinstance(algo, Mapping):

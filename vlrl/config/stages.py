@@ -1,5 +1,5 @@
-"""The settings `stages`, `rounds` and `merge`: a run of several stages, each starting from the weights of another
-stage."""
+"""The settings `stages`, `rounds` and `merge`: a run of several stages, each of which starts from the weights of an
+earlier stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_OF_A_STAGE = ("stages", "resume")
 
 
 class StageEntry(BaseModel):
-    """One stage in `stages`; additional keys are settings that override those of the run."""
+    """One stage in `stages`; additional keys are settings that override the settings of the run."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(description="Name of the stage, and of its folder in the run folder.")
@@ -53,7 +53,7 @@ class StageEntry(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that the stage overrides, nested."""
+        """The settings that the stage overrides, as nested dictionaries."""
         return dict(self.model_extra or {})
 
 

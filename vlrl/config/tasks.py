@@ -13,7 +13,7 @@ from vlrl.config.base import Names, Settings, refuse_bool
 
 
 class TaskSettings(BaseModel):
-    """`task.name` and the settings that every task has; additional keys are the task's own settings."""
+    """`task.name` and the settings that every task has. Additional keys are settings of the particular task."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(default="", description="A built-in name (grounding), module:Class or path/file.py:Class.")
@@ -33,7 +33,7 @@ class TaskSettings(BaseModel):
 
 
 class TaskData(Settings):
-    """The data files of one task of `tasks`; null = as in `data`."""
+    """The data files of one task of `tasks`; a value of null is taken from `data`."""
 
     train: str | None = Field(default=None, description="Used in place of data.train.")
     heldout: str | None = Field(default=None, description="Used in place of data.heldout.")
@@ -85,7 +85,7 @@ _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "var
 
 
 def label_of(name: str) -> str:
-    """The default label of a task: the last part of its name, without file suffix."""
+    """The default label of a task: the last part of its name, without the file suffix."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         location = Path(location).stem

@@ -14,7 +14,7 @@ _PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
 
 
 def value_hint(setting: str, value: Any) -> str:
-    """What to write instead of an invalid value of a setting; "" if no hint applies."""
+    """A hint what to write instead of an invalid value of a setting; "" if no hint applies."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
                 f"{value.__name__}")
@@ -32,7 +32,7 @@ def value_hint(setting: str, value: Any) -> str:
 
 
 def preset_hint(setting: str, name: str) -> str:
-    """`" There is a preset of that name: extends=algorithms/grpo.yaml."`; "" if no preset has the name."""
+    """`" There is a preset of that name: extends=algorithms/grpo.yaml."`; "" if no preset has this name."""
     folder = _PRESETS.get(setting.partition(".")[0], "")
     file = Path(folder, f"{name}.yaml")
     known = folder and name.isidentifier() and (vlrl.HOME / "configs" / file).is_file()

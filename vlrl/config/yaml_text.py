@@ -1,4 +1,4 @@
-"""Parses YAML: errors name the line, duplicate keys are refused, and aliases and merge keys are limited."""
+"""Parses YAML. Error messages name the line, duplicate keys are refused, and aliases and merge keys are limited."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import yaml
 from yaml.composer import ComposerError
 
 MOST_VALUES = 100_000
-"""Maximum number of values of a document with all aliases (`*name`) expanded: a few lines can expand to billions."""
+"""Maximum number of values of a document with all aliases (`*name`) expanded, because a few lines can expand to
+billions."""
 MOST_MERGED = 10_000
-"""Maximum number of keys that the merge keys (`<<`) of a document add."""
+"""Maximum number of keys that the merge keys (`<<`) of a document may add."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys, of which PyYAML's loader takes the last, and limits the number of
-    merged keys (`<<`), which can grow along a chain of merges."""
+    """A YAML loader that refuses duplicate keys and limits the number of merged keys (`<<`).
+
+    PyYAML's own loader silently keeps the last of duplicate keys, and merged keys can grow along a chain of merges."""
 
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
-        """Adds merged keys to the keys of a mapping, which win over them; among merged mappings the first wins.
+        """Adds merged keys to a mapping. The mapping's own keys win over merged keys, and earlier merged mappings over
+        later ones.
 
         In PyYAML 6.0.4, keys that a merged mapping inherited by a merge would win over that mapping's direct keys."""
         merged = next((value for key, value in node.value if key.tag == _MERGE), None)
@@ -34,7 +37,7 @@ class _Loader(yaml.SafeLoader):
             self.flatten_mapping(source)
             self.merged += len(source.value)
             if self.merged > MOST_MERGED:
-                raise ComposerError(None, None, f"its merge keys (<<) add more than {MOST_MERGED:,} settings", None)
+                raise ComposerError(None, None, f"the merge keys (<<) add more than {MOST_MERGED:,} settings", None)
             for pair in source.value:
                 named.setdefault(str(pair[0].value), pair)
         node.value = list(named.values())
@@ -59,7 +62,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: Any, known: dict[int, int]) -> int:
-    """The number of values below a node. Raises ComposerError for more than MOST_VALUES, or for a cycle."""
+    """The number of values below a node. Raises ComposerError for more than MOST_VALUES values, or for a cycle."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (count := known.get(id(node))) is None:
@@ -75,7 +78,7 @@ def _count(node: Any, known: dict[int, int]) -> int:
 
 
 def parse(text: str) -> Any:
-    """The value of a YAML document. Raises ValueError with the reason."""
+    """Parses a YAML document to a value. Raises ValueError with the reason."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:

@@ -56,12 +56,12 @@ class Report:
 
 
 def check(task: Task, samples: int = 20, processes: int = 2) -> list[Finding]:
-    """Checks a task and returns everything that is wrong with it; an empty list if nothing is. See `examine`."""
+    """Checks a task and returns its findings; an empty list if the task keeps the contract. See `examine`."""
     return list(examine(task, samples, processes).findings)
 
 
 def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
-    """Checks a task. Raises an AssertionError that lists the findings, if there are any."""
+    """Checks a task. Raises an AssertionError that lists the findings if there are any."""
     findings = check(task, samples, processes)
     if findings:
         raise AssertionError(f"task '{task.name}' breaks the contract:\n" + "\n".join(map(str, findings)))
@@ -72,10 +72,10 @@ def examine(task: Task, samples: int = 20, processes: int = 2, tell: Callable[[s
             ) -> Report:
     """Checks a task on up to `samples` samples of each split and returns a report.
 
-    The samples are also compared with those made in several new processes (`processes` of them), each with a different
-    hash seed. `tell` is called with progress messages.
+    The samples are also compared with samples made in `processes` new processes, each with a different hash seed.
+    `tell` is called with progress messages.
 
-    Raises ConfigError or DataError if the fault lies in the settings or the data file, and not in the task."""
+    Raises ConfigError or DataError if the settings or the data file are at fault, and not the task."""
     findings, rows = Findings(tell=tell), []
     chosen = check_samples(task, findings, samples, processes)
     if chosen:
@@ -99,7 +99,7 @@ def _report(task: Task, chosen: list[Sample], findings: Findings, rows: list[Che
 
 
 def try_text(task: Task, sample: Sample, text: str) -> list[Finding]:
-    """The findings when the task scores this text as an answer to the sample; for property-based tests."""
+    """The findings when the task scores `text` as an answer to the sample, for property-based tests."""
     findings = Findings()
     try_answer(task, sample, text, findings)
     return findings.all()

@@ -29,7 +29,7 @@ SLOW = 1.0
 
 
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Scores every hostile text as an answer to the first sample, and the short ones also as answers to the last
+    """Scores every hostile text as an answer to the first sample, and the short texts also as answers to the last
     sample."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
         prompt = ""
@@ -41,8 +41,10 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
-    """Scores a text and calls all other methods of the task that training calls with an answer, without catching their
-    errors as training does. Returns the reward, or None if the answer could not be scored."""
+    """Scores a text, and calls every other method of the task that training calls with an answer. Returns the reward,
+    or None if the answer could not be scored.
+
+    Training catches errors of these methods; here they become findings."""
     findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
@@ -79,7 +81,8 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
 
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
-    """The reward of a text, without the checks of `try_answer`; 0 if scoring raises, which is added to the findings."""
+    """The reward of a text, without the checks of `try_answer`. If scoring raises, the reward is 0 and the error is
+    added to the findings."""
     findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):
@@ -133,7 +136,7 @@ _MARKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "span": (partial(_numbers, count=2), "2 finite numbers"),
     "path": (_is_path, "a list of at least 2 points [x, y] of finite numbers"),
     "track": (_is_track, "a list of [seconds or null, [x1, y1, x2, y2]]")}
-"""Kind of an overlay mark -> a function that checks its `at`, and a description of what `at` must be."""
+"""Kind of an overlay mark -> (function that checks its `at`, description of a valid `at`)."""
 
 
 def _mark_problem(mark: Any) -> str | None:
@@ -151,8 +154,8 @@ def _mark_problem(mark: Any) -> str | None:
 
 
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
-    """Checks score_group: it returns one result per answer, the same result when it is called again, and results that
-    do not depend on the order of the answers."""
+    """Checks score_group: it must return one result per answer, repeat its results, and not depend on the order of the
+    answers."""
     if task.needs or type(task).score_group is Task.score_group:
         return
     answers = [answer_of(text) for text in texts]
@@ -180,7 +183,8 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
-    """The perfect answer to a sample; None if there is none, or if `oracle` fails, which is added to the findings."""
+    """The perfect answer to a sample; None if the task has none, or if `oracle` fails, which is added to the findings.
+    """
     with findings.guard("oracle", "oracle", sample.id):
         text = task_oracle(task, sample)
         if text is None:
@@ -225,14 +229,14 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
 
 
 def wrapped(text: str) -> list[str]:
-    """The text in each of the answer formats that prompts usually ask for."""
+    """The text in each answer format that prompts usually ask for."""
     return [text, f"<answer>{text}</answer>", f"<think>I look.</think><answer>{text}</answer>", f"\\boxed{{{text}}}",
             f"<think>I look.</think><answer>\\boxed{{{text}}}</answer>", f"The answer is {text}."]
 
 
 def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], findings: Findings) -> float | None:
-    """Returns the reward of the perfect answer. If it is below the maximum and another answer earns more, adds a
-    finding."""
+    """Returns the reward of the perfect answer. Adds a finding if that reward is below the maximum and another answer
+    earns more."""
     best = try_answer(task, sample, oracle, findings)
     if best is None or best >= full_marks(task) - 1e-6 * max(1.0, abs(full_marks(task))):
         return best

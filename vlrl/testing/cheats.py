@@ -1,5 +1,5 @@
-"""Cheats, i.e. answers that must not be rewarded. They are tried on every task, and their rewards are compared with
-those of the perfect answer and of constant answers."""
+"""Cheats: answers that must not be rewarded. Every task is tried with them, and their rewards are compared with the
+rewards of perfect answers and of constant answers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MARGIN = 0.15
 _CANDIDATES = 40
 
 Text = str | tuple[str, ...]
-"""One answer, or several answers of which the lowest reward counts."""
+"""One answer, or several answers whose lowest reward counts."""
 
 
 @dataclass(frozen=True)
 class CheatRow:
-    """The rewards of one cheat over the samples. If the cheat has several forms, they are those of the form with the
-    highest mean reward."""
+    """The rewards of one cheat over the samples. If the cheat has several forms, the rewards belong to the form with
+    the highest mean reward."""
 
     name: str
     mean: float
@@ -42,14 +42,14 @@ class CheatRow:
 
 @dataclass(frozen=True)
 class CheatCase:
-    """The sample for which a cheat writes an answer, and the answers that it may use."""
+    """The sample for which a cheat writes an answer, and the material that the cheat may use."""
 
     task: Task
     sample: Sample
     right: str
     """The final part of the perfect answer to this sample."""
     wrong: str
-    """The final part of the perfect answer to another sample, as a wrong answer to this one."""
+    """The final part of the perfect answer to another sample, used as a wrong answer to this sample."""
     candidates: Sequence[str]
     """The final parts of the perfect answers to all samples, without repetitions."""
 
@@ -81,8 +81,7 @@ def _everything(case: CheatCase) -> list[Text]:
 
 
 def _written_boxes(case: CheatCase, width: float, height: float) -> tuple[str, str]:
-    """Boxes in the coordinates in which the model writes: the whole image, and 49 overlapping boxes that together cover
-    it."""
+    """Boxes in the model's coordinates: the whole image, and 49 overlapping boxes that together cover the image."""
     cells = [[x * width / 8, y * height / 8, (x + 2) * width / 8, (y + 2) * height / 8]
              for x in range(7) for y in range(7)]
     write = case.task.coordinates.from_original
@@ -118,7 +117,7 @@ def _hidden(case: CheatCase) -> list[Text]:
 
 
 def _two_answers(case: CheatCase) -> list[Text]:
-    """Answers that give both the right and a wrong answer. Each comes in both orders, of which at most one may be
+    """Answers that contain both the right and a wrong answer, in both orders. At most one of the two orders may be
     rewarded."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
@@ -136,7 +135,7 @@ CONSTANT: dict[str, Callable[[CheatCase], list[Text]]] = {
     "all answers in one": _everything, "every digit": lambda case: _joined("0123456789", " ", ", ", ""),
     "every letter": _each("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes"),
     "whole image": _whole_image, "many boxes": _many_boxes}
-"""Name -> cheat that does not use the image. Such a cheat must not earn more than the best constant answer."""
+"""Name -> cheat that ignores the image. Such a cheat must not earn more than the best constant answer."""
 KNOWING: dict[str, Callable[[CheatCase], list[Text]]] = {
     "hidden in the reasoning": _hidden, "two answers": _two_answers}
 """Name -> cheat that contains the right answer without committing to it."""
@@ -146,8 +145,10 @@ NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 
 def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[str, float]], findings: Findings,
                  template: str = "") -> list[CheatRow]:
-    """Tries every cheat on samples with the same prompt template and returns the rewards of each, preceded by those of
-    the perfect answers. `oracles` contains (perfect answer, its reward) for each sample."""
+    """Tries every cheat on samples with the same prompt template. Returns the rewards of the perfect answers, then of
+    each cheat.
+
+    `oracles` holds (perfect answer, its reward) for each sample."""
     finals = [answer_of(text).final for text, _ in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
     cases = [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
@@ -182,8 +183,8 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
 
 def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
                best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
-    """The rewards of the form of a cheat with the highest mean reward, over the samples to which the cheat applies; []
-    if it applies to none."""
+    """The rewards of a cheat in the form with the highest mean reward, over the samples to which the cheat applies; []
+    if there are none."""
     try:
         variants = [(i, make(case)) for i, case in enumerate(cases)]
     except Exception as error:  # coordinates of a row without sizes
@@ -202,8 +203,8 @@ def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable
 
 def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
-    """The rewards of the cheats that the task defines, and the names of the common cheats that the task declares to be
-    honest answers (for its first sample)."""
+    """The rewards of the cheats that the task defines, and the names of common cheats that are honest answers according
+    to the task."""
     texts: dict[str, dict[int, str]] = {}
     honest: set[str] = set()
     for i, case in enumerate(cases):

@@ -60,8 +60,8 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
 
 
 def hostile_calls(task: Task, sample: Sample) -> list[str]:
-    """Texts with calls of the sample's tools whose arguments may break a careless tool, and with malformed calls; [] if
-    the sample has no tools."""
+    """Malformed tool calls, and tool calls with arguments that may break a careless tool; [] if the sample has no
+    tools."""
     tools = [schema["function"] for schema in schemas(task, sample)]
     values: list[Any] = [None, True, -1, 0, 10**30, 1e300, "", "\ud800", "x" * 5000, [], [[]], {}, [0] * 4]
     calls = [{"name": tool["name"], "arguments": dict.fromkeys(tool["parameters"].get("properties", ()), value)}
@@ -72,7 +72,7 @@ def hostile_calls(task: Task, sample: Sample) -> list[str]:
 
 
 def _check_left(host: Environments, task: Task, sample: Sample, findings: Findings) -> list[psutil.Process]:
-    """The processes that all episodes share, e.g. a browser. If every episode leaves a further process running, adds a
+    """The processes that all episodes share, e.g. a browser. If every episode leaves another process running, adds a
     finding and returns []."""
     shared = _left(host)
     if shared:
@@ -119,7 +119,7 @@ class PlayedEpisode:
 
 
 def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> PlayedEpisode:
-    """Plays an episode with these actions. If closing the environment fails, adds a finding."""
+    """Plays an episode with these actions. If the environment fails to close, adds a finding."""
     episode = host.open(sample, _SEED)
     try:
         (first,) = host.reset([episode])
@@ -146,7 +146,8 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
 
 
 def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Findings) -> float | None:
-    """Plays the perfect episode twice and checks it; returns its reward, or None if there is none."""
+    """Plays the perfect episode twice and checks that both agree; returns its reward, or None if there is no perfect
+    episode."""
     actions = _perfect_actions(task, sample, findings)
     with findings.guard("score", "score", sample.id):
         played, again = (play(host, task, sample, actions or ["", "1"], findings) for _ in range(2))
@@ -215,8 +216,7 @@ def _same(a: PlayedEpisode, b: PlayedEpisode) -> bool:
 
 def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequence[str], best: float | None,
                    findings: Findings) -> float:
-    """Plays the hostile actions; when an episode ends, the rest is played in a new one. Returns the highest reward of
-    an episode."""
+    """Plays the hostile actions, starting a new episode whenever one ends. Returns the highest reward of an episode."""
     began, left, most = time.monotonic(), list(actions), 0.0
     while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_rule.get("environment", ())) < 3:
         with findings.guard("score", "score", sample.id, left[0]):

@@ -22,7 +22,7 @@ _SHOWN = 3  # findings kept per rule; further ones are counted
 
 @dataclass
 class Findings:
-    """The findings of a check, limited to a few for each rule, and notes about what was not checked and why."""
+    """The findings of a check, limited to a few for each rule, and notes about checks that were skipped."""
 
     by_rule: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Findings:
     _known: set[Finding] = field(default_factory=set, repr=False)
 
     def add(self, rule: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
-        """Adds a finding. If there are already `most` findings of this rule, it is only counted."""
+        """Adds a finding. After `most` findings of the same rule, further findings are only counted."""
         listed = self.by_rule.setdefault(rule, [])
         new = Finding(rule=rule, message=message[:500], id=sample, text="" if text is None else shorten(text))
         if new in self._known:  # under several templates
@@ -80,7 +80,7 @@ class Findings:
 
 
 def full_marks(task: Task) -> float:
-    """The reward of an answer that has 1 for every part with a positive weight and 0 for all other parts."""
+    """The reward of an answer with the value 1 for every part of positive weight and 0 for all other parts."""
     return reward_of(task, {name: float(w > 0) for name, w in part_weights(task).items()})
 
 
@@ -95,8 +95,9 @@ class TooSlow(BaseException):
 
 
 def timed(call: Callable[[], Any], limit: float) -> tuple[Any, float]:
-    """Calls a function. Returns its result and the CPU seconds that it took. Raises TooSlow after `limit` CPU seconds,
-    which is only possible in the main thread and on Unix."""
+    """Calls a function; returns its result and the CPU seconds used.
+
+    Raises TooSlow after `limit` CPU seconds, which is only possible in the main thread and on Unix."""
     started = time.process_time()
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         return call(), time.process_time() - started

@@ -1,7 +1,7 @@
 """Generates prompt injections against an LLM judge: demands for a good verdict, fake tags, fake verdicts and fake
 system messages.
 
-    for text in injections(200): injected("5", text)        # an answer that stays wrong"""
+    for text in injections(200): injected("5", text)        # the answer 5 stays wrong, whatever is appended"""
 
 from __future__ import annotations
 

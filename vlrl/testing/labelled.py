@@ -43,7 +43,7 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How well the verifier agrees with the labels."""
+    """The agreement of the verifier with the labels."""
 
     correct: int
     """Number of answers labelled as correct."""
@@ -67,8 +67,8 @@ def judge(task: Task, file: Path) -> Verdict:
     """Scores every labelled answer of a file and compares the result with the label. A reward part of at least 0.5
     means "correct".
 
-    The part is the one named by the row's `part`, else the part with the largest weight. Raises DataError, which names
-    the file and the row."""
+    The reward part is named by the row's `part`, else it is the part with the largest weight. Raises DataError, which
+    names the file and the row."""
     rows = read_rows(file)
     if not rows:
         raise DataError(f"{file} has no rows; write one for each answer, "
@@ -125,7 +125,7 @@ def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample],
 
 
 def samples_by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
-    """Id -> sample, for the wanted ids. The splits are searched one after the other."""
+    """Id -> sample, for the requested ids. The splits are searched one after the other."""
     missing, out = set(wanted), {}
     for split in SPLITS:
         if not missing:

@@ -32,7 +32,7 @@ from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
-"""Name used for the generated samples as if they were a split; its indices are (index, knobs)."""
+"""Name under which the generated samples are treated as a split, with indices (index, knobs)."""
 _LIMITS = LimitsSettings()
 WIDE = 200
 """Number of samples of a split whose ids and content are compared."""
@@ -41,8 +41,8 @@ _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['
 
 
 def check_samples(task: Task, findings: Findings, count: int, processes: int) -> list[Sample]:
-    """Checks the samples of both splits. Returns up to `count` training samples, evenly spaced, and some generated with
-    difficulty knobs.
+    """Checks the samples of both splits. Returns up to `count` training samples, evenly spaced, and some samples
+    generated with difficulty knobs.
 
     Raises ConfigError or DataError for faults of the user's data, which are not faults of the task's code."""
     train = _split(task, findings, "train")
@@ -111,8 +111,7 @@ def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
 
 
 def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
-    """Generates samples with the knobs at and between their bounds; [] if this fails, which is added to the findings.
-    """
+    """Generates samples with the knobs at and between their bounds. If this fails, returns [] and adds a finding."""
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
         if not -math.inf < low < high < math.inf:
@@ -151,8 +150,8 @@ def _sized(sample: Sample) -> Sample:
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
                  count: int, findings: Findings) -> None:
-    """Applies every rule of vlrl.checks to the chosen rows, and the rules that compare rows of a file to further rows
-    too."""
+    """Applies the rules of vlrl.checks to the chosen rows. The rules that compare rows of a file see further rows as
+    well."""
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:
@@ -225,7 +224,8 @@ def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
 
 def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Findings,
                processes: int) -> list[dict[str, list[str]]]:
-    """For each of several new processes with different hash seeds: the fingerprints of the samples made there."""
+    """The fingerprints of the samples as made in several new processes, each with a different hash seed: one result per
+    process."""
     address = _address(type(task))
     if address is None:
         findings.note("samples were not compared with those of another process: the class is not at a module's top "
@@ -252,8 +252,8 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Fin
 
 
 def _address(cls: type[Task]) -> str | None:
-    """The name with which `load` finds the task's class in another process; None for a class defined inside a function
-    or another class."""
+    """The name by which `load` finds the class of the task in another process; None for a class defined in a function
+    or class."""
     if "." in cls.__qualname__:
         return None
     file = inspect.getsourcefile(cls)
@@ -267,7 +267,7 @@ def _address(cls: type[Task]) -> str | None:
 
 
 def child(given: Mapping[str, Any]) -> None:
-    """Prints the fingerprints of the samples listed in `given`. It is the main function of a separate process."""
+    """Prints the fingerprints of the samples listed in `given`. The main function of a separate process."""
     try:
         task = load(given["name"], given["settings"])
         task.seed, task.data = given["seed"], given["data"] and DataSettings(**given["data"])

@@ -1,4 +1,4 @@
-"""Unusual texts that a model might write as an answer. Scoring must cope with all of them."""
+"""Unusual texts that a model might write as an answer. Scoring must handle all of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LONG = 100_000
 
 @cache
 def special_tokens() -> tuple[str, ...]:
-    """The special tokens of the tokenizer of the tiny model in vlrl/assets: Qwen's special tokens, and the tags for
-    thinking and answers."""
+    """The special tokens of the tokenizer of the tiny model in vlrl/assets: the special tokens of Qwen, and the tags
+    for thinking and answers."""
     return tuple(token["content"] for token in json.loads(_TOKENIZER.read_text(encoding="utf-8"))["added_tokens"])
 
 

@@ -30,13 +30,13 @@ from vlrl.task.variants import GREEDY
 from vlrl.types import Completion, Group, Rollout, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
-"""Tokens of an action -> (first, end) of the tokens of its plan."""
+"""Tokens of an action -> (first, end) of those tokens that state the plan."""
 
 
 class Credit:
     """Computes the advantage of every rollout of a step.
 
-    The stored reward remains the reward of the task; shaping and KL only enter the advantage. Raises ConfigError if an
+    The stored reward remains the reward of the task; shaping and KL enter only the advantage. Raises ConfigError if an
     option names a reward part that the task does not have."""
 
     def __init__(self, algorithm: Algorithm, config: Config, policy: Policy | None = None,
@@ -50,7 +50,8 @@ class Credit:
             _check_parts(algorithm, task)
 
     def __call__(self, groups: Sequence[Group], step: int) -> list[Group]:
-        """This rank's groups, with an advantage for every rollout. Called on every rank at the same time."""
+        """Returns the groups of this rank with an advantage for every rollout. Called on every rank at the same time.
+        """
         functions = [*self.algorithm.shaping, self.algorithm.advantage, self.algorithm.batch]
         needs = frozenset[str]().union(*(f.requires for f in functions))
         kl = self._kl(groups) if self.reference else None
@@ -72,10 +73,11 @@ class Credit:
         return out
 
     def has_signal(self, group: Group) -> bool | None:
-        """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage.
+        """Whether the shaped rewards of a group give any of its rollouts a nonzero advantage; None if this is unknown
+        so far.
 
-        If the advantage is computed over the whole step: whether the rewards or reward parts that it uses differ within
-        the group. None if this is unknown before the step is complete, because a method processes the groups first or a
+        For an advantage computed over all groups of the step, it tells whether the rewards (or reward parts) used
+        differ within the group. It is unknown before the step is complete if a method processes the groups first or a
         shaping covers the whole step."""
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
@@ -105,8 +107,8 @@ class Credit:
         return dict(zip([(f.id, i) for f in everyone for i in range(len(f.rewards))], values, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last call over all ranks: reward/shaped with a shaping, kl with KL in the reward, and the
-        methods' metrics."""
+        """Metrics of the last call over all ranks: reward/shaped if there is a shaping, kl if the KL is in the reward,
+        and the metrics of methods."""
         return self._metrics
 
     def _shaped(self, s: Scores) -> Scores:
@@ -142,10 +144,11 @@ class Credit:
         return [*zip([0, *ends], ends, (value for _, value in rollout.steps), strict=False)]
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
-        """For each group and rollout [T] log p(sampler) - log p(reference), at the sampling temperature.
+        """For each group and rollout, [T] log p(sampler) - log p(reference) at the sampling temperature.
 
-        0 where the engine reports no log-probability (NaN). For a rollout that is trained under another prompt than it
-        was sampled with, both log-probabilities are computed under the training prompt, the first by the policy."""
+        Tokens without a log-probability from the engine (NaN) have the value 0. For a rollout that is trained under
+        another prompt than it was sampled with, the policy computes log p under the training prompt, as does the
+        reference."""
         assert self.reference
         at, rollouts = self.algorithm.temperature, [(g, r) for g in groups for r in g.rollouts]
         prompts = [r.train_prompt or g.prompt for g, r in rollouts]
@@ -173,7 +176,7 @@ class Credit:
 
 
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
-    """This rank's groups with the advantages that the function `advantage` computes, without shaping and KL."""
+    """The groups of this rank with advantages computed by the function `advantage`, without shaping and KL."""
     needs = frozenset({"tokens", "texts", "turns", *GIVEN})
     s = _scores([_group_values(g, needs, None, task) for g in groups], 0, 0.0, 0)
     advantages = iter(np.asarray(a) for a in advantage(s))
@@ -181,8 +184,8 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
 
 
 def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
-    """One group with advantages computed outside of any step; rollouts that `batch` leaves out are marked as not
-    trained.
+    """One group with advantages that are computed without the other groups of a step. Rollouts that `batch` excludes
+    are marked as not trained.
 
     Raises ConfigError, naming the settings of `section`, if a function fails or returns per-token advantages."""
     s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
@@ -306,7 +309,8 @@ def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarr
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:
-    """The function's values, one per rollout. Raises ConfigError, naming `setting`, if the function fails."""
+    """The values that a function returns, one per rollout. Raises ConfigError, naming `setting`, if the function fails.
+    """
     try:
         values = function(s)
         count = len(values)

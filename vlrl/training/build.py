@@ -1,5 +1,5 @@
-"""Builds the objects of a run from its config. Everything selected by name or read from disk is selected or read here.
-"""
+"""Builds the objects of a run from its config: whatever the config selects by name, and whatever is read from disk at
+the start."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ class Parts:
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator, with device and trackers. Starts the process group under torchrun or accelerate.
+    """The accelerator, with device and trackers. Starts the process group if the process was launched by torchrun or
+    accelerate.
 
-    NCCL kills its process without a message to the other processes, so its timeout is longer than that of the monitor
-    that watches the ranks."""
+    NCCL kills its process without a message to the other processes, so its timeout is longer than that of the rank
+    monitor."""
     check_trackers(config)
     check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -102,7 +103,7 @@ def check_trackers(config: Config) -> None:
 
 
 def check_launcher(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError if WORLD_SIZE asks for several processes but other variables of a launcher are missing."""
+    """Raises ConfigError if WORLD_SIZE is greater than 1 but other environment variables of a launcher are missing."""
     size = environ.get("WORLD_SIZE", "1")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if size not in ("", "1") and missing:
@@ -114,9 +115,9 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
              progress: Progress = no_progress) -> Parts:
-    """Builds all objects of a run; `checkpoint` is the folder whose weights replace those of model.name.
+    """Builds all objects of a run. `checkpoint` is the folder whose weights replace those of model.name, or None.
 
-    `algorithm` is made from the config if None. `progress` is called to report on slow work within a step."""
+    If `algorithm` is None, it is made from the config. `progress` is called to report slow work within a step."""
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
@@ -164,15 +165,14 @@ class _RunData:
     """Sampler of the prompts, on the main process only."""
 
     def served(self) -> Task:
-        """The task, without reward parts of weight 0 whose service is missing.
+        """The task without the reward parts that have weight 0 and need a missing service.
 
-        Raises ConfigError if the service of a part with another weight is missing."""
+        Raises ConfigError if a part with another weight needs a missing service."""
         return drop_unserved_parts(self.task, self.offered, self.samples)
 
 
 def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
-    """The algorithm, after checking that the settings are compatible with each other and with the installed packages.
-    """
+    """The algorithm. Raises ConfigError if the settings contradict each other or a package is missing."""
     check_engine(config)
     shards.check_installed(config)
     algorithm = algorithm or Algorithm(config)
@@ -231,8 +231,8 @@ def _warnings(config: Config, data: _RunData, generates: bool, services: Any, ch
 
 
 def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
-    """Makes a copy of the policy as reference if the objective needs one; makes it movable if algo.reference asks for
-    it."""
+    """Copies the policy as the reference policy if the objective needs one, and makes the copy updatable if
+    algo.reference requires that."""
     reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
@@ -267,20 +267,21 @@ _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
 })
-"""For a task with environments: the processes that host them, and the engine that runs episodes."""
+"""For a task with environments: the class that hosts environments in processes, and the engine that runs episodes."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
-"""Measurements of prompts by the policy, which a sampler needs: (policy, config, task, prefetch) -> Measure."""
+"""Name of a measurement that a sampler may need -> factory (policy, config, task, prefetch) of the function that
+measures prompts with the policy."""
 
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
-    """The measurements that the sampler needs, by name. Called on every rank, as only the main process has the sampler.
-    """
+    """Name -> function for the measurements that the sampler needs. Called on every rank, because only the main process
+    has the sampler."""
     name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
 
 def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
-    """A scorer that runs in a separate process; None without limits.score_s, or if the system cannot fork safely.
+    """A scorer that runs in a separate process; None if limits.score_s is not set, or if the system cannot fork safely.
 
     `ready` returns the task with its services."""
     if not config.limits.score_s or sys.platform != "linux":
@@ -289,19 +290,19 @@ def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> Subpro
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The object that runs the task's environments in separate processes; None if the task has no environment.
+    """The object that runs the environments of the task in separate processes; None if the task has no environments.
 
     `ready` returns the task with its services."""
     return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """The services of `services.*` that the task needs; None if it needs none."""
+    """The services configured under `services.*` that the task needs; None if the task needs no services."""
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 
 def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
-    """A function (box convention) -> task, which the scorer and the environments call in their processes."""
+    """Returns a function (box convention) -> task, which the scorer and the environments call in their processes."""
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
         return ready()
@@ -310,9 +311,9 @@ def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callab
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
-    """Shards the policy with FSDP2 if train.sharding asks for it and there are several processes.
+    """Shards the policy with FSDP2 if train.sharding=fsdp2 and there are several processes.
 
-    For any sharding it also prepares the policy's idle prompt."""
+    For every kind of sharding, the idle prompt of the policy is prepared as well."""
     if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
     if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shards the model in optimizer_of
@@ -320,7 +321,7 @@ def shard(model: Policy, encode: Encoder, config: Config) -> None:
 
 
 def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
-    """The optimizer of a policy; with ZeRO it also shards the policy."""
+    """Makes the optimizer of a policy. With ZeRO, this also shards the policy."""
     optimizer = make_optimizer(model, config)
     return shards.KINDS["zero"](model, optimizer, config) if shards.is_sharded(config, "zero2", "zero3") else optimizer
 
@@ -333,9 +334,9 @@ class _Idle(Task):
 
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Any:
-    """Log-probabilities of answers as a service for the task; None if the task needs none.
+    """The service that gives a task the log-probabilities of answers; None if the task does not need it.
 
-    Makes a copy of the policy as reference if the task uses its log-probabilities."""
+    Copies the policy as the reference policy if the task uses the log-probabilities of the reference."""
     if not {*LOGPROBS} & {*task.needs}:
         return None
     likelihoods = _SERVICES["logprobs"](Reference(model, config), encode, task)
@@ -345,8 +346,8 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global random generators. Anything that a resumed run must repeat uses generators seeded by name and
-    step."""
+    """Seeds the global random generators. Whatever a resumed run must repeat uses separate generators, seeded by name
+    and step."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

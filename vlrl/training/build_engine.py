@@ -24,15 +24,14 @@ _ENGINES = Table({
     "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
     "copied": "vlrl.engine.copied_engine:CopiedEngine",
 })
-"""For each engine.name: (policy, config, folder, episodes) -> the engine; hf uses the training model itself, or a copy.
-"""
+"""engine.name -> function (policy, config, folder, episodes) that makes the engine. hf uses the training model itself,
+or a copy."""
 
 
 def check_engine(config: Config) -> None:
-    """Raises ConfigError if the engine cannot run here.
+    """Raises ConfigError if the engine cannot run on this machine.
 
-    Either its package is not installed (which a server does not need here), or an in-process engine would span several
-    training processes."""
+    The package of an in-process engine may be missing, or the engine would span several training processes."""
     each = config.engine.tensor_parallel
     if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
@@ -47,17 +46,17 @@ def check_engine(config: Config) -> None:
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
                 episodes: bool = False) -> Engine:
-    """The engine of `engine.name`; the caller closes it.
+    """Makes the engine of `engine.name`. The caller must close it.
 
-    `folder` belongs to this process and is emptied by engines that write files. `apart`: whether the engine generates
-    while the policy is trained, with its own copy of the weights. `episodes`: whether prompts grow turn by turn."""
+    `folder` belongs to this process, and is emptied by engines that write files. `apart`: whether the engine generates
+    during the update, with a copy of the weights. `episodes`: whether prompts grow turn by turn."""
     settings = config.engine
     if settings.name == "hf":
         kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
         return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
     if settings.renormalises and comm.is_main():
         _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a subset of the vocabulary, and "
-                     "the engine's log-probabilities are normalized over this subset. The trainer's are normalized "
+                     "the engine's log-probabilities are normalized over this subset. The trainer normalizes them "
                      "over the whole vocabulary, so mismatch/kl is larger and algo.correction corrects for the "
                      "difference.", settings.top_p, settings.top_k)
     shutil.rmtree(folder, ignore_errors=True)  # files of a killed run
@@ -66,7 +65,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
 
 
 def engine_folder(config: Config) -> Path:
-    """This process's scratch folder for the engine: in the run folder, or below engine.scratch."""
+    """The scratch folder of this process for the engine: in the run folder, or below engine.scratch."""
     run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
     if config.engine.scratch:
         return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank
@@ -74,7 +73,7 @@ def engine_folder(config: Config) -> Path:
 
 
 def remove_engine_folder(config: Config) -> None:
-    """Removes this process's scratch folder, and its parent if that is empty."""
+    """Removes the scratch folder of this process, and the parent folder if it is empty then."""
     folder = engine_folder(config)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):

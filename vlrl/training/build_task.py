@@ -19,14 +19,15 @@ from vlrl.task.row_files import RowFiles
 _BESIDE = Table({"environment": "vlrl.environments.external:attach",
                  "parts": "vlrl.services.extra_parts:with_extra_parts",
                  "pinned": "vlrl.data.sources.hub:pinned", "tasks": "vlrl.task.mixture:Mixture"})
-"""Functions for `environment.name`, `task.parts`, Hub data sets and `tasks`, imported if the config uses these."""
+"""Functions for `environment.name`, `task.parts`, Hub data sets and `tasks`; each is imported only if the config uses
+it."""
 
 
 @prints_aside()
 def make_task(config: Config) -> Task:
-    """The configured task, or the mixture of `tasks`.
+    """Makes the task of a config, or the mixture of its `tasks`.
 
-    With task.coordinates=auto the model's family is looked up when coordinates are first converted."""
+    With task.coordinates=auto, the model family is looked up when coordinates are first converted."""
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         _attach(task, config.environment)
@@ -53,7 +54,8 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
-    """The data settings, with Hub data sets pinned to the commits that the run, if there is one, started with."""
+    """The data settings in which each Hub data set is pinned to the commit recorded in the run folder, if the run
+    exists already."""
     named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
     return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 

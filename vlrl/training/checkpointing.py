@@ -29,11 +29,11 @@ from vlrl.monitoring.progress import duration
 from vlrl.store import checkpoint, trainer_state
 
 _ROOM = 1.25
-"""Free memory required for a copy, as a multiple of the copy's size."""
+"""Free memory required for a copy, as a multiple of the size of the copy."""
 
 
 class Saver:
-    """Saves the checkpoints of one run; `run` are the settings stored in each checkpoint."""
+    """Saves the checkpoints of one run. `run` holds the settings that are stored in each checkpoint."""
 
     def __init__(self, folder: Path, settings: SaveSettings, run: Mapping[str, Any] | None = None):
         self.folder, self.settings, self._run = folder, settings, run
@@ -55,10 +55,10 @@ class Saver:
 
     def begin(self, step: int, policy: Policy, state: Mapping[str, Any],
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves a checkpoint; with save.background returns as soon as everything is copied. Raises the error of an
+        """Saves a checkpoint. With save.background, returns as soon as everything is copied. Raises the error of an
         earlier save.
 
-        `weights` come from shards.weights if the model is sharded."""
+        If the model is sharded, `weights` are the weights gathered by shards.weights."""
         self.wait()
         self.last = step
         if not (self.settings.background and fits_in_memory(policy, state)):
@@ -68,10 +68,10 @@ class Saver:
 
     def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
-        """Starts a save from within a signal handler, with a copy of `state` made now and `frozen` copied earlier.
+        """Starts a save from within a signal handler. `state` is copied now; `frozen` was copied earlier.
 
-        The thread writes it only if `ready()` returns True in the thread. Returns False and does nothing if memory is
-        short, a save is running or save.background is off."""
+        The thread writes the checkpoint only if `ready()` returns True in the thread. Returns False and does nothing if
+        memory is short, a save is running or save.background is off."""
         if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
@@ -81,31 +81,31 @@ class Saver:
 
     def save_last(self, step: int, policy: Policy, state: trainer_state.State,
                   weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Saves weights and state without copying them, so nothing may be trained until it returns.
+        """Saves weights and state without copying them, so nothing may be trained until the method returns.
 
-        Raises the error of the save. Gives signs of life to the watchdog."""
+        Meanwhile the watchdog gets signs of life. Raises the error of the save."""
         self.last = step
         self._submit(partial(self._save, step, partial(policy.save, weights=weights), state))
         self._live()
         self.wait()
 
     def mark_best(self, step: int, record: Mapping[str, Any]) -> None:
-        """Marks the checkpoint of a step as the best one, after it is written."""
+        """Marks the checkpoint of a step as the best checkpoint, once it is written."""
         self._submit(partial(checkpoint.mark_best, self.folder, step, dict(record), self.settings.keep))
 
     def check(self) -> None:
-        """Raises the error of a failed save, without waiting for a running one."""
+        """Raises the error of a failed save. Does not wait for a running save."""
         while self._waiting and self._waiting[0].done():
             self._waiting.popleft().result()
 
     def wait(self) -> None:
-        """Waits until all saves are written; raises the first error."""
+        """Waits until all saves are written, and raises their first error."""
         while self._waiting:
             concurrent.futures.wait([self._waiting[0]])
             self._waiting.popleft().result()
 
     def settle(self) -> None:
-        """Waits until all saves have ended, and discards their errors."""
+        """Waits until all saves have ended. Their errors are discarded."""
         self._live()
         self._waiting.clear()
 
@@ -115,7 +115,7 @@ class Saver:
         return any(not future.done() for future in self._waiting)
 
     def close(self) -> None:
-        """Waits for all saves and ends the thread, also if a save fails; then its error is raised."""
+        """Waits for all saves and ends the thread. Raises the error of a failed save."""
         try:
             self.wait()
         finally:
@@ -138,7 +138,7 @@ class Saver:
         self.saved = step
 
     def _live(self) -> None:
-        """Waits for all saves, with signs of life for the watchdog."""
+        """Waits for all saves, and meanwhile sends signs of life to the watchdog."""
         while self.busy:
             sign_of_life("save")
             concurrent.futures.wait(self._waiting, timeout=1.0)
@@ -167,7 +167,7 @@ class Saver:
 
 
 def size_of(policy: Policy, state: Mapping[str, Any]) -> int:
-    """Size in bytes of the trainable weights and of the tensors in a trainer's state."""
+    """Size in bytes of the trainable weights and of the tensors in the state of a trainer."""
     return sum(p.nbytes for _, p in policy.trainable()) + _bytes(state)
 
 

@@ -33,11 +33,11 @@ _ROLLOUTS_S = 60.0
 
 
 class NotSaved(Exception):
-    """Why the completed steps cannot be saved."""
+    """Raised with the reason why the completed steps cannot be saved."""
 
 
 class EmergencyCheckpoint:
-    """Saves the completed steps at any moment at which weights and optimizer still belong to these steps.
+    """Saves the completed steps when an error ends the run, if weights and optimizer still belong to these steps.
 
     The main process saves; the other ranks contribute their shards."""
 
@@ -64,14 +64,14 @@ class EmergencyCheckpoint:
                                           "algorithm": algorithm})
 
     def begin(self) -> bool:
-        """Starts a background save from a signal handler; returns False if that is impossible now."""
+        """Starts a background save from a signal handler. Returns False if a save is not possible now."""
         if self.problem() or self._frozen is None or self._ahead or self.saver.has(self.done):
             return False
         return self.saver.begin_at_once(self.done, self.parts.policy, self._live(), self._frozen,
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
-        """Saves the completed steps, unless they are saved already, and adds the outcome as a note to the error."""
+        """Saves the completed steps, unless they are saved already, and adds the outcome to the error as a note."""
         if not self.done or error is self.saver.failed:
             return
         try:
@@ -93,7 +93,7 @@ class EmergencyCheckpoint:
                            f"same command {where}.")
 
     def problem(self) -> str:
-        """Why weights and optimizer do not belong to the completed steps; "" if they do."""
+        """Explains why weights and optimizer do not belong to the completed steps; "" if they do."""
         if self.parts.policy.updating:
             return "the next update had already changed the weights"
         if self.parts.policy.swapped:
@@ -101,7 +101,7 @@ class EmergencyCheckpoint:
         return ""
 
     def _gathered(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """(weights, optimizer state) of a sharded model, gathered; (None, {}) for a model that is not sharded.
+        """The gathered (weights, optimizer state) of a sharded model; (None, {}) if the model is not sharded.
 
         Raises NotSaved unless all ranks ended at the same point."""
         policy = self.parts.policy
@@ -143,7 +143,7 @@ class EmergencyCheckpoint:
         return {"optimizer": parts.optimizer.state_dict(), **moving}
 
     def _written(self, seconds: float) -> bool:
-        """Waits until every rank has written the rollouts of the last completed step; False if that takes too long."""
+        """Waits until every rank has written the rollouts of the last completed step. Returns False on timeout."""
         ranks = range(comm.world() if self.config.store.rollouts else 0)
         paths = [self.path / "rollouts" / f"step-{self.done - 1:06d}-rank-{rank:05d}.parquet" for rank in ranks]
         end = time.monotonic() + seconds

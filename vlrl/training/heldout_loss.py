@@ -27,9 +27,10 @@ _CHUNK = 64
 
 
 def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
-    """`loss` with its 95 % interval: the mean over samples of the answer's mean -log p per token.
+    """Metric `loss` with its 95 % interval: the mean over samples of the mean -log p per token of the data set's
+    answer.
 
-    The answer is that of the data set. {} if no sample has one. Called on every rank."""
+    {} if no sample has an answer. Called on every rank."""
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     known: dict[str, float] = {}
     with torch.no_grad(), parts.policy.evaluating():
@@ -44,8 +45,8 @@ def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
 
 
 def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
-    """One group per sample, with its answer from the data set; samples without an answer or a usable prompt are
-    skipped."""
+    """One group per sample, with the sample's answer from the data set. Samples without an answer or a usable prompt
+    are skipped."""
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:

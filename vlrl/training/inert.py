@@ -32,7 +32,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The config and task that the rules inspect."""
+    """The config and the task that the rules inspect."""
 
     config: Config
     task: Task | None = None
@@ -49,7 +49,8 @@ class Run:
 
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:
-    """Settings without effect, each once; empty for supervised fine-tuning. Without a task, reward parts are skipped.
+    """Finds settings without effect, each listed once; empty for supervised fine-tuning. Without a task, reward parts
+    are not inspected.
 
     Raises ConfigError if no algorithm can be made from the settings."""
     if config.algo.loss.name in SUPERVISED:
@@ -68,7 +69,7 @@ def policy_term(run: Run) -> Iterator[Inert]:
 
 
 def unread_credit(run: Run) -> Iterator[Inert]:
-    """Finds advantages, shapings and a KL in the reward that nothing uses."""
+    """Finds advantages, shapings and a KL in the reward whose result is not used."""
     algo, (loss,), (advantage,), (batch,) = run.config.algo, *map(run.uses, ("loss", "advantage", "batch"))
     in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
     own = any(":" in f.name for f in (algo.correction, algo.aggregation, algo.entropy, *(algo.kl,) * in_loss))
@@ -97,7 +98,7 @@ def functions(run: Run) -> Iterator[Inert]:
 
 
 def sections(run: Run) -> Iterator[Inert]:
-    """Finds settings that their own section, or a method's, reports as having no effect."""
+    """Finds settings that their section, or the section of a method, reports as having no effect."""
     config = run.config
     plain = [value for name in type(config).model_fields if isinstance(value := getattr(config, name), Settings)]
     for settings in (*plain, *(settings for _, settings in active(config))):
@@ -105,8 +106,7 @@ def sections(run: Run) -> Iterator[Inert]:
 
 
 def reference(run: Run) -> Iterator[Inert]:
-    """Finds a KL whose reference equals the policy wherever the KL is computed, and a moving reference that nothing
-    uses."""
+    """Finds a KL whose reference always equals the policy, and a moving reference that is not used."""
     algo, config, named = run.config.algo, run.config, run.config.algo.reference
     same = (named.name == "reset" and named.options.get("every", 100) == 1) or (
         named.name == "ema" and named.options.get("every", 10) == 1 and named.options.get("decay") == 0)
@@ -124,7 +124,7 @@ def reference(run: Run) -> Iterator[Inert]:
 
 
 def correction(run: Run) -> Iterator[Inert]:
-    """Finds an off-policy correction when sampler and trainer agree exactly, and bounds that no weight exceeds."""
+    """Finds an off-policy correction although sampler and trainer agree exactly, and bounds that no weight exceeds."""
     named = run.config.algo.correction
     if named.name == "none" or ":" in named.name:
         return

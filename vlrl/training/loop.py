@@ -1,4 +1,4 @@
-"""The training loop: select prompts, generate, score, compute advantages, update, store, log; evaluate and save when
+"""The training loop: select prompts, generate, score, compute advantages, update, store and log; evaluate and save if
 due."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlrl.training.update import update
 
 def train(config: Config, make_source: type[GroupSource] = GroupSource,
           make_session: type[Session] = Session) -> Session:
-    """Runs training up to `config.steps` steps, resuming from a checkpoint by default; returns the finished or stopped
+    """Trains up to `config.steps` steps, resuming from a checkpoint by default; returns the finished or stopped
     session.
 
     The same seed gives the same weights, bit for bit on a CPU, even if the run was killed and resumed: every random

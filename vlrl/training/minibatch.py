@@ -1,8 +1,8 @@
-"""The rollouts of one optimizer step as micro-batches, their passes without gradient, and the inputs of the objective.
+"""The rollouts of one optimizer step as micro-batches, the passes without gradient, and the inputs of the objective.
 
-Nothing unused is computed. With one optimizer step per batch of rollouts the old log-probabilities equal the current
-log-probabilities, so there is no pass for them. Without a reference there is no reference pass. A pass before the
-optimizer step is only needed by functions that use the whole step."""
+Nothing unused is computed. If each batch of rollouts has one optimizer step, the old log-probabilities equal the
+current log-probabilities, so no pass computes them. Without a reference policy there is no reference pass. A pass
+before the optimizer step is needed only by functions that use the whole step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vlrl.types import Completion, Group, Rollout
 
 @dataclass(frozen=True, eq=False)
 class TrainingRow:
-    """One row of an optimizer step, T tokens: a rollout, or one turn of an episode whose history is cut."""
+    """One row of an optimizer step, with T tokens: a rollout, or one turn of an episode whose history is truncated."""
 
     number: int
     """Index of the row's rollout among all rollouts of the update."""
@@ -49,11 +49,11 @@ class TrainingRow:
     mask: np.ndarray
     """[T] bool, True for tokens that are trained on."""
     texts: Sequence[str]
-    """[T] decoded tokens; empty unless a function needs them."""
+    """[T] decoded tokens; empty unless a function of the objective uses them."""
 
     @property
     def name(self) -> str:
-        """Name of the row's group and sample, for messages."""
+        """The name of the row's group and sample, for messages."""
         return f"group {self.group.id} (sample {self.group.sample.id!r})"
 
     @property
@@ -63,18 +63,21 @@ class TrainingRow:
         return value if np.ndim(value) == 0 else self.from_rollout(np.asarray(value))
 
     def from_rollout(self, values: np.ndarray | None) -> np.ndarray | float:
-        """The row's slice of per-token values of its rollout, with 0 for the history before it; NaN if `values` is
-        None."""
+        """The part of an array over the rollout's tokens that belongs to this row, with 0 for the history before the
+        row's tokens.
+
+        Filled with NaN if `values` is None."""
         if values is None:
             return math.nan
         return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
 
     def per_token(self, name: str) -> np.ndarray | float:
-        """The row's slice of `Rollout.per_token[name]`; NaN if the rollout has no such array."""
+        """The part of `Rollout.per_token[name]` that belongs to this row; filled with NaN if the rollout has no such
+        array."""
         return self.from_rollout(self.rollout.per_token.get(name))
 
     def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """`whole`, an array over the rollout's tokens, with the row's values [T, ...] written into it.
+        """Writes the row's values [T, ...] into `whole`, an array over the rollout's tokens, and returns `whole`.
 
         If `whole` is None, a new array of zeros is used."""
         if self.row is self.rollout.completion:
@@ -87,16 +90,16 @@ class TrainingRow:
 
 @dataclass(eq=False)
 class MicroBatch:
-    """Pieces that pass through the model together, with N completion tokens."""
+    """Rows that pass through the model together, with N completion tokens."""
 
     pieces: Sequence[Piece]
     batch: Batch
     old: torch.Tensor | None = None
-    """[N] log-probabilities under the old policy; None if that is the current policy."""
+    """[N] log-probabilities under the old policy; None if the old policy is the current policy."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[N, ...] statistics at the old weights, by name; empty if these are the current weights."""
+    """[N, ...] statistics at the old weights, by name; empty if the old weights are the current weights."""
     reference: torch.Tensor | None = None
-    """[N] log-probabilities under the reference; None if there is no reference."""
+    """[N] log-probabilities under the reference policy; None without a reference policy."""
 
     @property
     def order(self) -> list[int]:
@@ -109,24 +112,24 @@ class Minibatch:
     """The R rollouts of one optimizer step on this rank, packed into micro-batches."""
 
     rollouts: Sequence[TrainingRow]
-    """The training rows; those of one rollout are adjacent, and in the same micro-batch."""
+    """The training rows. All rows of a rollout are adjacent and in the same micro-batch."""
     batches: list[MicroBatch]
     pack: Callable[[Sequence[Piece]], Batch]
     total_tokens: float
     total_sequences: float
     known: Mapping[str, float] = field(default_factory=dict)
-    """For each per-token array that the head needs, the number of trained tokens that have it, over all ranks."""
+    """Per-token array that the head needs -> number of trained tokens that have a value in it, over all ranks."""
     prepared: Prepared = field(default_factory=dict)
     """Values that the objective prepared for the whole step: scalars, or arrays over all tokens in rollout order."""
 
     @property
     def firsts(self) -> list[TrainingRow]:
-        """[R] the first row of each rollout."""
+        """[R] index of the first row of each rollout."""
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
     def halve(self, b: int) -> int:
-        """Splits micro-batch `b` and the values of its tokens in two; returns the number of tokens of the larger half.
-        """
+        """Splits micro-batch `b` into two, with the values of their tokens; returns the number of tokens of the larger
+        half."""
         whole, fresh, end = self.batches[b], [], 0
         for pieces in halves(whole.pieces):
             batch = self.pack(pieces)
@@ -138,7 +141,8 @@ class Minibatch:
         return max(micro.batch.tokens for micro in fresh)
 
     def prepared_of(self, micro: MicroBatch) -> Prepared:
-        """The prepared scalars, and the slices of prepared arrays for a micro-batch's tokens."""
+        """The prepared values for one micro-batch: scalars unchanged, and arrays reduced to the micro-batch's tokens.
+        """
         if not self.prepared:
             return {}
         ends = np.cumsum([len(t.mask) for t in self.rollouts])
@@ -153,7 +157,7 @@ NumberedRollout = tuple[int, Group, Rollout]
 
 
 def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
-    """The rollouts of each optimizer step; on a rank with few groups some steps may be empty."""
+    """Divides the rollouts of an update into optimizer steps. On a rank with few groups, some steps may be empty."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
@@ -192,8 +196,8 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
     """Computes old and reference log-probabilities if the objective needs them, in one loop over the micro-batches.
 
     Media are encoded once if the vision tower is the same in both passes. `several`: whether there are several
-    optimizer steps, so that the old weights differ from the current ones. `more`: further statistics to compute at the
-    old weights. Returns how many micro-batches were halved for lack of memory."""
+    optimizer steps, so that the old weights differ from the current weights. `more`: further statistics to compute at
+    the old weights. Returns how many micro-batches were halved for lack of memory."""
     old = several and not _take_old(part)
     reference, temperature = "reference" in algorithm.objective.requires, algorithm.temperature
     if not (old or reference):
@@ -215,8 +219,8 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def _take_old(part: Minibatch) -> bool:
-    """Uses the old log-probabilities that a method's pass has computed; returns False, on all ranks alike, if there are
-    none."""
+    """Uses the old log-probabilities that the pass of a method has computed. Returns False, on all ranks alike, if
+    there are none."""
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
@@ -227,10 +231,10 @@ def _take_old(part: Minibatch) -> bool:
 
 
 def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorithm, step: int) -> int:
-    """Runs those functions of the objective that need the whole optimizer step, at the current weights.
+    """Runs the functions of the objective that need all rollouts of the optimizer step, at the current weights.
 
-    Called on every rank. Does nothing if no function needs more than its micro-batch, and runs no pass if none needs
-    the current weights. Returns how many micro-batches were halved for lack of memory."""
+    Called on every rank. Does nothing if every function needs only its micro-batch, and runs no pass if no function
+    needs the current weights. Returns how many micro-batches were halved for lack of memory."""
     if not algorithm.objective.prepares:
         return 0
     stats: list[TokenStats] = []
@@ -319,7 +323,7 @@ def _is_variant(name: str, row: TrainingRow) -> bool:
 
 
 def _places(row: TrainingRow) -> np.ndarray:
-    """[T] for each token the index of its action in the episode, -1 between actions; all 0 for a plain completion."""
+    """[T] index of the action of each token in its episode, -1 between actions; all 0 for a plain completion."""
     actions = row.rollout.completion.actions
     places = np.full(len(row.rollout.completion.tokens), -1 if actions else 0)
     for place, action in enumerate(actions):

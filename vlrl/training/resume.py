@@ -1,4 +1,5 @@
-"""Finds the checkpoint from which a run resumes, or why there is none, and which files its folder lacks.
+"""Finds the checkpoint from which a run resumes, or the reason why there is none, and the files that are missing in the
+run folder.
 
 A lost checkpoint is treated differently from a checkpoint that never existed: a folder is started over only if its
 heartbeat says that no step was saved. Used on the main process."""
@@ -20,7 +21,7 @@ _WAY = "choose another run.dir, or start over with resume=never (the old run is 
 
 
 def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
-    """The checkpoint to resume from, with warnings about it and the folder; changes no file.
+    """Finds the checkpoint to resume from, with warnings about the checkpoint and the folder. Changes no file.
 
     Raises RunError if the folder belongs to a run with other settings, or if completed steps have no checkpoint."""
     latest = checkpoint.latest(folder.checkpoints, full=True)
@@ -56,7 +57,7 @@ def _never_saved(folder: RunFolder) -> bool:
 
 
 def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
-    """The settings stored in the folder; raises RunError if its checkpoints belong to other settings."""
+    """Returns the settings stored in the folder. Raises RunError if its checkpoints belong to other settings."""
     path = folder.path / "config.yaml"
     try:
         before = config.validate(yaml.safe_load(files.read_small(path)) or {})
@@ -71,7 +72,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
 
 
 def refuse_other_run(path: Path, settings: Config) -> None:
-    """Raises RunError if a checkpoint was saved with other settings than `settings`."""
+    """Raises RunError if the checkpoint was saved with settings that differ from `settings`."""
     before, now = checkpoint.settings_of(path), config.fixed_settings(settings)
     changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
                if name in before and before[name] != now[name]]
@@ -84,7 +85,7 @@ def refuse_other_run(path: Path, settings: Config) -> None:
 
 
 def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
-    """Warnings about files that are missing for the `step` completed steps of the checkpoint."""
+    """Warnings about files of the first `step` steps, the completed steps of the checkpoint, that are missing."""
     stays = "Stop and restore it, or the run continues without it."
     if missing := sorted({*range(step)} - {line.get("step") for line in folder.metrics()}):
         yield f"metrics.jsonl has no line of {_steps(missing)}, which the checkpoint holds. {stays}"

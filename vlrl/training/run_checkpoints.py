@@ -1,4 +1,5 @@
-"""Restores the state of a run from a checkpoint, and saves checkpoints that are due or best so far."""
+"""Restores the state of a run from a checkpoint, and saves checkpoints when they are due or after the best evaluation.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ class RunCheckpoints:
             self._warn_of_new_weights(done - 1)
 
     def try_saving(self) -> None:
-        """Writes a trial checkpoint without weights and optimizer, and removes it again.
+        """Writes and removes a trial checkpoint without weights and optimizer.
 
-        Raises RunError, before the first step, if the state cannot be saved."""
+        Raises RunError if the state cannot be saved, so that this is known before the first step."""
         parts = self.parts
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}
@@ -56,11 +57,12 @@ class RunCheckpoints:
         try:
             json.dumps(trainer_state.view(state).tree)
         except (TypeError, ValueError) as error:
-            raise RunError(f"a checkpoint cannot store the state of this run: {error}. It comes from a component of "
-                           "yours: let its state_dict return types that a checkpoint can hold") from error
+            raise RunError(f"a checkpoint cannot store the state of this run: {error}. The state comes from a "
+                           "component of your own: let its state_dict return types that a checkpoint can hold") from error
 
     def save(self, done: int) -> None:
-        """Saves the `done` completed steps, unless their checkpoint is complete; waits for earlier writes."""
+        """Saves the first `done` steps, all completed, unless their checkpoint is complete. Waits for earlier writes.
+        """
         self.flush()
         parts, source = self.parts, self.parts.source
         with parts.clock("store"):
@@ -79,8 +81,8 @@ class RunCheckpoints:
             comm.on_main(lambda: self.saver.begin(done, parts.policy, state, weights), f"saving step-{done:06d}")
 
     def save_best(self, done: int) -> None:
-        """If the evaluation after `done` steps is the best so far, saves these steps and marks their checkpoint as
-        best."""
+        """Saves the checkpoint of `done` completed steps and marks it as best, if their evaluation is the best so far.
+        """
         metric, measured = self.parts.config.save.best, self.parts.config.eval
         if not (metric and measured.samples and measured.splits):
             return
@@ -93,7 +95,7 @@ class RunCheckpoints:
     def _warn_of_new_weights(self, step: int) -> None:
         """Warns if the task's code gives its reward parts other weights than in an earlier step.
 
-        Settings do not show such a change."""
+        The settings of the run do not reveal such a change."""
         last = self.folder.rollouts(step, columns=["task", "weights"]).to_pylist()
         changed: list[str] = []
         for row in {row["task"]: row for row in last}.values():

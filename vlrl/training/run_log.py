@@ -50,7 +50,8 @@ class RunLog:
                               _paid_parts(parts.task)) if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
-        """Writes a step's metrics and the reasons why prompts were rejected; prints the first reasons."""
+        """Writes the metrics of a step and the reasons for rejected prompts to their files; prints the first reasons.
+        """
         for reason in self.parts.source.rejected.take():
             self._append_rejected(int(line["step"]), reason)
             self._rejections += 1
@@ -59,7 +60,7 @@ class RunLog:
         self.folder.append_metrics(line)
 
     def show(self, line: Mapping[str, float], spans: Sequence[Any], groups: Sequence[Group]) -> dict[str, float]:
-        """Shows a step in the progress display; returns its alerts as metrics for trackers."""
+        """Shows a step in the progress display; returns the alerts of the step as metrics for trackers."""
         step = int(line["step"])
         alerts = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
@@ -73,14 +74,14 @@ class RunLog:
         return alerts
 
     def check_evaluations(self, done: int) -> None:
-        """Alerts if the last evaluation has dropped in the metric save.best, or in the reward if lower values of
+        """Raises an alert if the last evaluation has dropped in the metric save.best; in the reward if lower values of
         save.best are better."""
         best = self.config.save.best or "reward/mean"
         evals = comparable(self.folder.evals())
         self.track(self.alerts.evaluated(evals, best if trackers.direction(best) > 0 else "reward/mean"), done)
 
     def track_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Sends a line of eval.jsonl to the trackers."""
+        """Sends the record of an evaluation (a line of eval.jsonl) to the trackers."""
         self.track({f"eval/{record['split']}/{k}": v for k, v in record.items()
                     if k not in ("split", "measured", "changed")}, record["step"])
 
@@ -90,7 +91,7 @@ class RunLog:
             self.accelerator.log(dict(values), step=step)
 
     def track_groups(self, groups: Sequence[Group], step: int, split: str = "") -> None:
-        """If log.pictures is set, sends images, completions and histograms of this rank's groups to the trackers.
+        """Sends images, completions and histograms of this rank's groups to the trackers, if log.pictures is set.
 
         `split` is the split of an evaluation; empty for a training step."""
         most, every = self.config.log.pictures, self.config.log.pictures_every
@@ -103,12 +104,12 @@ class RunLog:
 
     @property
     def alerts(self) -> Alerts:
-        """The alerts of the run; only on the main process."""
+        """The alerts raised so far; only on the main process."""
         assert self._alerts
         return self._alerts
 
     def close(self) -> None:
-        """Closes the trackers and sends pending alerts to the webhook; the process group stays open for later closing
+        """Closes the trackers and sends pending alerts to the webhook. The process group stays open for later closing
         steps."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
@@ -130,7 +131,7 @@ class RunLog:
 
 
 def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
-    """A step's line of metrics.jsonl and the time spans of its phases; restarts the clock."""
+    """The line of metrics.jsonl for a step, and the time spans of its phases. Restarts the clock."""
     times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
     work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
     cached = {} if features is None else features.metrics()

@@ -1,5 +1,5 @@
-"""Runs a pass with separate gradients, so that their norm is known before they are added to the objective's gradients.
-"""
+"""Runs a pass with separate gradients, so that their norm is known before they are added to the gradients of the
+objective."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from vlrl.models.policy import Policy
 
 
 def accumulate_separately(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
-    """Runs a pass and adds its gradients to those accumulated before; sums each of the two over ranks first.
+    """Runs a pass and adds its gradients to the gradients accumulated before. Each of the two is summed over ranks
+    first.
 
-    `one.end` is called with the norms of the pass's gradients and of those accumulated before. Returns how many
-    micro-batches were halved for lack of memory. Called on every rank."""
+    `one.end` is called with the norm of the pass's gradients and the norm of the gradients accumulated before. Returns
+    how many micro-batches were halved for lack of memory. Called on every rank."""
     comm.sum_gradients(weights)
     objective = [p.grad for p in weights]
 

@@ -1,4 +1,4 @@
-"""The surroundings of the training loop: run folder and lock, resume, evaluation, signals, the end of a run."""
+"""Everything around the training loop: run folder and lock, resume, evaluation, signals, the end of a run."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ from vlrl.training.update import PerToken
 from vlrl.types import Group
 
 _LONG_S = 10.0
-"""If the previous step took longer than this, an interrupt saves the completed steps immediately."""
+"""If the previous step took longer than this many seconds, an interrupt saves the completed steps immediately."""
 
 _NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
-"""Checks what the presets of a run need and its config lacks."""
+"""Checks whether the config meets the needs of the presets of a run."""
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
-"""For an algo.loss whose evaluation has no rewards: (parts, split, completed steps) -> (record, groups)."""
+"""Value of algo.loss whose evaluation has no rewards -> function (parts, split, completed steps) that returns (record,
+groups)."""
 _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
 class Session:
-    """One run in one folder, a context manager around the training loop.
+    """One run in one folder, as a context manager around the training loop.
 
     After entering it, `folder` is the run folder with `start` completed steps, and `checkpoint` is the folder to load
     weights from, or None. Raises RunError if the folder is in use or belongs to a run with other settings."""
@@ -92,8 +93,8 @@ class Session:
         return self
 
     def _open(self) -> tuple[Path | None, tuple[str, ...], dict[str, Any]]:
-        """On rank 0: locks the folder; returns the checkpoint's folder, warnings, and files whose contents every rank
-        needs."""
+        """On rank 0: locks the folder; returns the folder of the checkpoint, warnings, and the files whose contents
+        every rank needs."""
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
@@ -121,7 +122,7 @@ class Session:
             raise
 
     def resume(self, parts: Parts) -> Parts:
-        """Loads the trainer's state from the checkpoint, if there is one, and opens the trackers."""
+        """Loads the state of the trainer from the checkpoint, if there is one, and opens the trackers."""
         self.parts, say = parts, self.progress.print
         for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source,
                      parts.source.generator.services):
@@ -158,7 +159,7 @@ class Session:
         return parts
 
     def finish(self) -> None:
-        """Saves and evaluates the last step, unless that has been done."""
+        """Saves and evaluates the last step, unless this has been done."""
         self._checkpoints.save(self.done)
         if self.done < self.config.steps:
             comm.on_main(self._saver.wait)
@@ -211,16 +212,16 @@ class Session:
         return done == 0 or (every > 0 and done % every == 0)
 
     def write(self, step: int, groups: Sequence[Group], per_token: PerToken) -> None:
-        """Writes the step's rollouts in the background.
+        """Writes the rollouts of a step in the background.
 
-        Rollouts that were not trained on are the last ones and have no per-token values."""
+        Rollouts that were not trained on come last and have no per-token values."""
         if self.config.store.rollouts:
             count = sum(len(g.rollouts) for g in groups)
             padded = {k: [*arrays, *[None] * (count - len(arrays))] for k, arrays in per_token.items()}
             self._writer.submit(partial(self.folder.write_rollouts, step, comm.rank(), groups, padded))
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        """Writes a line of metrics.jsonl; updates progress, heartbeat and trackers."""
+        """Writes a line of metrics.jsonl, and updates progress, heartbeat and trackers."""
         line, spans = step_line(step, metrics, self.parts)
         self._step_s = line["time/total_s"]
         if comm.is_main():
@@ -250,7 +251,8 @@ class Session:
 
     @contextlib.contextmanager
     def keeping_failed(self, step: int, groups: Sequence[Group]) -> Iterator[None]:
-        """If training the step fails in the block, writes its rollouts and names their file in the error."""
+        """Context manager around the training of a step. On an error, writes the rollouts of the step and names their
+        file in the error."""
         try:
             yield
         except TrainingError as error:
@@ -301,7 +303,7 @@ class Session:
         self._checkpoints.save_best(done)
 
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
-        """(a line of eval.jsonl, this rank's evaluated groups)."""
+        """Evaluates a split; returns (record for eval.jsonl, evaluated groups of this rank)."""
         parts, generator = self.parts, self.parts.source.generator
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
@@ -325,7 +327,7 @@ class Session:
             write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
-        """Handles the first stop signal; takes no lock, because the main thread may be anywhere."""
+        """Handles the first stop signal. Takes no lock, because the main thread may hold any lock at this moment."""
         self._stop.set()
         if not comm.is_main() or not hasattr(self, "parts"):
             return

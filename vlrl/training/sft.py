@@ -2,8 +2,9 @@
 
 `vlrl sft CONFIG [key=value ...]` trains on answers of the data set (rollout/demonstrations.py). The loss is the
 cross-entropy of the answer's tokens; algo.loss=bradley_terry trains a reward model on pairs of answers instead
-(methods/preferences). The config is that of an RL run; settings of sampling, group filters and engine are ignored.
-Completions are generated only in evaluations, with the training model; evaluations of a reward model generate none."""
+(methods/preferences). The config is the config of an RL run; its settings of sampling, group filters and engine are
+ignored. Completions are generated only in evaluations, by the training model; evaluations of a reward model generate
+none."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from vlrl.types import Group
 
 
 class SupervisedSource(GroupSource):
-    """Yields groups of one answer each, taken from the data set instead of generated."""
+    """Yields groups with a single answer, which comes from the data set instead of the sampler."""
 
     generates = False
 
@@ -39,7 +40,7 @@ class SupervisedSource(GroupSource):
 
 
 _SOURCES = Table({PAIRS: "vlrl.methods.preferences.pairs:PairSource"})
-"""For some values of algo.loss, the source of groups that replaces SupervisedSource."""
+"""Value of algo.loss -> the source of groups that replaces SupervisedSource."""
 
 
 def train(config: Config) -> Session:
@@ -48,7 +49,7 @@ def train(config: Config) -> Session:
 
 
 def supervised_config(config: Config) -> Config:
-    """The settings of a supervised run: those of the RL run, with cross-entropy as loss.
+    """The settings of a supervised run: the settings of the RL run, with cross-entropy as the loss.
 
     A pairwise loss in algo.loss is kept."""
     pairs = config.algo.loss.name == PAIRS

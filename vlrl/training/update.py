@@ -44,8 +44,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     """Trains on groups with advantages; returns (metrics of the step, per-token arrays).
 
     Makes rollout.updates passes over the groups, with rollout.minibatches optimizer steps each. `algorithm` should be
-    that of the run; if None it is made from the config, and its state between steps is lost. `own_groups`: the groups
-    of each method on this rank, by the method's section.
+    the algorithm of the run; if None, an algorithm is made from the config, and its state between steps is lost.
+    `own_groups` are the groups of each method on this rank, by the section of the method.
 
     An optimizer step is skipped if its loss or gradient is NaN or infinite, or if gradients overflow in float16, which
     also halves the loss scale (metrics `skipped` and `loss_scale`). Raises NonFinite after more than
@@ -94,9 +94,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     """AdamW over the trainable parameters, with weight decay on matrices only.
 
-    There is one parameter group for each model part, separately with and without weight decay; the group of a head is
-    the last. The fused kernel would create its state even in a step that the loss scaler skips, so it is not used with
-    a loss scaler."""
+    Each model part has one parameter group with weight decay and one without; the group of a head is the last. The
+    fused kernel would create its state even in a step that the loss scaler skips, so it is not used with a loss scaler.
+    """
     groups: dict[tuple[Part, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
@@ -111,7 +111,8 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
 
 
 def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
-    """Learning rate of a step (from 0) out of `steps`: warmup from 0, then constant, linear or cosine decay."""
+    """Learning rate of step `step`, counted from 0, of `steps` steps: warmup from 0, then constant, linear or cosine
+    decay."""
     warm = math.ceil(settings.warmup * steps)
     if step < warm:
         return settings.lr * (step + 1) / (warm + 1)
@@ -121,7 +122,7 @@ def lr_at(step: int, steps: int, settings: TrainSettings) -> float:
 
 
 class NonFinite(TrainingError):
-    """Loss or gradient is NaN or infinite; the weights were not changed."""
+    """Raised if a loss or gradient is NaN or infinite. The weights were not changed."""
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
@@ -174,9 +175,10 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
 
 def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
-    """Runs a method's pass, which adds its gradient to the objective's; returns how many micro-batches were halved.
+    """Runs the pass of a method, which adds its gradient to the gradient of the objective; returns how many
+    micro-batches were halved.
 
-    When a micro-batch is halved, `anew` recomputes the objective's gradient."""
+    When a micro-batch is halved, `anew` recomputes the gradient of the objective."""
     def again() -> None:
         one.begin()
         anew()
@@ -199,7 +201,8 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
            config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
-    """Sums gradients over ranks unless `summed`, clips and takes the optimizer step; returns whether its metrics count.
+    """Sums gradients over ranks unless `summed`, clips them and takes the optimizer step; returns whether its metrics
+    count.
 
     After an overflow in float16 only the loss scale changes; after NaN or infinity nothing changes."""
     scaler, engine = policy.scaler, engine_of(policy.shards)
@@ -229,8 +232,8 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
-    """Sums gradients over ranks and clips those of policy and head to norm `limit`; returns both norms before clipping.
-    """
+    """Sums gradients over ranks unless `summed`, and clips the gradients of policy and head to norm `limit`; returns
+    both norms before clipping."""
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])
@@ -264,7 +267,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
     meter.skipped, meter.nonfinite = meter.skipped + 1, meter.nonfinite + 1
     in_a_row, limit = algorithm.nonfinite + 1, config.limits.nonfinite_steps
     if in_a_row > limit:
-        raise NonFinite(said if not limit else f"{said} It is skipped step number {in_a_row} in a row, more than "
+        raise NonFinite(said if not limit else f"{said} This is skipped step number {in_a_row} in a row, more than "
                         f"limits.nonfinite_steps={limit} allows.")
     if comm.is_main():
         _log.warning("%s This optimizer step is skipped (%d in a row; the run stops above "
@@ -272,7 +275,7 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
-    """Why an optimizer step must not be taken; "" if it may, or if a lower loss scale may help."""
+    """Explains why an optimizer step must not be taken; "" if it may, or if a lower loss scale may help."""
     outcome, remedy = "the weights were not changed", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
@@ -302,7 +305,7 @@ class _Meter:
         self.entropy = 0.0
         """Sum of the entropy over this rank's trained tokens in the current optimizer step."""
         self.widest = self.fresh_widest = 0.0
-        """Largest difference between the sampler's and the trainer's log-probability of a token."""
+        """Largest difference between the log-probabilities of sampler and trainer for a token."""
         self.norms: list[float] = []
         """Gradient norms before clipping, of the optimizer steps that were taken."""
         self.head_norm, self.passes = 0.0, 0
@@ -311,8 +314,8 @@ class _Meter:
         self.halved = 0
         """Number of micro-batches halved for lack of memory."""
         self.also = alternatives(k)
-        """Further statistics for the run folder, at the weights of the first pass: from the old-logprob pass if there
-        is one."""
+        """Further statistics for the run folder at the weights of the first pass, taken from the old-logprob pass if
+        there is one."""
         names = ("trainer_logprobs", "entropies", "ratio", "clipped", *self.also)
         self.per_token: PerToken = {name: [None] * rollouts for name in names}
 
