@@ -32,7 +32,7 @@ def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
     done = _completed(folder)
     if done and (settings.resume == "must" or not _never_saved(folder)):
         why = "; ".join(latest.warnings) or f"{folder.checkpoints} has none"
-        raise RunError(f"resume={settings.resume}, but {folder.path} holds completed steps (at least {done}) and no "
+        raise RunError(f"resume={settings.resume}, but {folder.path} holds completed steps (at least {done}) but no "
                        f"complete checkpoint to resume from: {why}. Nothing was changed. Restore the checkpoint, "
                        f"{_WAY}")
     if settings.resume == "must":

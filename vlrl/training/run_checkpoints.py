@@ -57,8 +57,9 @@ class RunCheckpoints:
         try:
             json.dumps(trainer_state.view(state).tree)
         except (TypeError, ValueError) as error:
-            raise RunError(f"a checkpoint cannot store the state of this run: {error}. The state comes from a "
-                           "component of your own: let its state_dict return types that a checkpoint can hold") from error
+            raise RunError(f"a checkpoint cannot store the state of this run: {error}. The state comes from "
+                           "a component of your own: its state_dict must return types that a checkpoint can hold"
+                           ) from error
 
     def save(self, done: int) -> None:
         """Saves the first `done` steps, all completed, unless their checkpoint is complete. Waits for earlier writes.
