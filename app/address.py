@@ -92,7 +92,6 @@ def _origin(text: str) -> str:
 
 
 def _written(name: str) -> str:
-    """The canonical form of an IP address; "" if `name` is not an IP address."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

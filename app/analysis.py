@@ -253,9 +253,6 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
         tuple(_categories(rows, binned)), weights, scope.notes)
 
 
-# --- passing ----------------------------------------------------------------------------------------------------------
-
-
 def _value(part: str | None, threshold: float | None) -> list[Any]:
     return [part is None and threshold is None, part, part]
 
@@ -281,9 +278,6 @@ def _judged(index: Index, run: str) -> bool:
 def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float | None:
     scored = [v for v in values if v is not None]
     return sum(v >= threshold for v in scored) / len(scored) if scored and threshold is not None else None
-
-
-# --- history ----------------------------------------------------------------------------------------------------------
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
@@ -326,9 +320,6 @@ def _drawn(index: Index, run: str) -> Callable[[int], float]:
         return groups[place] / samples[place] if place >= 0 else 0.0
 
     return mean
-
-
-# --- comparing --------------------------------------------------------------------------------------------------------
 
 
 def _common_split(index: Index, a: Side, b: Side) -> str:
@@ -396,11 +387,7 @@ def _category_outcomes(name: str, pairs: Sequence[Pair]) -> tuple[str, int, int,
     return name, len(pairs), *_outcomes(pairs), sum(p.gain for p in pairs) / len(pairs)
 
 
-# --- the curriculum ---------------------------------------------------------------------------------------------------
-
-
 def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
-    """Divides the steps into at most `bins` ranges (first, last) of equal width; `steps` must be ascending."""
     if not steps:
         return []
     width = max(1, math.ceil((steps[-1] - steps[0] + 1) / max(1, bins)))
@@ -408,7 +395,6 @@ def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
 
 
 def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-    """[classes] number of groups by pass rate; groups without a scored answer are not counted."""
     counts = [0] * (len(EDGES) - 1)
     for row in rows:
         if row["valued"]:
@@ -418,7 +404,6 @@ def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
 
 
 def _share(rows: Sequence[dict[str, Any]], count: Callable[[dict[str, Any]], int]) -> float | None:
-    """The sum of `count` over the rows, divided by their number of rollouts; None if there are no rollouts."""
     total = sum(row["n"] for row in rows)
     return sum(map(count, rows)) / total if total else None
 

@@ -223,7 +223,6 @@ class Tasks:
         return copy.copy(own), sample, task_messages(own, sample)
 
     def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
-        """The task of a config and the splits loaded so far. The most recent tasks are cached."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
         if key not in self._cache:
             task = build_task.make_task(config)
@@ -274,8 +273,6 @@ def _has_colon(value: Any) -> bool:
 
 
 def _builtin(name: str) -> dict[str, Any]:
-    """Minimal settings of a built-in task; if it can generate samples, they are generated instead of read from data
-    files."""
     drawn = name in builtin_names() and hasattr(load_class(name), "drawn")
     return {"name": name, **({"drawn": True} if drawn else {})}
 
@@ -293,6 +290,5 @@ def _with_prompt(task: Task, sample: Sample) -> Sample:
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The settings of one section of a config, limited to `keys` and without values of None."""
     settings = tree.get(section)
     return {k: settings[k] for k in keys if settings.get(k) is not None} if isinstance(settings, Mapping) else {}

@@ -152,7 +152,6 @@ class _Bundle:
         self.cut = 0
 
     def write(self, most: int) -> BundleSummary:
-        """Writes at most `most` groups and all other files, index.html last."""
         keys = self._keys()
         chosen = self._chosen(keys, most)
         columns, texts = self._columns(set(chosen)), _Texts(self)
@@ -182,12 +181,9 @@ class _Bundle:
         return BundleSummary(self.folder, len(rows), len(keys), size, tuple(left_out))
 
     def put(self, name: str, value: Any) -> None:
-        """Writes `value` as a data file: a script that bundle.js loads by `name`."""
         text = self.hide.text(json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False))
         text = json.dumps(json.loads(text), separators=(",", ":")).replace("<", "\\u003c")
         write_text(self.folder / "data" / f"{name}.js", f"vlrlBundle({json.dumps(name)},{text});\n")
-
-    # --- which groups ---------------------------------------------------------------------------------------------
 
     def _keys(self) -> list[GroupKey]:
         scope = self.index.refresh((RUN,))
@@ -197,7 +193,6 @@ class _Bundle:
         return [GroupKey(RUN, *row.values()) for row in rows]
 
     def _chosen(self, keys: Sequence[GroupKey], most: int) -> list[GroupKey]:
-        """Selects at most `most` groups: the notable ones, and others spread evenly over the run."""
         if len(keys) <= most:
             return list(keys)
         folder = self.library.folder(RUN)
@@ -212,7 +207,6 @@ class _Bundle:
         return [key for key in keys if key in spread or key in set(first)]
 
     def _columns(self, chosen: set[GroupKey]) -> dict[GroupKey, dict[int, dict[str, Any]]]:
-        """The columns that the filters need: group -> answer index -> {column: value}."""
         from .index import Query
         from .rows import every_rollout
 
@@ -227,8 +221,6 @@ class _Bundle:
                     "len": row["length"], "turns": row["turns"], "tools": row["tool_errors"], "bad": row["malformed"],
                     "end": row["finish_reason"], "odd": (*key, row["idx"]) in odd}
         return columns
-
-    # --- one group ------------------------------------------------------------------------------------------------
 
     def _view(self, key: GroupKey) -> GroupView:
         view = with_marks(self.library, group(self.library, RUN, key.source, key.step, key.group, key.split))
@@ -281,8 +273,6 @@ class _Bundle:
 
 
 class _Texts:
-    """Writes the searchable texts to separate files, which the browser loads only when a search starts."""
-
     def __init__(self, bundle: _Bundle):
         self.bundle, self.waiting, self.size, self.pieces = bundle, list[Any](), 0, 0
 
@@ -294,7 +284,6 @@ class _Texts:
             self._put()
 
     def end(self) -> int:
-        """Writes the texts not yet written; returns the number of text files."""
         if self.waiting:
             self._put()
         return self.pieces

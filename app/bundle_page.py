@@ -79,7 +79,6 @@ def _overview(name: str, library: Library, hide: Redactor, remarks: Sequence[str
 
 
 def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:
-    """The diagnosis of the run: each finding on one line, with a link to its groups."""
     findings: list[Finding] = diagnose(Reader(library).of(RUN))
     lines = [el("li", join([hide.words(one.words), el("span", one.do, class_="v-dim") if one.do else "",
                             link({**one.where, "run": name}, "its groups") if one.where else ""], " "),
@@ -97,7 +96,6 @@ def _versions(library: Library) -> list[Html]:
 
 
 def _context(facets: Facets) -> Html:
-    """The bar above both pages, in which a split and a range of steps can be selected."""
     shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
     steps = el("fieldset", el("legend", "Steps"),
                el("input", name="from", placeholder="from", aria_label="Steps from", **shared),

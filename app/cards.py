@@ -92,14 +92,10 @@ def question(view: GroupView) -> Html:
 
 
 def _prompt(text: str) -> Html:
-    """The prompt as the model reads it; tokens of the chat template are dimmed."""
     if len(text) > _LONG_PROMPT:
         return folded(text, _LONG_PROMPT)
     pieces = [el("code", piece, class_="v-tag") if i % 2 else piece for i, piece in enumerate(_MARKUP.split(text))]
     return el("div", *pieces, class_="v-text")
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True,
@@ -116,8 +112,6 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True,
 
 
 def _more(view: GroupView, first: int, links: Links) -> Html:
-    """Links to the answers before and after the visible answers; `first` is the position of the first visible answer.
-    """
     left = len(view.rollouts) - len(view.rollouts[first:first + MOST_CARDS])
     if not left:
         return Html("")
@@ -128,8 +122,6 @@ def _more(view: GroupView, first: int, links: Links) -> Html:
 
 
 def _largest(view: GroupView) -> dict[str, float]:
-    """The largest absolute value of each reward part in the group, at least 1: the value drawn as a bar of full length.
-    """
     most: dict[str, float] = {}
     for rollout in view.rollouts:
         for name, value in rollout.parts.items():
@@ -200,7 +192,6 @@ def _chips(rollout: RolloutView) -> list[Html]:
 
 
 def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
-    """One bar for each reward part with its raw value, relative to `most` of that part, and its weight."""
     rows = []
     for name, raw in rollout.parts.items():
         value, weight = finite(raw), finite(rollout.weights.get(name))
@@ -231,9 +222,6 @@ def _said(form: forms.Form, tools: Html | None) -> Html:
 
 
 def _text(form: forms.Form, body: Callable[[str], Html] | None = None) -> Html:
-    """The reasoning, which can be collapsed, then the answer. Tags are shown, and misplaced tags are highlighted.
-
-    `body` renders the text between the tags."""
     body = body or (lambda text: folded(text, tag="span"))
     if not form.pieces:
         return el("p", "The answer is empty.", class_="v-dim")

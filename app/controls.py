@@ -55,9 +55,6 @@ def _labelled(label: str, *inner: Any) -> Html:
     return el("label", el("span", label), *inner, class_="v-field")
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
-
-
 def target(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
     """The URL parameters that open a group or a rollout."""
     where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,

@@ -112,8 +112,6 @@ def _thin(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return points[:, 0], points[:, 1]
 
 
-# --- of a run ---------------------------------------------------------------------------------------------------------
-
 _SHOWN = {"reward/mean": "Reward", "completion/length_mean": "Answer length (tokens)",
           "completion/truncated_frac": "Share cut off", "episode/success": "Episodes that succeed (share)",
           "episode/turns_mean": "Turns of an episode", "episode/limit_frac": "Episodes that a limit ended (share)",

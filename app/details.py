@@ -226,7 +226,6 @@ def box_convention(library: Library, view: GroupView) -> str:
 
 
 def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
-    """The value of `setting` for the task labelled `label` in config.yaml, or for the only task of the run."""
     several = settings.get("tasks")
     for task in several if isinstance(several, list) else ():
         if isinstance(task, Mapping) and task.get("label") == label:
@@ -234,12 +233,7 @@ def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
     return settings.get(f"task.{setting}")
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> list[dict[str, Any]]:
-    """Reads the rows of one group from a rollout file, with arrays as numpy; parquet row groups without any of its rows
-    are skipped."""
     rows: list[dict[str, Any]] = []
     with pq.ParquetFile(file) as reader:
         wanted = [name for name in reader.schema_arrow.names if name in SCHEMA.names]
@@ -272,8 +266,6 @@ def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.n
 
 
 def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields the table's rows as dictionaries: a list of numbers becomes an array (null becomes NaN), and a nested list
-    becomes a tuple of arrays."""
     plain_names = [f.name for f in _FIELDS if not _numbers(f.type)]
     rows = table.select(plain_names).to_pylist()
     for name in table.column_names:
@@ -298,9 +290,6 @@ def _array(value: Any) -> np.ndarray | tuple[np.ndarray, ...] | None:
     if pa.types.is_boolean(items.type):
         return np.asarray([bool(v) for v in array]) if array.dtype == object else array.astype(bool)
     return np.nan_to_num(array).astype(np.int32) if pa.types.is_integer(items.type) else array.astype(np.float32)
-
-
-# --- views ------------------------------------------------------------------------------------------------------------
 
 
 def _group_view(key: GroupKey, rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> GroupView:
@@ -384,7 +373,6 @@ def _marks(text: str | None) -> tuple[Mark, ...] | None:
 
 
 def _checked_marks(entries: Any) -> tuple[Mark, ...]:
-    """Keeps at most 1,000 mappings of a list, each cut off below the depth that a track needs."""
     marks = [m for m in entries if isinstance(m, dict)] if isinstance(entries, list) else []
     return tuple({key: _cut(value, _MARK_DEPTH) for key, value in mark.items()} for mark in marks[:_MARKS])
 

@@ -73,8 +73,6 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 _KINDS = ("bad", "warn", "", "good")
 
 
-# --- alerts -----------------------------------------------------------------------------------------------------------
-
 ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "reward_drop": ("Read the best answers before the drop: the model may have exploited the reward. Otherwise "
                     "lower train.lr, or keep the model near its start with algo.kl_coef=0.01.", {"order": "worst"}),
@@ -122,9 +120,6 @@ def alerts(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("bad", f"{len(lines) - MOST_ALERTS:,} earlier alerts are in alerts.jsonl.")
 
 
-# --- the groups -------------------------------------------------------------------------------------------------------
-
-
 def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if many groups have equal rewards for all answers, and so give no gradient."""
     recent = evidence.last("groups/zero_variance_frac")
@@ -154,9 +149,6 @@ def truncation(evidence: Evidence) -> Iterator[Finding]:
                       ADVICE["truncated_above"][0], _where(evidence, recent, cut="yes"))
 
 
-# --- trends -----------------------------------------------------------------------------------------------------------
-
-
 def entropy(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if the policy entropy has changed much since the first steps."""
     spans = _ends(evidence, "entropy")
@@ -182,9 +174,6 @@ def kl(evidence: Evidence) -> Iterator[Finding]:
     if after > 1.0 or (after > 0.1 and after > 2 * before):
         yield Finding("bad" if after > 1.0 else "warn", f"The KL to the reference policy went from {number(before)} to "
                       f"{number(after)} nats per token.", ADVICE["kl_above"][0], _where(evidence, recent, order="best"))
-
-
-# --- rewards ----------------------------------------------------------------------------------------------------------
 
 
 def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
@@ -290,8 +279,6 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 """All checks of a run except `alerts`. Each yields its findings."""
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
 _FEW = 20
 """With fewer answers than this, no finding is made."""
 _MOST_PARTS = 12
@@ -332,8 +319,6 @@ def _mean(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]], float], ...] | None:
-    """A metric at the first and at the last steps: for each end, its (step, value) pairs and the mean of the values.
-    None for fewer than six steps."""
     every = evidence.last(name, len(evidence.metrics))
     count = min(RECENT, len(every) // 3)
     if count < 2:

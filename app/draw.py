@@ -63,9 +63,6 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
 
 
 def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
-    """A check box for the target and for each answer with marks, and the CSS rules that hide their marks.
-
-    If there are too many answers, the chosen answer has a check box, and all other answers share one check box."""
     present = sorted({s.rollout for s in all_shapes if s.rollout is not None})
     if not all_shapes:
         return Html("")
@@ -109,7 +106,6 @@ def picture(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addres
 
 
 def _facts(one: MediaView) -> list[str]:
-    """Phrases on an image or video: original and processed size, visual tokens, number of frames."""
     facts = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
     if one.processed_size:
         facts.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
@@ -143,13 +139,8 @@ def _corners(shape: Shape) -> list[tuple[float, float]]:
     return [shape.at] if shape.kind == "point" else list(shape.at) if shape.kind == "path" else []
 
 
-# --- a picture with marks ---------------------------------------------------------------------------------------------
-
-
 def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[Shape], chosen: int | None,
             alt: str, small: bool = False) -> Html:
-    """An image with its marks on top, or an empty area of the same shape if there is no image. The image is enlarged
-    while its check box is checked."""
     picture: Any = el("span", "not stored", class_="v-blank")
     if source:
         lazy = None if source.startswith("data:") else "lazy"
@@ -182,7 +173,6 @@ def _words(shape: Shape) -> str:
 
 
 def _group(shape: Shape, unit: float, chosen: int | None, label: Any = "", **attributes: Any) -> Html:
-    """The SVG group of a mark and its label; it is faint unless the mark belongs to the chosen answer."""
     key = "t" if shape.rollout is None else str(shape.rollout)
     faint = chosen is not None and shape.rollout is not None and shape.rollout != chosen
     lines = [_DRAWN[shape.kind](shape, unit, kind) for kind in ("v-halo", "v-line")]
@@ -213,8 +203,6 @@ _DRAWN = {"box": _box, "point": _point, "path": _path}
 
 
 def _fields(shape: Shape, unit: float) -> list[Box]:
-    """The boxes around a mark that labels should not cover: the mark's own box, the surroundings of a point, or areas
-    along a path."""
     if shape.kind == "box":
         return [shape.at]
     points = [shape.at] if shape.kind == "point" else [
@@ -245,8 +233,6 @@ def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], m
 
 
 def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, float]]:
-    """Candidate positions of a label of this size, best first: above, below, right and left of the mark, then further
-    away."""
     if shape.kind == "box":
         x1, y1, x2, y2 = shape.at
     else:  # a point; a path's end
@@ -262,14 +248,10 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def _covered(fields: Sequence[Box], marks: Sequence[Box]) -> np.ndarray:
-    """[fields] How many marks each label area covers; a partly covered mark counts by its covered share."""
     field, mark = np.asarray(fields, float)[:, None], np.asarray(marks, float)[None]
     sides = np.minimum(field[..., 2:], mark[..., 2:]) - np.maximum(field[..., :2], mark[..., :2])
     area = np.maximum((mark[..., 2:] - mark[..., :2]).prod(-1), 1e-9)
     return (np.where((sides > 0).all(-1), sides.prod(-1) / area, 0.0)).sum(-1).round(9)
-
-
-# --- video ------------------------------------------------------------------------------------------------------------
 
 
 def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], source: str | None, chosen: int | None,

@@ -66,8 +66,6 @@ class Reader:
 
 
 def _answer(step: int, row: dict[str, Any], length: int) -> Answer | None:
-    """The answer in a row of the rollout file; None if it is not scored or belongs to a variant that is not trained on.
-    """
     reward = finite(row["reward"])
     if reward is None or (row["variant"] is not None and row["advantage"] is None):
         return None

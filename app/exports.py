@@ -87,9 +87,6 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
     return Export(path, rows, tuple(left_out))
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
     """Yields (notes, table with one row for each of these notes, in the same order) for each step of each run.
@@ -117,9 +114,6 @@ def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
-    """Yields (note, row of its rollout) with JSON columns decoded and per-token columns omitted.
-
-    Rollouts that cannot be read are described in `left_out`."""
     names = [name for name in SCHEMA.names if name not in _HEAVY]
     for notes, table in _tables(library, chosen, names, left_out):
         for i, note in enumerate(notes):
@@ -143,14 +137,8 @@ def _remarks(note: Note) -> dict[str, str]:
     return dict(zip(_ADDED, (note.key.run, note.key.source, note.flag, note.comment), strict=True))
 
 
-# --- forms ------------------------------------------------------------------------------------------------------------
-
-
 def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            left_out: list[str]) -> tuple[Path, int]:
-    """Writes one line for each rollout: all columns except the per-token ones, and run, source, flag and comment.
-
-    Returns the file and its number of rows."""
     path, rows = folder / "rollouts.jsonl", 0
     with open(path, "w", encoding="utf-8") as file:
         for note, record in _records(library, chosen, left_out):
@@ -164,9 +152,6 @@ def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: 
 
 def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
              left_out: list[str]) -> tuple[Path, int]:
-    """Writes the columns of vlrl.store.SCHEMA, including the per-token ones, then run, source, flag and comment.
-
-    Returns the file and its number of rows."""
     path, rows = folder / "rollouts.parquet", 0
     schema = pa.schema([*SCHEMA, *((name, pa.string()) for name in _ADDED)])
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
@@ -180,9 +165,6 @@ def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder
 
 def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
          left_out: list[str]) -> tuple[Path, int]:
-    """Writes a zip file: data set rows with the chosen answers as `solution`, their media, and a README.
-
-    Returns the file and its number of rows."""
     path, lines, sizes, ids, tasks = folder / "sft.zip", [], {}, set(), set()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
@@ -210,8 +192,6 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
 
 @dataclass(frozen=True)
 class _File:
-    """A media file to be exported."""
-
     name: str
     """Name inside the zip."""
     kind: str

@@ -158,7 +158,6 @@ def form(facets: Facets) -> Html:
 
 
 def _choice(name: str, label: str, options: Sequence[tuple[str, str]]) -> Html:
-    """A drop-down list; its first option is the default."""
     return pick(name, label, options[0][0], options, data_default=options[0][0])
 
 

@@ -63,7 +63,6 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
 
 
 def _pieces(text: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
-    """Splits the text at its tags; returns the spans and descriptions of misplaced tags."""
     first = re.search("</?think>", text)
     inside = "think" if first and first[0] == "</think>" else ""
     before = -1 if not inside else expected.index(inside) if inside in expected else -1

@@ -92,7 +92,6 @@ class Guard:
                 "raw_path": raw[len(root):] if raw.startswith(f"{root}/".encode()) else raw}
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
-        """The response that rejects or redirects a request; None if the request is allowed."""
         headers, path = Headers(scope=scope), scope["path"]
         host, forwarded = headers.get("host", ""), headers.get("x-forwarded-host")
         named = host if forwarded is None else forwarded.partition(",")[0].strip()
@@ -214,7 +213,6 @@ def _cookie(scope: Scope) -> str:
 
 
 async def _body(request: Request, most: int = 10_000) -> bytes | None:
-    """Reads the request body; b"" if it is too long, and None on timeout or disconnect."""
     body = b""
     with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(BODY_S):

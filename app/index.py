@@ -160,8 +160,6 @@ class Index:
         names = list(runs) or [info.id for info in self.library.runs()]
         return Scope(names, *self.table.refresh(names, budget_s))
 
-    # --- lists ----------------------------------------------------------------------------------------------------
-
     def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
         """One page of the groups with at least one answer that passes the filters. A page number past the end returns
         the last page.
@@ -228,8 +226,6 @@ class Index:
         return Facets(common("source"), common("split"), common("category"), common("unnest(part_names)"),
                       common("task"), steps, span["count"], scope.pending, scope.notes)
 
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     def _fetch(self, query: Query, sql: str, values: list[Any]) -> list[dict[str, Any]]:
         tables = {} if query.flagged is None else {"flagged": flagged_table(query)}
         return self.table.fetch(sql, values, tables, query.text)
@@ -246,8 +242,6 @@ class Index:
         return Page(tuple(make(row) for row in rows), total, page, size, scope.pending, scope.notes)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
 _GROUP_COLUMNS = f"""
     count(*) FILTER (NOT aside) AS n, max(reward) FILTER (NOT aside) AS best, min(reward) FILTER (NOT aside) AS worst,
     first(task) AS task, first(sample_id) AS sample_id, first(category) AS category, first(difficulty) AS difficulty,
@@ -256,8 +250,6 @@ _GROUP_COLUMNS = f"""
 
 
 def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """The SELECT statement for the groups with a matching answer, and its parameters. Its columns are the key, hits and
-    the sort columns."""
     groups, rollouts = group_conditions(query, runs), rollout_conditions(query)
     # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
     sql = f"""

@@ -82,8 +82,6 @@ class Library:
         self._settings: dict[str, tuple[Any, dict[str, Any], str]] = {}
         self._lines: dict[tuple[str, str], JsonLines] = {}
 
-    # --- the list of runs -----------------------------------------------------------------------------------------
-
     def runs(self) -> list[RunInfo]:
         """Lists every run, latest start first; each multi-stage run is followed by its stages in order.
 
@@ -129,8 +127,6 @@ class Library:
                 self._scanned = time.monotonic()
             return self._paths
 
-    # --- records of one run ---------------------------------------------------------------------------------------
-
     def metrics(self, id: str) -> list[dict[str, Any]]:
         """The records of metrics.jsonl, oldest first: `step` (int), and each metric's value, a finite number or None,
         by name."""
@@ -173,8 +169,6 @@ class Library:
         Raises AppError for an unknown id."""
         return inside(self.path(id) / name, self.root)
 
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     def _read_lines(self, id: str, name: str) -> list[dict[str, Any]]:
         path = self.path(id)
         with self._lock:
@@ -182,7 +176,6 @@ class Library:
             return list(lines.read(inside(path / name, self.root)))
 
     def _config(self, id: str, path: Path) -> tuple[dict[str, Any], str]:
-        """The settings in config.yaml by dotted name, and the problem with the file ("" if there is none)."""
         file = inside(path / "config.yaml", self.root)
         signature = _signature(file)
         with self._lock:
@@ -250,21 +243,16 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 class _Walk:
-    """Searches the folders below a root for runs. Links are not followed, and run folders are searched only for stages.
-    """
-
     def __init__(self, root: Path):
         self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS
 
     def runs(self) -> Iterator[tuple[str, Path]]:
-        """Yields (id, folder) for each run."""
         if _is_run(self.root):
             yield from self._with_stages(self.root)
         else:
             yield from self._below(self.root, _DEPTH)
 
     def _with_stages(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """Yields (id, folder) of a run, then of its stages in order."""
         yield path.relative_to(self.root).as_posix(), path
         known = read_stages(path) if _readable(inside(path / FILE, self.root), FILE) else None
         for folder in known.folders if known else ():
@@ -294,8 +282,6 @@ class _Walk:
 
 
 class _ContainedRunFolder(RunFolder):
-    """A RunFolder that reads only files inside `root`."""
-
     def __init__(self, path: Path, root: Path):
         super().__init__(path)
         self._root = root
@@ -317,9 +303,6 @@ class _ContainedRunFolder(RunFolder):
                 yield file, steps, split
             else:
                 self.notes.append(f"skipped {file.name}: it is not a regular file inside {self._root}")
-
-
-# --- files and values -------------------------------------------------------------------------------------------------
 
 
 def inside(path: Path, root: Path) -> Path | None:

@@ -123,9 +123,6 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
     return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
 
 
-# --- against the target -----------------------------------------------------------------------------------------------
-
-
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
     """Returns the marks of answers with their scores against the targets on the same image.
 

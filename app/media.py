@@ -97,7 +97,6 @@ class MediaStore:
             raise AppError(f"media file {path.name!r} cannot be shown: {error}") from None
 
     def _linked(self, path: Path) -> Path | None:
-        """The target of a symbolic link, if its content has the sha256 in the link's name; else None."""
         try:
             real = path.resolve(strict=True)
             if not real.is_file() or real.stat().st_size > _LIMITS.media_bytes:
@@ -135,9 +134,6 @@ def url(run: str, name: str, size: int | None = None) -> str:
     The URL is relative to the page, because a proxy may serve the page below a path of its own."""
     words = {"run": run, "name": name} | ({"size": size} if size else {})
     return "vlrl/media?" + urlencode(words, errors="backslashreplace")
-
-
-# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def _first(path: Path) -> Image.Image:

@@ -97,7 +97,6 @@ def _checkpoints(library: Library, run: str) -> Path:
 
 
 def _step(name: str) -> int:
-    """The step in the name of a checkpoint folder; -1 for any other name."""
     digits = name.removeprefix("step-")
     return int(digits) if digits != name and digits.isdecimal() and digits.isascii() and len(digits) < 16 else -1
 
@@ -128,7 +127,6 @@ def _stamp(folder: Path) -> int:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a hub model in the local cache; None if it is not in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "adapter_config.json"):
@@ -139,9 +137,6 @@ def _cached(name: str) -> Path | None:
         if isinstance(path, str):
             return Path(path).parent
     return None
-
-
-# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def check_memory(config: Config, loaded: bool) -> int:

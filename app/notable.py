@@ -38,8 +38,6 @@ class NotableGroup:
 
 @dataclass(frozen=True)
 class _Row:
-    """Statistics of a training group."""
-
     step: int
     group: str
     mean: float
@@ -73,7 +71,6 @@ def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Nota
 
 
 def _in_turn(kinds: Sequence[list[NotableGroup]], most: int) -> list[NotableGroup]:
-    """Takes groups from each kind in turn until there are `most` different groups; returns these sorted by kind."""
     picked: dict[Any, tuple[int, NotableGroup]] = {}
     for row in itertools.zip_longest(*kinds):
         for kind, telling in enumerate(row):

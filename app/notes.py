@@ -187,7 +187,6 @@ class Notes:
         return [_note(row) for row in rows if isinstance(row[3], int) and isinstance(row[5], int)]
 
     def _rows(self, query: str, values: tuple, least: int = VERSION) -> list[tuple]:
-        """The rows of a SELECT. Empty if the file has an older format than version `least`, which lacks the table."""
         if not os.path.lexists(self.path):
             return []
         with self._open(write=False) as base:
@@ -259,7 +258,6 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
 
 
 def _verdict(base: sqlite3.Connection, key: tuple, by: str, flag: str) -> str:
-    """Sets or removes the flag of one annotator on a rollout; returns the most recent flag on the rollout."""
     if flag:
         base.execute(f"INSERT OR REPLACE INTO verdicts VALUES ({', '.join('?' * 9)})", (*key, by, flag, time.time()))
     else:

@@ -102,8 +102,6 @@ class Playground:
 
     @contextmanager
     def _my_turn(self, job: Job) -> Iterator[None]:
-        """Waits until no other job loads a model or generates, and reports the wait on the job. The lock is held inside
-        the `with` block."""
         while not self._turn.acquire(timeout=0.1):
             job.tell("waiting", remark="The model is busy for another tab; this one is next.")
             job.check()
@@ -127,7 +125,6 @@ class Playground:
         return AnsweredGroup(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
 
     def _load(self, config: Config, chosen: ModelChoice, job: Job) -> Policy:
-        """Returns the requested model, and loads it if necessary; the previous model is removed from memory first."""
         models.disable_downloads(chosen.name)
         key = (chosen.name, chosen.stamp, config.model.model_dump_json())
         if self._loaded and self._loaded.key == key:
@@ -185,8 +182,6 @@ def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -
 
 
 class _Unscored(Task):
-    """Wraps a task for samples without a target: answers are parsed and their marks drawn, but not scored."""
-
     def __init__(self, task: Task):
         super().__init__()
         self._task: Any = task

@@ -110,7 +110,6 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
-    """The traces of one run: its values, or with smoothing, faint values under a moving average."""
     if not curve.steps:
         return []
     shared = {"x": curve.steps, "name": visible(run), "meta": {"go": step_query(run)},
@@ -128,16 +127,12 @@ def step_query(run: str, source: str = "train", split: str = "") -> str:
     return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
 
 
-# --- evaluations ------------------------------------------------------------------------------------------------------
-
-
 def _evaluations(evals: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     return sorted({name for lines in evals.values() for line in lines for name in line if f"{name}/ci95_low" in line
                    and name != _REWARD and "completion/" not in name})
 
 
 def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """One trace for each split: the values of an evaluation metric with their 95 % intervals."""
     traces = []
     for place, split in enumerate(dict.fromkeys(line["split"] for line in lines)):
         points = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))

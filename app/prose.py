@@ -90,9 +90,6 @@ def _element(token: Token, children: Sequence[Any]) -> Html:
     return el(token.tag, *children) if token.tag in _TAGS else join(children)
 
 
-# --- formulas ---------------------------------------------------------------------------------------------------------
-
-
 def formula(latex: str, mark: str = "$", alone: bool = False) -> Html:
     """Converts LaTeX to MathML; if it cannot be parsed, returns the source between its delimiters.
 
@@ -122,12 +119,7 @@ def _math(node: Element) -> Html:
     return el(node.tag, html.unescape(node.text or ""), *children, **attributes)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _inline(state: StateInline, silent: bool) -> bool:
-    r"""markdown-it rule that parses an inline formula: $x$ without spaces inside the delimiters, $$x$$, \(x\), \[x\].
-    """
     opens, closes = next(((a, b) for a, b in _SPANS if state.src.startswith(a, state.pos)), ("", ""))
     if not opens:
         return False
@@ -145,8 +137,6 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _block(state: StateBlock, first: int, last: int, silent: bool) -> bool:
-    """markdown-it rule that parses a formula of one or more lines between a delimiter at the start and one at the end.
-    """
     lines = [state.src[state.bMarks[i] + state.tShift[i]:state.eMarks[i]] for i in range(first, min(last, first + 60))]
     opens = next((mark for mark in ("$$", "\\[") if lines and lines[0].startswith(mark)), "")
     closes = dict(_SPANS).get(opens, "")

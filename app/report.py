@@ -126,9 +126,6 @@ def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Ht
     return el("section", el("h2", title), el("div", *pieces, class_=class_) if pieces else note(without))
 
 
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
 def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
     """The head of the report: model, task, state, and the settings (by dotted name) that differ from their defaults."""
     steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
@@ -145,7 +142,6 @@ def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
 
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """(name, value, default) for each setting that differs from its default, except run.dir."""
     from vlrl import config
 
     known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))
@@ -180,7 +176,6 @@ def _gain_row(row: Gain) -> tuple[Any, ...]:
 
 
 def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
-    """The section with the notable groups, each with the reason why it is notable. Problems are added to `notes`."""
     splits = list(dict.fromkeys(record["split"] for record in library.evals(RUN)))
     chosen = attempted(lambda: notable.choose(run, splits), [], "the rollouts", notes)
     addresses = InlineMedia(MediaStore(library))
@@ -196,7 +191,6 @@ def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
 
 
 def _turns(library: Library, view: GroupView, addresses: InlineMedia) -> Html:
-    """The first turns of the group's best episode; empty if the group has no episode."""
     episodes = [r for r in view.rollouts if turns.is_episode(r)]
     if not episodes:
         return Html("")
@@ -211,8 +205,6 @@ def _turns(library: Library, view: GroupView, addresses: InlineMedia) -> Html:
 
 
 def _view(library: Library, one: notable.NotableGroup) -> GroupView:
-    """Reads a notable group. If there is an earlier group of the same sample (`before`), its answers come first, and
-    the statistics are omitted."""
     split = one.split if one.source == "eval" else ""
     view = with_marks(library, group(library, RUN, one.source, one.step, one.group, split))
     if one.before is None:

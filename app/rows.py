@@ -61,7 +61,6 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
-    """One row for each sample in a range of steps: its mean reward, category, last group and content."""
     where, values = span.filter
     return index.table.fetch(f"""
         SELECT avg(reward) AS mean, first(category) AS category, {CONTENT},

@@ -132,9 +132,6 @@ async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
     return interface
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def _add_files(app: FastAPI, site: Site) -> None:
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
@@ -183,9 +180,6 @@ def _absent(destination: str) -> Response:
     return Response("no such picture or video", status_code=404, media_type="text/plain")
 
 
-# --- the process ------------------------------------------------------------------------------------------------------
-
-
 def _in_view() -> str:
     shown = ", ".join(f'html[data-page="{page}"] #v-page-{page}' for page in PAGES)
     return f"<style>.v-screen, .v-hidden {{display: none !important}} {shown} {{display: flex !important}}</style>"
@@ -193,7 +187,6 @@ def _in_view() -> str:
 
 @contextmanager
 def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
-    """Yields a listening socket on `port`, by default on the first free port from PORT on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener, error = None, None
     for number in range(PORT, PORT + _PORTS) if port is None else (port,):
@@ -220,7 +213,6 @@ def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """Provides a temporary folder for uploads to the playground, which is deleted at the end of the `with` block."""
     folder, before = tempfile.mkdtemp(prefix="vlrl-app-"), os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = folder
     try:

@@ -211,9 +211,6 @@ def unpacked(value: str | None) -> tuple[str, ...]:
     return tuple(unquote(name) for name in (value or "").split(",") if name)
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
     """Wraps `fn` so that it also returns the message for the page: the error raised by `fn`, else an empty text."""
     if inspect.isgeneratorfunction(fn):
@@ -251,9 +248,6 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
         _log.error("a handler of a page failed", exc_info=error)
         text = f"This cannot be shown: {type(error).__name__}. The terminal that runs `vlrl app` has the details."
     return (*(gr.skip() for _ in range(outputs)), note(text[:2000], kind="bad"))
-
-
-# --- what has not changed ---------------------------------------------------------------------------------------------
 
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:

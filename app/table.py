@@ -72,8 +72,6 @@ _SLOW_S = 0.05  # a folder that takes longer to list is not listed at every call
 
 
 class _Place(NamedTuple):
-    """The run and the path of a rollout file, from which fields that are missing in its rows are filled in."""
-
     run: str
     source: str
     name: str
@@ -97,8 +95,6 @@ class _Place(NamedTuple):
 
 @dataclass
 class _File:
-    """A rollout file that was read, and its signature (modification time, size, inode) when it was read."""
-
     number: int
     signature: tuple[int, int, int]
     rows: int = 0
@@ -107,8 +103,6 @@ class _File:
 
 @dataclass
 class _Run:
-    """The known rollout files of one run, by (source, file name)."""
-
     files: dict[tuple[str, str], _File] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
     """Files still to be read, with their signatures."""
@@ -143,8 +137,6 @@ class Table:
         self._readers.shutdown()
         self._clean()
 
-    # --- queries --------------------------------------------------------------------------------------------------
-
     def fetch(self, sql: str, values: Sequence[Any] = (), tables: Mapping[str, pa.Table] | None = None,
               pattern: str | None = None) -> list[dict[str, Any]]:
         """Runs a query and returns its rows as dictionaries. `tables` are Arrow tables that the query may use, by name.
@@ -172,8 +164,6 @@ class Table:
             timer.cancel()
             cursor.close()
 
-    # --- keeping up to date ---------------------------------------------------------------------------------------
-
     def refresh(self, runs: Iterable[str], budget_s: float | None = None) -> tuple[int, tuple[str, ...]]:
         """Reads new files of the given runs; returns the number of files left to read, and notes on skipped files.
 
@@ -193,8 +183,6 @@ class Table:
         return left, (*notes[:_NOTES], *more)
 
     def _list(self, run: str, path: Path) -> None:
-        """Lists the rollout files of a run: removes rows of changed and deleted files, and queues new ones for reading.
-        """
         known = self._runs.setdefault(run, _Run())
         known.requested = began = time.monotonic()
         if known.listing_s > _SLOW_S and began - known.listed < 5 * known.listing_s:
@@ -216,7 +204,6 @@ class Table:
             self._duckdb.execute("DELETE FROM rollouts WHERE file IN (SELECT unnest(?::BIGINT[]))", [numbers])
 
     def _read(self, todo: Sequence[tuple[_Place, tuple[int, int, int]]], end: float) -> None:
-        """Reads files in order until the time `end`, but at least the first _TOGETHER files."""
         batch, touched = _Batch(), set[str]()
         for first in range(0, len(todo), _TOGETHER):
             some = todo[first:first + _TOGETHER]
@@ -271,8 +258,6 @@ class Table:
               AND rollouts.file > twice.first""", [run, run])
 
     def _forget(self, runs: Sequence[str]) -> None:
-        """While the table has too many rows, removes the runs that were not requested for the longest time, except
-        `runs`."""
         rows = {run: sum(f.rows for f in known.files.values()) for run, known in self._runs.items()}
         for run in sorted(self._runs.keys() - set(runs), key=lambda run: self._runs[run].requested):
             if sum(rows.values()) > _MOST_ROWS:
@@ -280,12 +265,7 @@ class Table:
                 del self._runs[run], rows[run]
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
-    """(name, path, signature) of each rollout file in a folder that lies inside the root. A signature is (modification
-    time, size, inode)."""
     files = []
     try:
         if not inside_folder(folder, root):
@@ -305,7 +285,6 @@ def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, 
 
 
 def _raw(path: Path) -> pa.Table | Exception:
-    """Reads the columns of _FIELDS from one file; if that fails, returns the exception."""
     try:
         return _read_light(path)
     except Exception as error:  # pyarrow may raise anything for a damaged or hostile file
@@ -342,7 +321,6 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
 
 
 def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
-    """The columns of _FIELDS and _OF_TURNS, with texts truncated to SEARCHED or at most `most` characters."""
     turns = _of_turns(table)
     table = as_schema(table, _FIELDS)
     table.validate(full=True)  # e.g. that texts are UTF-8
@@ -377,7 +355,6 @@ def _is_full(batch: _Batch) -> bool:
 
 
 def _light(batch: _Batch) -> pa.Table:
-    """Builds the rows of the table `rollouts` from the rows of some files."""
     table = pa.concat_tables([table for _, _, table in batch]).combine_chunks()
     sizes = [table.num_rows for _, _, table in batch]
 
@@ -453,7 +430,6 @@ def _lengths(batch: _Batch, masks: Any) -> Any:
 
 
 def _digests(texts: Any) -> Any:
-    """A hash of each text; null for null."""
     return pa.array([None if text is None else zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()],
                     pa.int64())
 

@@ -88,16 +88,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _scalar(value: Any) -> Any:
-    """The value; None for NaN, infinities, and integers too large for a float."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             return value if math.isfinite(value) else None
         except OverflowError:
             return None
     return value
-
-
-# --- YAML -------------------------------------------------------------------------------------------------------------
 
 
 def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:

@@ -23,9 +23,6 @@ _MOST_TOKENS = 8_000
 _MOST_TIPS = 10  # alternatives listed for a token
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-
 class Texts:
     """Converts token ids to text with the tokenizer.json of a run."""
 
@@ -139,9 +136,6 @@ def _whole(data: bytes) -> tuple[str, bytes]:
     return text, b""
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """Per-token values of an answer. Each array is [T] float, with NaN for unknown values, unless stated otherwise."""
@@ -186,9 +180,6 @@ def numbers(rollout: RolloutView) -> Numbers:
         pull = np.where(np.isnan(ratio), 1.0, ratio) * (np.nan if advantage is None else advantage)
         return Numbers(ids, sampler, trainer, column(rollout.entropies), ratio, trainer - sampler,
                        np.where(masked | clipped, 0.0, pull), masked, clipped)
-
-
-# --- colours ----------------------------------------------------------------------------------------------------------
 
 
 class View(NamedTuple):
@@ -239,9 +230,6 @@ def _largest(values: np.ndarray, least: float) -> float:
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 
 
-# --- HTML -------------------------------------------------------------------------------------------------------------
-
-
 def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None) -> Html:
     """The tokens of an answer, coloured by one of VIEWS, with a legend.
 
@@ -286,7 +274,6 @@ def _token(rollout: RolloutView, n: Numbers, i: int, word: str, view: View, text
 
 
 def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | None) -> str:
-    """The text shown for a token on hovering: its values, one on each line."""
     lines = [f"token {i + 1} of {len(n)} · id {int(n.ids[i])} · {_quoted(word)}"]
     if math.isfinite(n.logprob[i]):
         lines.append(f"log p {number(float(n.logprob[i]), '.4f')} (p {number(_exp(n.logprob[i]), '.3g')})")
@@ -300,7 +287,6 @@ def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | Non
 
 
 def _alternatives(rollout: RolloutView, i: int, texts: Texts | None) -> list[str]:
-    """Lines with the most likely tokens at a position; empty if they are not stored."""
     ids, values = rollout.top_ids, rollout.top_logprobs
     if ids is None or values is None or i >= len(ids) or i >= len(values) or ids[i] is None or values[i] is None:
         return []

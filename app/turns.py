@@ -142,9 +142,6 @@ def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, ro
     return shapes
 
 
-# --- HTML -------------------------------------------------------------------------------------------------------------
-
-
 def strip(view: GroupView, rollout: RolloutView, turns: Sequence[TurnView], addresses: draw.Addresses) -> Html:
     """The turns side by side. In the app, the arrow keys move between them."""
     texts = sum(1 + (t.action is not None) + len(t.calls) for t in turns)
@@ -179,7 +176,6 @@ def _call(call: Call, most: int) -> Html:
 
 
 def _chips(turn: TurnView) -> list[Html]:
-    """Small labels: reward parts, advantage, state, duration, and whether the turn ended the episode."""
     chips = [chip(f"{name} {number(value)}", "good" if value and value > 0 else "bad" if value else "", "a reward part")
              for name, value in (turn.parts or {}).items()]
     if turn.advantage is not None:

@@ -71,9 +71,6 @@ def form_of(task: Any, sample: Sample) -> AnswerFormat:
     return task.used.forms[task.thinks(sample)]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 def labels_of(row: Record) -> list[str]:
     """The right classes of a row, as a list."""
     label = row["label"]
@@ -138,8 +135,6 @@ def _cleaned(given: str, name: str, _others: Sequence[str]) -> bool:
 
 
 def _lowered(given: str, name: str, _others: Sequence[str]) -> bool:
-    """Whether two names are equal when case, surrounding spaces, and the difference between underscores and spaces are
-    ignored."""
     return given.strip().lower().replace("_", " ") == name.strip().lower().replace("_", " ")
 
 
@@ -175,7 +170,6 @@ def _words(text: str) -> list[str]:
 
 
 def _around(words: Sequence[str], joined: str) -> list[str] | None:
-    """The words before and after the first run of words that spells `joined`; None if there is no such run."""
     for start in range(len(words)):
         run = ""
         for end, word in enumerate(islice(words, start, None), start + 1):
@@ -185,9 +179,6 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
             if len(run) >= len(joined):
                 break
     return None
-
-
-# --- recipes ----------------------------------------------------------------------------------------------------------
 
 
 def _plain(row: Record, answer: Answer) -> float:
@@ -232,8 +223,6 @@ PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
 
 def _tag_or_all(answer: Answer) -> str:
-    """The content of the first <answer> tag after the thinking, or the full text if there is no tag: the text that
-    CLS-RL compares."""
     tagged = answer_tag(answer.text)
     return said(answer) if tagged is None else tagged
 
@@ -267,9 +256,6 @@ RLCR = _recipe(
 
 RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_thinking": CLS_RL_NO_THINKING,
                               "visual_rft_classification": VISUAL_RFT, "rlcr": RLCR}
-
-
-# --- samples ----------------------------------------------------------------------------------------------------------
 
 
 def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
@@ -327,9 +313,6 @@ def halves(all_classes: Sequence[str]) -> dict[str, list[str]]:
     if both := next((name for name in new if name in base), None):
         raise DataError(f"the class {both!r} is in both halves, because two classes have this name; rename one of them")
     return {"base": base, "new": new}
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def validated(row: Record) -> dict[str, Any]:

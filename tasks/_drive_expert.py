@@ -81,7 +81,6 @@ def _liked(world: World) -> Iterator[Decision]:
 
 
 def _pace(world: World) -> float:
-    """The target speed, from the speed limit and the bends ahead."""
     pace, points = world.limit, world.route.points(world.ego.lane_index[2], min(world.done, world.route.length - 1))
     headings = np.unwrap(np.arctan2(*np.diff(points, axis=0).T[::-1]))
     for place, turn in enumerate(headings[_BEND:] - headings[:-_BEND]):

@@ -32,7 +32,6 @@ Make = Callable[..., Any]
 
 
 def _begin(road: Road, rng: random.Random, make: Make, lane: Lane, at: float, limit: float) -> None:
-    """Puts the driven vehicle on a lane, with a speed of 50 to 90 % of the limit."""
     where, speed = road.network.get_lane(lane), rng.uniform(0.5, 0.9) * limit
     ego = make(road, where.position(at, 0), where.heading_at(at), speed, target_lane_index=lane)
     ego.lane_index, ego.lane = lane, where

@@ -252,7 +252,6 @@ class World:
             ego.target_lane_index = beside
 
     def _in_world(self, way: Sequence[Sequence[float]]) -> np.ndarray:
-        """Converts waypoints from the vehicle's frame (x ahead, y to the left) to world coordinates."""
         times = np.array([0.0, *(point[2] for point in way)])
         x, y = positions_at(cast(Any, way), times).T
         cos, sin = math.cos(self.ego.heading), math.sin(self.ego.heading)

@@ -24,8 +24,6 @@ _WORDS = ("the speed (KEEP, ACCELERATE, DECELERATE or STOP) and the path (STRAIG
 _SCENE = "You are driving. You see {views}. Speed: {speed} m/s. Navigation: {navigation}. "
 _SAME_TIME = 0.01  # seconds within which two times are equal
 
-# --- plans ------------------------------------------------------------------------------------------------------------
-
 
 def words_of(plan: Any) -> dict[str, list[str]] | None:
     """The words of a row's plan, as {head: words} in the format of `read_plan`. None if a head (speed or path) is
@@ -60,7 +58,6 @@ def _plan_of(task: Any, answer: Answer) -> dict[str, list[str]]:
 
 
 def _read_plan(task: Any, _sample: Sample, answer: Answer) -> dict[str, list[str]] | None:
-    """The words of the plan in an answer, as {head: words}; None if the answer has no plan word."""
     plan = _plan_of(task, answer)
     return plan if any(plan.values()) else None
 
@@ -81,7 +78,6 @@ def plan_metrics(task: Any, sample: Sample, given: Any) -> dict[str, float]:
 
 
 def _is_plan(task: Any, sample: Sample, answer: Answer) -> bool | None:
-    """Whether an answer has exactly the true words for speed and for path; None for a row without a true plan."""
     metrics = plan_metrics(task, sample, _plan_of(task, answer))
     return bool(metrics["joint_acc"]) if metrics else None
 
@@ -186,7 +182,6 @@ def written_way(points: Sequence[Sequence[float]]) -> str:
 
 
 def _way_format(answer: Answer, points: Any, truth: Any) -> float:
-    """Returns 1 if the answer is only the list, with exactly one waypoint at each requested time; else 0."""
     bare = answer.final.strip()
     complete = bool(points) and bare[0] == "[" and bare[-1] == "]" and len(points) == len(truth)
     return float(complete and all(abs(p[2] - t[2]) <= _SAME_TIME for p, t in zip(points, truth, strict=True)))
@@ -274,8 +269,6 @@ def _picture(path: str) -> Any:
 
 
 def _by_outcome(pay: Callable[[Any, Sequence[float]], float]) -> Recipe:
-    """Makes a recipe for rows without a true plan. Only the image of the outcome decides, so there is no perfect
-    answer."""
     return replace(
         PLAN, rewards={"goal": 1.0, "format": 0.1}, oracle=lambda _task, _sample: None, problem=needs_outcomes,
         score=lambda _task, _sample, answer: {"format": rules.plan_format(answer.final)}, group=_outcomes(pay),

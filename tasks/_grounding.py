@@ -67,7 +67,6 @@ def label_of(task: Any, text: Any) -> str:
 
 def _one_box_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, none: str = "None",
                     **other: Any) -> Recipe:
-    """Makes a recipe whose target is the first box of the row; `none` is the perfect answer if the object is absent."""
     def oracle(task: Any, sample: Sample) -> str:
         box = first_box(task, sample)
         return write(task, sample, [box]) if box else think_answer(none)
@@ -77,8 +76,6 @@ def _one_box_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, 
 
 def _all_boxes_recipe(prompt: str, asked: str, read: Any, score: Any, write: Any, none: str = "",
                       **other: Any) -> Recipe:
-    """Makes a recipe whose targets are all boxes of the row; `none` is the perfect answer if `write` returns an empty
-    text for a row without boxes."""
     return Recipe(prompt=prompt, asked=asked, read=read, score=score, write=write, target=truths,
                   oracle=lambda task, sample: write(task, sample, [t["box"] for t in truths(task, sample)]) or none,
                   **{"rewards": {"accuracy": 1.0, "format": 1.0}, **other})
@@ -101,7 +98,6 @@ def _soft_iou(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _read_first(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The first box of the answer; further boxes do not change the score."""
     return pixels(task, sample, parse_box(answer.final))
 
 
@@ -341,7 +337,6 @@ VISUAL_RFT_DETECTION = _all_boxes_recipe(
 
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
-    """The boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
     label = label_of(task, name_of(sample.row))
     boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
     return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]

@@ -125,8 +125,6 @@ def _list_of(text: str) -> list[Any]:
     return entries if isinstance(entries, list) else []
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
-
 RULES: Mapping[str, Rule] = {"qwen_vl": _qwen_vl, "vlm_r1": _vlm_r1}
 READINGS: Mapping[str, Callable[[Mapping[str, Any], str, str], Detections]] = {"visual_rft": _visual_rft}
 

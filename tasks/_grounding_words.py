@@ -23,7 +23,6 @@ _TAGS = ("Output the thinking process in <think> </think> and the final answer (
 
 
 def _equal(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of an answer that must equal the row's target: `accuracy` 1 or 0, and `format`."""
     recipe = task.used
     given = recipe.read(task, sample, answer)
     return {"accuracy": float(given is not None and given == recipe.target(task, sample)),
@@ -44,7 +43,6 @@ def _unless_read(read: Callable[[str], Any], wanted: str) -> Callable[[Any, Mapp
 
 
 def _is_there(_task: Any, sample: Sample) -> str:
-    """The right answer, "yes" or "no": the row's `answer`, else whether the row has a box."""
     if sample.get("answer") is not None:
         return yes_no(str(sample["answer"])) or ""
     return "yes" if sample.get("boxes") else "no"
@@ -70,7 +68,6 @@ def options_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def _right_letters(_task: Any, sample: Sample) -> str:
-    """The right option letters, e.g. "A,C": the letters of the row's `answer`, else of the labels that have a box."""
     if sample.get("answer") is not None:
         return choice_letters(str(sample["answer"]), LETTERS)
     there = {entry.get("label") for entry in sample.get("boxes") or ()}
@@ -92,8 +89,6 @@ def choice_question(row: Mapping[str, Any]) -> str:
 
 
 def _named(task: Any, answer: Answer) -> str:
-    """The answer's text; "" if it starts with a negation ("not C") or is retracted ("C is wrong"), unless task.negation
-    says to ignore that."""
     text = answer_text(answer.text)
     return "" if task.negation == "read" and (denies(text) or retracted(text)) else text
 
@@ -109,7 +104,6 @@ CURR_REFT_CHOICE = Recipe(
 
 
 def _count(_task: Any, sample: Sample) -> int:
-    """The right number: the row's `count`, else its `answer`, else the number of its points or boxes."""
     if sample.get("count") is not None:
         return int(sample["count"])
     if sample.get("answer") is not None:
@@ -129,13 +123,10 @@ COUNTING = Recipe(
 
 
 def _places(_task: Any, sample: Sample) -> list[list[float]]:
-    """The targets to point at: the row's points, else its boxes."""
     return [list(p) for p in sample.get("points") or [entry["box"] for entry in sample["boxes"]]]
 
 
 def _read_points(task: Any, sample: Sample, answer: Answer) -> list[list[float]]:
-    """Parses points written as `[{"point_2d": [x, y]}, ...]` or `[[x, y], ...]`, or else plain numbers taken in pairs.
-    """
     text = answer_text(answer.text)
     given = read_fenced(text)
     if isinstance(given, list) and given:

@@ -51,11 +51,7 @@ def _recipe(prompt: str, rewards: Mapping[str, float], read: Any, score: Any, wr
         "target": element, "oracle": _oracle_box, "problem": needs_box, **other})
 
 
-# --- plain ------------------------------------------------------------------------------------------------------------
-
-
 def _read_place(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
-    """The first box of the answer; if it has no box, its first point."""
     box = parse_box(answer.final)
     if box is None and (match := _POINT.search(answer.final)):
         box = [float(v) for v in match.groups()]
@@ -148,7 +144,6 @@ def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _one_call(text: str) -> float:
-    """Returns 1 if the text has exactly one <tool_call>, and it holds an object with a point `[x, y]`; else 0."""
     once = text.count("<tool_call>") == text.count("</tool_call>") == 1
     call = between(text, "<tool_call>", "</tool_call>") if once else None
     return float(call is not None and isinstance(read_literal(call), dict) and _POINT.search(call) is not None)
@@ -190,8 +185,6 @@ def _vote(task: Any, sample: Sample, answers: Sequence[Answer], _services: Any) 
 
 
 def _unlabelled(part: str, group: Any) -> Recipe:
-    """Makes a recipe that rewards only the agreement within the group. Labels are used for metrics only, so there is no
-    perfect answer."""
     return _recipe(
         "Locate the element that this instruction is about: {instruction}. Output its box as [x1, y1, x2, y2].",
         {part: 1.0}, _read_region, lambda _task, _sample, _answer: {}, _write_box,

@@ -85,7 +85,6 @@ def step_success(task: Any, right: Mapping[str, Any], given: Mapping[str, Any] |
 
 
 def _read_list(point_key: str, task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """Parses the action from `[{'action': ..., <point_key>: [x, y], 'input_text': ...}]` in the answer tag."""
     return _action_of(task, sample, read_literal(answer_tag(answer.text) or ""), (point_key,))
 
 
@@ -264,8 +263,6 @@ def _infigui_accuracy(task: Any, sample: Sample, given: Any) -> float:
 
 
 def _thinks_first(text: str) -> bool:
-    """Whether the text is one <think> block followed by an answer, which may be in one pair of <answer> tags or without
-    tags."""
     if "<answer>" in text or "</answer>" in text:
         return bool(think_answer_format(text))
     head, closed, rest = text.strip().partition("</think>")
@@ -311,7 +308,6 @@ def _glm_answer(text: str) -> str | None:
 
 
 def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """Parses a GLM-style action; its position stays in the model's coordinate convention."""
     given = read_literal(_glm_answer(answer.text) or "")
     if not isinstance(given, dict):
         return None
@@ -320,7 +316,6 @@ def _read_glm(_task: Any, _sample: Sample, answer: Answer) -> dict[str, Any] | N
 
 
 def _tame(value: Any) -> Any:
-    """Returns a text, a number or a box unchanged, and None for anything else."""
     if isinstance(value, str):
         return value[:10_000]
     return value if is_number(value) or numbers_of(value, 4) else None

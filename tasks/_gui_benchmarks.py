@@ -149,7 +149,6 @@ def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _success(records: Sequence[Mapping[str, Any]]) -> float:
-    """The share of complete episodes in which every step is right; 0 if there is no complete episode."""
     episodes: dict[str, list[float]] = {}
     length: dict[str, int] = {}
     for record in records:

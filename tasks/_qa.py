@@ -67,8 +67,6 @@ def _recipe(prompt: str, rewards: Mapping[str, Weight], *, form: Callable[[str],
             find: Callable[[Answer], str] = lambda answer: answer.final,
             say: Callable[[str], str] = think_answer,
             **other: Any) -> QaRecipe:
-    """Makes a recipe with the parts `accuracy` and `format`. By default the answer has thinking and final answer in
-    tags."""
     return QaRecipe(prompt=prompt, rewards=rewards, form=form, find=find, say=say, read=_read, score=_score,
                     target=lambda _task, sample: right[0] if len(right := kinds.target(sample.row)) == 1 else right,
                     oracle=lambda task, sample: say(kinds.perfect_answer(sample)), **other)
@@ -92,7 +90,6 @@ MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})
 
 
 def _boxed_thinking(text: str) -> float:
-    r"""Returns 1 for <think> ... </think> followed by exactly one \boxed{}, else 0."""
     text = text.strip()
     once = text.startswith("<think>") and text.count("<think>") == text.count("</think>") == 1
     return float(once and len(boxed(text.partition("</think>")[2])) == 1)

@@ -62,7 +62,6 @@ FORMS: dict[str, Callable[[Record], Record]] = {"own": own, "yes_no": yes_no, "c
 
 
 def _right(row: Record) -> str:
-    """The right answer as a text; for a choice, the text of the right option."""
     if row["answer_type"] != "choice":
         return kinds.right_answers(row)[0]
     letter, options = kinds.target(row)[0], kinds.options_of(row)
@@ -73,7 +72,6 @@ def _right(row: Record) -> str:
 
 
 def _wrong(row: Record) -> list[str]:
-    """Wrong answers to a row: its other options, the opposite of yes or no, or numbers near the right number."""
     kind = row["answer_type"]
     if kind == "choice":
         return [option for option in kinds.options_of(row) if option != _right(row)]

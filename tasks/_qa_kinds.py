@@ -112,11 +112,7 @@ def score(task: Any, row: Record, given: Any) -> float:
 
 
 def _text(answer: Any) -> str:
-    """An answer of a row as a string; a float with an integer value has no decimal point."""
     return f"{answer:.15g}" if isinstance(answer, float) else str(answer)
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def options_of(row: Record) -> list[str]:
@@ -187,9 +183,6 @@ def _option_problem(row: Record) -> str | None:
     return f"two options have the text {twice[:_SHORT]!r}" if twice else None
 
 
-# --- types ------------------------------------------------------------------------------------------------------------
-
-
 def tolerance(row: Record) -> tuple[float, float]:
     """The tolerance of a number as (absolute tolerance, relative tolerance); a row may state it as `tolerance: "5%"`.
     """
@@ -258,9 +251,6 @@ CODE = AnswerKind("the right text as it is written", _whole_text, lambda _t, a, 
 """The AnswerKind of rows with a number or formula type but a right answer that is neither (see kind_of): answers are
 compared as written."""
 _WORKED_OUT = ("number", "count", "math", "regression")
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def problem(task: Any, row: Record) -> str | None:

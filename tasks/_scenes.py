@@ -116,8 +116,6 @@ def paint(image: Image.Image, shape: str, colour: tuple[int, int, int], place: B
 
 
 def _difficulty(box: Box, size: int, objects: int) -> float:
-    """The difficulty of a scene in [0, 1]: half of it from how small the target is, half from the number of other
-    objects."""
     side = (box[2] - box[0]) / size
     smallness = min(1.0, max(0.0, (LARGEST - side) / (LARGEST - SMALLEST)))
     return round(min(1.0, 0.5 * smallness + 0.5 * (objects - 1) / (len(COUNT_WEIGHTS) - 1)), 3)

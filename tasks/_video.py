@@ -28,9 +28,6 @@ _SHOWN = 1000
 Accuracy = Callable[[Any, Sample, Answer], float]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def kind_of(row: Mapping[str, Any]) -> str:
     """The type of a row's answer. A choice with evidence (`span+choice`) is a choice."""
     return "choice" if row["answer_type"] == "span+choice" else row["answer_type"]
@@ -87,9 +84,6 @@ def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
     return None
 
 
-# --- what recipes share -----------------------------------------------------------------------------------------------
-
-
 def _target(_task: Any, sample: Sample) -> str:
     return truth(sample)
 
@@ -121,9 +115,6 @@ def _thinking(prompt: str, accuracy: Accuracy, **more: Any) -> Recipe:
         score=lambda task, sample, answer: {"accuracy": accuracy(task, sample, answer),
                                             "format": think_answer_format(answer.text)},
         oracle=lambda _task, sample: think_answer(truth(sample), "I look at each part in turn."), **given)
-
-
-# --- plain ------------------------------------------------------------------------------------------------------------
 
 
 def _span(task: Any, sample: Sample, answer: Answer) -> Parts:

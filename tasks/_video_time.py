@@ -88,9 +88,6 @@ def _needs_one_span_and_duration(task: Any, row: Mapping[str, Any]) -> str | Non
     return "duration is missing: the length of the clip in seconds, to which errors of start and end are relative"
 
 
-# --- plain ------------------------------------------------------------------------------------------------------------
-
-
 def _read_first(_task: Any, sample: Sample, answer: Answer) -> list[list[float]] | None:
     return read_spans(answer.final, len(sample.get("spans") or [0])) or None
 
@@ -116,7 +113,6 @@ _IN_SECONDS = ("Then, provide the start and end times (in seconds, precise to tw
 
 
 def _read_last(_task: Any, _sample: Sample, answer: Answer) -> list[list[float]] | None:
-    """The last `a to b` in the last answer tag, as a list with one span; None if there is no such text."""
     span = last_span(answer_tag(answer.text, "last") or "")
     return [span] if span else None
 
@@ -195,8 +191,6 @@ _CAPITAL = re.compile(r"(?<![\w'])[A-G](?![\w'])", re.ASCII)
 
 
 def _first_letter(text: str, letters: str) -> str | None:
-    """The first of these letters that stands alone in a text. A lower-case letter counts only if it is the whole text.
-    """
     candidates = [clean_label(text).upper(), *_CAPITAL.findall(text)]
     return next((letter for letter in candidates if letter in [*letters]), None)
 
@@ -232,7 +226,6 @@ def _gqa(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _gqa_format(text: str) -> float:
-    """Returns 1 for `<think>...</think> <answer>...</answer> <glue>[(s, e), ...]</glue>` and nothing else; else 0."""
     before, opened, glue = text.strip().partition("<glue>")
     if not opened or not glue.endswith("</glue>") or span_list(glue.removesuffix("</glue>")) is None:
         return 0.0
@@ -284,9 +277,6 @@ TEMPORAL_R1 = TimeRecipe(
     rewards={"accuracy": 0.5, "format": 0.5}, read=_read_start_end, score=_temporal_r1, target=spans_of,
     oracle=say_oracle, problem=needs_one_span, say=lambda _task, _sample, spans: thinking(
         '{{"start_time": "{}", "end_time": "{}"}}'.format(*map(format_time, spans[0]))))
-
-
-# --- rows, metrics, cheats --------------------------------------------------------------------------------------------
 
 
 def span_problem(row: Mapping[str, Any]) -> str | None:

@@ -46,14 +46,11 @@ def needs_track(_task: Any, row: Mapping[str, Any]) -> str | None:
 
 
 def _read_boxes(task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
-    """The list in the first answer tag, if it has a box for every frame; else None."""
     boxes = read_track(answer_tag(answer.text) or "", len(track_of(sample).get("boxes", [])))
     return None if boxes is None else {"boxes": [pixels(task, sample, box) for box in boxes]}
 
 
 def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
-    """The reward parts of VideoChat-R1: the mean IoU over the frames, and `format`, which requires as many boxes as
-    were asked for."""
     track = _read_boxes(task, sample, answer)
     if track is None:
         return {"iou": 0.0, "format": 0.0}
@@ -74,9 +71,6 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
            "<answer>[[0.1, 0.5, 0.3, 0.55], [0.72, 0.25, 0.84, 0.43], ...]</answer>.",
     rewards={"iou": 1.0, "format": 1.0}, read=_read_boxes, score=_track, target=boxes_of, oracle=times.say_oracle,
     say=_say_boxes, problem=needs_track)
-
-
-# --- rows, metrics, cheats, marks -------------------------------------------------------------------------------------
 
 
 def problem(row: Mapping[str, Any]) -> str | None:

@@ -60,9 +60,6 @@ def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
     return form.read(task, sample, text)
 
 
-# --- what all forms share ---------------------------------------------------------------------------------------------
-
-
 def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[float] | None], text: str) -> Action:
     """The action with this verb, its points converted to CSS pixels. Raises UnreadableAction if the arguments do not
     fit the verb."""
@@ -158,7 +155,6 @@ def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
 
 
 def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
-    """The point in the first of these arguments that is present; the centre if that argument is a box."""
     text = next((given[name] for name in names if name in given), "")
     numbers = decimals(text.replace("(", " ").replace(")", " "), most=5)
     if len(numbers) == 4:

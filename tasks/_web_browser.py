@@ -139,8 +139,6 @@ class PagePool:
         self._thread = threading.Thread(target=self._loop.run_forever, name="pages", daemon=True)
         self._thread.start()
 
-    # --- from any thread ---------------------------------------------------------------------------------------------
-
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the browser's thread; returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -170,8 +168,6 @@ class PagePool:
             self._thread.join(_CLOSE_S)
             if not self._thread.is_alive():
                 self._loop.close()
-
-    # --- in the browser's thread -------------------------------------------------------------------------------------
 
     async def _take(self) -> Tab:
         if self._idle:
@@ -300,7 +296,6 @@ class PagePool:
         return tab
 
     async def _serve(self, tab: Tab, route: Any) -> None:
-        """Answers a request of a page: with a file of the pages' folder, or with a refusal."""
         from playwright.async_api import Error
 
         with contextlib.suppress(Error):  # of a page that was closed meanwhile
@@ -315,8 +310,6 @@ class PagePool:
             await route.fulfill(body=file[0], content_type=file[1])
 
     def _file_at(self, url: str) -> tuple[bytes, str] | None:
-        """Returns (content, type) of the file at a URL below the pages' folder; None for any other URL, including names
-        that no file can have."""
         try:
             address = urlsplit(url)
             return self._file(address.path) if (address.scheme, address.netloc) == ("http", HOST) else None
@@ -387,10 +380,6 @@ async def _pause_clock(context: Any) -> None:
 
 
 async def _empty(tab: Tab) -> None:
-    """Removes the document of a page and the data that it has stored.
-
-    The remaining data can be removed only by a document, so the script QUIET removes it when the next document loads.
-    """
     await tab.page.mouse.move(-1, -1)  # otherwise the element under the pointer is drawn in its hover state
     await tab.page.goto("about:blank", wait_until="commit")
     await tab.session.send("Storage.clearDataForOrigin", {"origin": f"http://{HOST}", "storageTypes": "all"})

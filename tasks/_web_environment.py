@@ -60,8 +60,6 @@ class WebEnvironment(Environment):
         self._page.close()
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """The result of a call to the page. If the browser was lost, the page is restored and the call repeated, once.
-        """
         try:
             return call()
         except BrowserLost:

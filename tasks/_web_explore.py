@@ -100,8 +100,6 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: ran
 
 def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequence[Check]
             ) -> tuple[Element, tuple[Action, ...]] | None:
-    """A random element that fits `wanted` and was not acted on before, and the actions on it; None if there is no such
-    element."""
     used = {(check.role, check.name) for check in done}
     fitting = [one for one in askable(page) if one.hit and one.key not in used and _fits(one, wanted)]
     if not fitting:
@@ -133,8 +131,6 @@ def _fits(one: Element, wanted: StepPattern) -> bool:
 
 
 def _changed(one: Element, actions: Sequence[Action], before: PageState, after: PageState) -> Check | None:
-    """A check for the change that the actions on an element have caused; None if nothing has changed that a check can
-    express."""
     closed = [d for d in askable(before) if d.role == "dialog"]
     candidates = [Check("typed", *one.key, actions[-1].text)] if actions[-1].verb == "type" else [
         Check("checked", *one.key), Check("unchecked", *one.key), Check("open", *one.key),
@@ -142,8 +138,6 @@ def _changed(one: Element, actions: Sequence[Action], before: PageState, after: 
         *([Check("focused", *one.key)] if one.role == "field" else [Check("pressed", *one.key)])]
     return next((check for check in candidates if check.holds(after) and not check.holds(before)), None)
 
-
-# --- variations -------------------------------------------------------------------------------------------------------
 
 def new_seed(rng: random.Random) -> int:
     """A random even number; even seeds of page content are for training."""
@@ -156,7 +150,6 @@ VARIATIONS = {"seed": 0, "element": 0, "fewer": -1, "more": 1}
 
 
 def _varied(way: str, plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
-    """The plan and the page seed of a variation; `way` is one of VARIATIONS."""
     if way == "seed":
         return [StepPattern(one.kind, one.role) for one in plan], new_seed(rng)
     if way == "more":

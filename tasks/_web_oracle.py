@@ -76,7 +76,6 @@ def _clicks(*selectors: str) -> Callable[[PageDriver], None]:
 
 
 def _submitted(play: Callable[[PageDriver], Any]) -> Callable[[PageDriver], None]:
-    """A function that calls `play` and then clicks on Submit."""
     def both(driver: PageDriver) -> None:
         play(driver)
         driver.click("#subbtn")
@@ -108,8 +107,6 @@ def _choices(driver: PageDriver) -> None:
 
 
 def _fields(*fields: str) -> Callable[[PageDriver], None]:
-    """A function that types the quoted strings of the instruction into the fields and submits. If there are more fields
-    than strings, the last string goes into all remaining fields."""
     def play(driver: PageDriver) -> None:
         texts = driver.quoted()
         for number, field in enumerate(fields):

@@ -141,8 +141,6 @@ class Page:
         return PageView(picture, sha256, state["done"], float(state["raw"]), dialog)
 
 
-# --- verbs ------------------------------------------------------------------------------------------------------------
-
 _SCROLL = 100  # CSS pixels of one scroll
 _DIRECTIONS = {"up": (0, -_SCROLL), "down": (0, _SCROLL), "left": (-_SCROLL, 0), "right": (_SCROLL, 0)}
 
@@ -164,7 +162,6 @@ async def _nothing(page: Any, action: Action) -> None:
 
 
 def _placed(point: tuple[float, float] | None) -> tuple[float, float]:
-    """The point, moved into the page if it lies outside; without a point, the centre of the page."""
     x, y = point or (SIDES[0] / 2, SIDES[1] / 2)
     return min(max(x, 0.0), SIDES[0] - 1.0), min(max(y, 0.0), SIDES[1] - 1.0)
 

@@ -80,8 +80,6 @@ def _answers(rng: random.Random, kind: str, count: int) -> list[str]:
 
 
 def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: str, answer: str, blank: bool) -> None:
-    """Draws a plate with the answer in the middle of a shape. With `blank` the plate stays empty, but the same random
-    numbers are drawn."""
     side = round(PLATE * (box[2] - box[0]))
     place = (box[0] + box[2] - side) // 2, (box[1] + box[3] - side) // 2
     plate = Image.new("RGB", (60, 60), "black")
@@ -100,8 +98,6 @@ def _plate(rng: random.Random, image: Image.Image, box: Box, kind: str, split: s
 
 
 def _handwritten(rng: random.Random, split: str, digit: int) -> Image.Image:
-    """A random image of this digit from the task digits: from its held-out images for held-out scenes, else from its
-    training images."""
     arrays, labels = digit_arrays()
     own = [i for i in split_indices()[split.startswith("heldout")] if labels[i] == digit]
     return digit_image(arrays[rng.choice(own)])

@@ -90,8 +90,6 @@ class Classification(RecipeTask):
         added = f" Choose {'all that are there ' if several else ''}from: {', '.join(names)}." if names else ""
         return {"question": f"{self.question}{added}{' Separate names by commas.' if several else ''}"}
 
-    # --- which samples ------------------------------------------------------------------------------------------------
-
     def samples(self, split: str) -> Sequence[Sample]:
         base = super().samples(split)
         if not self.shots and self.classes == "all":
@@ -136,8 +134,6 @@ class Classification(RecipeTask):
         if row.get("labels"):
             row["labels"] = [name for name in row["labels"] if name in names]
         return replace(sample, row=self.filled({**row, "half": half}))
-
-    # --- numbers of an evaluation -------------------------------------------------------------------------------------
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Recipe rlcr: `confidence`, if the answer states one."""

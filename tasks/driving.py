@@ -144,7 +144,6 @@ class Driving(RecipeTask):
 
 
 def _views(row: Mapping[str, Any]) -> str:
-    """Describes the images in words, e.g. "front camera, 1 s ago; front camera, now"."""
     count, cameras, frames = _count(row), row.get("cameras"), row.get("frames")
     if not cameras and not frames:
         return "the view from the vehicle" if count < 2 else f"{count} views from the vehicle"
@@ -164,7 +163,6 @@ def _count(row: Mapping[str, Any]) -> int:
 
 
 def _scene_problem(row: Mapping[str, Any]) -> str | None:
-    """Describes what is wrong with the fields of a row that are shown in the prompt; None if they are valid."""
     speed, navigation, count = row.get("speed_mps"), row.get("navigation"), _count(row)
     if speed is not None and not is_number(speed):
         return f"speed_mps={str(speed)[:200]} must be a number of metres per second"
@@ -179,7 +177,6 @@ def _scene_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _road_problem(row: Mapping[str, Any]) -> str | None:
-    """Describes what is wrong with the fields of a row that hold positions or sizes; None if they are valid."""
     problem = trajectory_problem(row["trajectory"]) if row.get("trajectory") is not None else None
     if problem:
         return f"trajectory={str(row['trajectory'])[:200]}: {problem}"

@@ -108,7 +108,6 @@ class Grounding(RecipeTask):
                 or (_several(row, self.recipe) if one else None) or self._unfilled(row))
 
     def _unfilled(self, row: Mapping[str, Any]) -> str | None:
-        """Explains why a row cannot fill the placeholders of task.prompt, and how to fix that; None if it can."""
         if self.templates == (self.used.prompt,):
             return None
         known, asked = self.placeholders(row), {n for t in self.templates for n in re.findall(r"\{(\w+)\}", t)}
@@ -172,8 +171,6 @@ class Grounding(RecipeTask):
 
 
 def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
-    """Converts a box, a point, or a list of points, boxes or detections to marks for the inspector; [] for a word or a
-    number."""
     if not isinstance(place, list) or not place:
         return []
     kind = {2: "point", 4: "box"}.get(len(place)) if is_number(place[0]) else None
@@ -191,7 +188,6 @@ def _asks_itself(row: Mapping[str, Any]) -> bool:
 
 
 def _several(row: Mapping[str, Any], recipe: str) -> str | None:
-    """Explains why a recipe with one box cannot score a row; None if it can."""
     count, labels = len(row["boxes"]), row.get("labels") or ()
     ways = ("choose a recipe of all boxes (task.recipe=vlm_r1_ovd, vision_r1_griffon, visual_rft_detection or "
             "perception_r1), or give each box a row with its own expression")
@@ -205,8 +201,6 @@ def _several(row: Mapping[str, Any], recipe: str) -> str | None:
 
 
 def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
-    """Describes what is wrong with a grounding row; None if the row is valid. With `asks`, a question and its answer
-    are enough."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the image's {side} in pixels"

@@ -113,8 +113,6 @@ class Gui(RecipeTask):
 
 
 def _marks(place: Any, role: str) -> list[dict[str, Any]]:
-    """Converts a box, a point, or the position of an action to a mark for the inspector. The label of an action's mark
-    is its type."""
     label = "element"
     if isinstance(place, dict):
         label = str(place.get("type", place.get("action_type", "")))[:100]
@@ -125,7 +123,6 @@ def _marks(place: Any, role: str) -> list[dict[str, Any]]:
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Describes what is wrong with a gui row; None if the row is valid."""
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={row.get(side)!r} must be the screenshot's {side} in pixels"

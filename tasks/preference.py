@@ -52,7 +52,6 @@ def strict_format(text: str) -> float:
 
 
 def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
-    """The number in an answer, 1 or 2; None if the text has neither, both, or any other number."""
     given = task.used.find(said(answer))
     match = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
     return int(match[1]) if match else None
@@ -185,7 +184,6 @@ class Preference(RecipeTask):
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Describes what is wrong with a preference row; None if the row is valid."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={short(row.get('question'))} must be the text of the question"
     return responses_problem(row.get("responses"), row.get("answer"))

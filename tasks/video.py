@@ -99,7 +99,6 @@ class Video(RecipeTask):
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Describes what is wrong with a video row, for any recipe; None if the row is valid."""
     question, kind = row.get("question"), row.get("answer_type")
     if not isinstance(question, str) or not question.strip():
         return f"question={str(question)[:200]!r} must be a string"

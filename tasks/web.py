@@ -113,7 +113,6 @@ class Web(Task):
         return f"{self._root()[1]}/{page}.html".removeprefix("./")
 
     def _root(self) -> tuple[Path, str]:
-        """Returns (folder from which pages load files, folder of the pages relative to it)."""
         if self.html:
             if not Path(self.html).is_dir():
                 raise ConfigError(f"task.html={self.html!r} is not a folder; name one with .html files")
@@ -232,8 +231,6 @@ def _placed(sample: Sample) -> Sample:
 
 
 def _proposed(page: str, seed: int, goals: Sequence[Goal], generator: str) -> dict[str, Any]:
-    """The row of a goal on a page. The id is derived from the page, the seed and the instruction, so rows of several
-    calls can be merged."""
     text = instruction([goal.check for goal in goals])
     return {"id": f"{page}-{seed}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}", "page": page,
             "seed": seed, "category": page, "instruction": text, "goals": [goal.row() for goal in goals],

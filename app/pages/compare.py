@@ -105,9 +105,6 @@ def _way_out(where: Mapping[str, str]) -> str:
             "compared as well.")
 
 
-# --- form -------------------------------------------------------------------------------------------------------------
-
-
 def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
     request = request_of(site, {k: v for k, v in where.items() if k in ("source", "a", "b", "run")}, runs)
     sources = [("", "evaluations"), ("train", "training steps")]
@@ -137,9 +134,6 @@ def _splits(site: Site, run: str) -> set[str]:
         return {record["split"] for record in site.library.evals(run)}
     except AppError:
         return set()
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def _facts(result: Comparison, request: Request) -> Html:
@@ -189,8 +183,6 @@ def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
 
 
 def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
-    """The best answers of both sides to one sample: the one in the URL parameters, else the one with the largest gain
-    or loss."""
     if not result.pairs:
         return Html("")
     widest = max(result.pairs, key=lambda p: abs(p.gain))

@@ -68,9 +68,6 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-# --- plots ------------------------------------------------------------------------------------------------------------
-
-
 def figures(summary: Curriculum) -> list[dict[str, Any]]:
     """The plots of the page: a heat map of pass rates, the shares of wasted rollouts, draws and pass rates by category,
     and the metrics of the sampler."""
@@ -125,14 +122,9 @@ def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_step_ranges(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figure. If its bins cover several steps each, the horizontal axis is labelled with the step ranges.
-    """
     if any("–" in span for span in spans):
         plot["layout"]["xaxis"]["type"] = "category"
     return plot
-
-
-# --- categories -------------------------------------------------------------------------------------------------------
 
 
 def _categories(summary: Curriculum) -> Html:

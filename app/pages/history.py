@@ -104,9 +104,6 @@ def _weight(visit: Visit) -> str:
     return "" if visit.weight is None else f", drawn {visit.weight:.2g} times as often as the mean sample"
 
 
-# --- plots ------------------------------------------------------------------------------------------------------------
-
-
 def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
     """Plots over the steps, one colour per run: the reward of every answer, the pass rate of each visit, and how often
     the sample is drawn."""
@@ -144,9 +141,6 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
     return {"name": label(name), "x": [key.step for key, _ in points],
             "y": [value for _, value in points], "customdata": [query(controls.target(key)) for key, _ in points],
             "marker": {"color": tone}, **more}
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:

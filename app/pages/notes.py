@@ -71,10 +71,6 @@ def build(site: Site) -> None:
 
 
 def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
-    """Gradio updates of the export section: opened, with the filtered rollouts selected, if `pick` is "filter"; else
-    closed.
-
-    Nothing is updated if `pick` equals `last`, the value from the previous URL."""
     if pick == last:
         return gr.skip(), gr.skip()
     filtered = pick == "filter"
@@ -82,12 +78,8 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
 
 
 def _fixed(site: Site) -> Html:
-    """A box with the reason why notes cannot be written; empty if they can."""
     words = site.notes.problem()
     return note(words, kind="bad") if words else Html("")
-
-
-# --- one note ---------------------------------------------------------------------------------------------------------
 
 
 def opened_note(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
@@ -129,9 +121,6 @@ def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
     back = link(controls.target(key), "Back to the group")
     return el("p", "Saved. " if stored else "The note is empty and gone. ", back, class_="v v-dim", role="status"), (
         flag, comment)
-
-
-# --- the list ---------------------------------------------------------------------------------------------------------
 
 
 def form_and_list(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
@@ -190,9 +179,6 @@ def _date(seconds: float) -> str:
         return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, OSError, ValueError):
         return "–"
-
-
-# --- export -----------------------------------------------------------------------------------------------------------
 
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:

@@ -89,8 +89,6 @@ class Page:
         site.on(ask.click, self.ask, inputs, [current, status, shown], show_progress="hidden", concurrency_limit=None)
         site.on(stop.click, self.stop, [current], [], queue=False)
 
-    # --- choosing ------------------------------------------------------------------------------------------------
-
     def arrive(self, where: Mapping[str, str], model: str | None, task: str | None, split: str, sample: str
                ) -> tuple[Any, ...]:
         """Fills the drop-down lists; the URL parameters may preselect a run, model, task, split and sample."""
@@ -143,8 +141,6 @@ class Page:
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
 
-    # --- asking --------------------------------------------------------------------------------------------------
-
     def ask(self, model: str, task: str, split: str, sample: str, source: str, file: str | None, question: str,
             answers: float, heat: float, most: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
         """Generates the answers. Yields (id of the job, status, answers so far) until they are complete."""
@@ -176,7 +172,6 @@ def build(site: Site) -> None:
 
 
 def _status(progress: Progress) -> Html:
-    """The progress bar and the phase; for a failed job, the error."""
     if progress.phase == "failed":
         return note(progress.remark, kind="bad")
     words = join([_PHASES[progress.phase], progress.remark], ": ")
@@ -188,7 +183,6 @@ def _status(progress: Progress) -> Html:
 
 
 def _shown(progress: Progress) -> Html:
-    """The answers generated so far; at the end, the scored group."""
     if isinstance(progress.result, AnsweredGroup):
         return _group_shown(progress.result)
     boxes = [el("article", el("div", el("i", class_="v-swatch", style=f"background:{color(i)}"), el("b", f"#{i}"),

@@ -61,9 +61,6 @@ def form_and_list(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         return filters.form(site.index.facets()), note(str(error), kind="bad")
 
 
-# --- the list ---------------------------------------------------------------------------------------------------------
-
-
 def _list(site: Site, query: Query, where: Mapping[str, str]) -> Html:
     number_ = max(0, (integer(where, "at") or 1) - 1)
     rollouts = where.get("view") == "rollouts"
@@ -169,9 +166,6 @@ def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
     return el("span", *bars, class_="v-bars", aria_hidden="true")
 
 
-# --- the group --------------------------------------------------------------------------------------------------------
-
-
 class MediaUrls:
     """Implements draw.Addresses with URLs on this server."""
 
@@ -210,10 +204,6 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
 
 def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: GroupKey | None,
            where: Mapping[str, str]) -> dict[str, Any] | None:
-    """The URL parameters that open the answer after the chosen one (else after the first), or the next group after the
-    last answer.
-
-    None if there is no next group."""
     at = present.index(chosen) if chosen in present else 0
     tokens = {k: v for k, v in where.items() if k == "tokens"}
     if at + 1 < len(present):
@@ -222,7 +212,6 @@ def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: Gro
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
-    """Whether `key` is the open group. The URL of a group may omit the split."""
     return opened is not None and key == opened._replace(split=opened.split or key.split)
 
 
@@ -262,8 +251,6 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 
 
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
-    """The groups before and after this one in the list; (None, None) if the filters are invalid, which the list
-    reports."""
     try:
         query = filters.site_query(site, where)
         return site.index.neighbours(query, key)
@@ -272,7 +259,6 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
 
 
 def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
-    """The turns of the chosen answer, else of the first answer; empty if that answer is not an episode."""
     rollout = next((r for r in view.rollouts if chosen is None or r.index == chosen), None)
     if rollout is None or not turns.is_episode(rollout):
         return Html("")
@@ -293,7 +279,6 @@ def _tokenizer(site: Site, run: str) -> Path | None:
 
 
 def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
-    """The tokens of the chosen answer, else of the first answer."""
     answers: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
     if not answers:
         return Html("")

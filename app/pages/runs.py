@@ -75,8 +75,6 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
 
 
 def _missing(site: Site, requested: Sequence[str], known: Sequence[str]) -> list[Html]:
-    """A remark for each run that the URL parameters name but that does not exist. The name "-" means that no run is
-    selected."""
     lines = []
     for run in dict.fromkeys(requested):
         if run not in (*known, "-"):
@@ -91,9 +89,6 @@ def _nothing(site: Site) -> Html:
     return empty(join([f"There is no run in {site.library.root} yet. Make one in a minute, on a CPU:",
                        el("pre", "vlrl train configs/quickstart.yaml")]),
                  "It appears here by itself once it has started.")
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence[str],
@@ -143,9 +138,6 @@ def _findings(run: str, findings: Sequence[Finding], label: Html) -> Html:
               aria_label=f"What is wrong with {run}")
 
 
-# --- the list ---------------------------------------------------------------------------------------------------------
-
-
 def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, str],
           labels: Mapping[str, Label]) -> Html:
     words = where.get("find", "").lower().split()
@@ -171,7 +163,6 @@ def _search_text(run: RunInfo, labels: Mapping[str, Label]) -> str:
 
 
 def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
-    """A column header; a click sorts the list by that column, and a second click reverses the order."""
     if name not in _SORTS:
         return el("th", el("span", "curves", class_="v-unseen"), scope="col")
     way = ("up" if down else "down") if name == by else "down" if name in _DOWN_FIRST else "up"
@@ -214,9 +205,6 @@ def _form() -> Html:
     old = el("label", el("input", type="checkbox", name="archived", value="yes"), " archived", class_="v-check")
     return el("form", field("find", "Find a run or a tag", "", "search"), old, slider, more, class_="go v v-form",
               data_drop="", aria_label="What is shown")
-
-
-# --- below the plots --------------------------------------------------------------------------------------------------
 
 
 def _below(site: Site, chosen: Sequence[str], curves: bool) -> Html:

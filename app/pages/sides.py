@@ -33,7 +33,6 @@ def best(site: Site, key: GroupKey) -> RolloutKey:
 
 
 def _answer(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
-    """Reads one answer with its marks; returns a group that contains only this answer, and the answer."""
     view, rollout = flagging.answer(site, key)
     view = details.with_marks(site.library, dataclasses.replace(view, rollouts=(rollout,)), site.trust_tasks)
     return view, view.rollouts[0]

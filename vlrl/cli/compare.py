@@ -200,9 +200,6 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
     show("0 stands for a number, a for words; tags and signs are as they were written", "dim")
 
 
-# --- runs that it starts itself ---------------------------------------------------------------------------------------
-
-
 def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int, blocks: int, alpha: float, jobs: int,
                 out: Path | None, as_json: bool) -> None:
     from vlrl.tools.experiments.sequential_runs import run_sequential
@@ -245,7 +242,6 @@ def _print_decided(decided: SequentialResult) -> None:
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Context manager that, on Ctrl-C, prints how to continue and exits with code 130."""
     try:
         yield
     except KeyboardInterrupt:

@@ -107,8 +107,6 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def _previewer(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
-    """Returns a function that renders a sample as the config's model will see it; without a config, with the plain
-    fields of the row."""
     from vlrl.config.schema import LimitsSettings
 
     if config is None or task is None:

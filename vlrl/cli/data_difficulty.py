@@ -103,8 +103,6 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 
 
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
-    """The training command to print as the next step, which uses the measured columns; "" if a split other than `train`
-    was measured."""
     from vlrl.data import read_rows
     from vlrl.data.sources.reading import recognised_format
 

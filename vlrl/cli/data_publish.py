@@ -107,8 +107,6 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
 
 
 def _notes(run: Path) -> Notes:
-    """The annotations of a run from the inspector, stored in the parent folder of the run or in the run folder itself.
-    """
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
     notes = {}

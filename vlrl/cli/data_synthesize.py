@@ -63,7 +63,6 @@ def synthesize(config: ConfigPath, request: SynthesisRequest, settings: Words = 
 
 
 def _writer(request: SynthesisRequest) -> WriterSettings | None:
-    """The settings of the generator and teacher models; None if the task itself makes the candidates."""
     from vlrl.tools.evaluation.grid import Server
     from vlrl.tools.synthesis.prompt_writer import WriterSettings
 

@@ -109,7 +109,6 @@ def _print_rows(rows: Iterator[tuple[str, str]]) -> None:
 
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) for each line of the report's table. Lines whose values are unknown are omitted."""
     from vlrl.tools.machine import memory
 
     yield "run", report.run

@@ -83,9 +83,6 @@ def _check(request: EvalRequest) -> None:
                           "--rollouts")
 
 
-# --- several answers, seeds and settings ------------------------------------------------------------------------------
-
-
 def _evaluate_grid(config: Config, request: EvalRequest, as_json: bool) -> None:
     """Evaluates every combination of settings, and prints the metrics and the output files on rank 0."""
     from vlrl.config.registry import prints_aside
@@ -138,12 +135,7 @@ def _cells(mean: float | None, low: float | None, high: float | None) -> tuple[s
     return formatted(mean, without=""), "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
 
 
-# --- one answer at one setting ----------------------------------------------------------------------------------------
-
-
 def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
-    """Evaluates the model and returns one eval.jsonl record per split. If `rollouts` is a folder, the answers are
-    written to it."""
     from rich.console import Console
 
     from vlrl.config.registry import prints_aside

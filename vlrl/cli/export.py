@@ -117,9 +117,6 @@ def _show_exported(done: ExportedModel) -> None:
                    "https://download.pytorch.org/whl/cpu")
 
 
-# --- to the Hub -------------------------------------------------------------------------------------------------------
-
-
 def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, public: bool, rollouts: bool,
           with_media: bool, dry_run: bool, as_json: bool) -> None:
     from vlrl.tools.hub import model_release as publishing
@@ -154,7 +151,6 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
 
 
 def _existing_or_exported(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
-    """Returns the export that an interrupted push has left in `folder`. If there is none, exports now."""
     from vlrl.tools.hub import model_release as publishing
 
     known = publishing.recorded(source, folder, form)

@@ -39,8 +39,6 @@ _COMMANDS = Table({name: f"vlrl.cli.{place}" for name, place in {
 
 
 class _Commands(UserDict[str, Any]):
-    """The commands in the order of the help. A command is imported when it is looked up."""
-
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
             own, found = typer.Typer(), _COMMANDS[name]

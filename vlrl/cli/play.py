@@ -86,8 +86,6 @@ def play(
 
 
 class _Given(NamedTuple):
-    """The options that replace a person at the terminal: an answer, the oracle, or JSON output."""
-
     split: str
     answer: str | None
     oracle: bool
@@ -95,7 +93,6 @@ class _Given(NamedTuple):
 
 
 def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: int, given: _Given) -> bool:
-    """Plays a sample of a single-turn task; returns whether to continue with the next sample."""
     from vlrl.tools.play.questions import ask, judge, oracle
     from vlrl.tools.tasks.score_rows import to_json
 
@@ -116,7 +113,6 @@ def _answered(task: Task, sample: Sample, config: Config, folder: Path, place: i
 
 
 def _episode(start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
-    """Plays an episode; returns whether to continue with the next sample."""
     from vlrl.cli import play_episodes
     from vlrl.tools.tasks.score_rows import to_json
 
@@ -157,8 +153,6 @@ def _session(task: Task, question: Question, title: str) -> bool:
 
 
 def _show_judged(task: Task, question: Question, text: str) -> None:
-    """Prints the score and reward parts of an answer, the faults in its format, and the perfect answer with its reward
-    parts."""
     from vlrl.tools.play.questions import judge, target
 
     judged = judge(task, question, text)

@@ -54,7 +54,6 @@ def presets(
 
 
 def _names_of(shipped: str) -> set[str]:
-    """The names by which --for can refer to a shipped config: its file, stem and folder, and its tasks."""
     from vlrl import config
 
     path = PurePosixPath(shipped)

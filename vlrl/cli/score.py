@@ -83,9 +83,6 @@ def score(
         _stream(loaded, inputs[0] if inputs else "-", output, keep_going)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     from vlrl.tools.tasks.score_rows import score_lines
     from vlrl.training.build_task import make_task
@@ -155,9 +152,6 @@ def _writer(output: str) -> Iterator[IO[str]]:
         raise DataError(f"-o {output}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     with file:
         yield file
-
-
-# --- rollouts ---------------------------------------------------------------------------------------------------------
 
 
 def step_range(step: int | None, steps: str | None) -> range | None:

@@ -157,7 +157,6 @@ def _on_signals(stop: Callable[[int], object]) -> None:
 
 
 def _keep(servers: ServerGroup, wait: float, ready: Callable[[], None]) -> None:
-    """Starts servers and keeps them running until a signal arrives. Calls `ready` once they respond."""
     try:
         _on_signals(servers.stop)
         if servers.start(wait):
@@ -213,7 +212,6 @@ def _chat(config: Config, folder: Path | None, port: int) -> None:
 
 
 def _serve(service: Any, folder: Path, port: int, words: str) -> None:
-    """Serves chat completions in this process until a signal arrives. The access key is written to `folder`."""
     from vlrl.engine.vllm.launch import write_key
     from vlrl.engine.vllm.server import read_key
     from vlrl.tools.servers.record import Server

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from vlrl.tools.tasks.catalogue import TaskInfo
 
 
-# --- list -------------------------------------------------------------------------------------------------------------
-
-
 @examples(
     "vlrl tasks list",
     "vlrl tasks list --json | jq -r '.[].name'")
@@ -48,9 +45,6 @@ def _described(entry: TaskInfo) -> str:
     for i, path in enumerate(entry.configs):
         lines.append(f"  {'' if i else 'configs':9} {path}")
     return "\n".join(lines)
-
-
-# --- new --------------------------------------------------------------------------------------------------------------
 
 
 @examples(
@@ -79,9 +73,6 @@ def new(
              *([] if environment else [f"vlrl score {name}.yaml < answers.jsonl"]), f"python -m pytest test_{name}.py"]
     cd = [] if dir.resolve() == Path.cwd() else [f"cd {shlex.quote(str(dir))}"]
     typer.echo("\n".join(["next:", *(f"  {line}" for line in cd + lines)]))
-
-
-# --- check ------------------------------------------------------------------------------------------------------------
 
 
 @examples(

@@ -132,7 +132,6 @@ def sft(
 
 
 def _run(config: Config, supervised: bool = False) -> None:
-    """Runs the training. Exits with code 130 if it was stopped before its last step."""
     from vlrl.tools.train import run_to_end
 
     try:

@@ -33,7 +33,6 @@ def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _below(kind: Any) -> type[BaseModel] | None:
-    """The pydantic model of a nested section, which may be optional; None for a plain setting."""
     args = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return next((one for one in args if isinstance(one, type) and issubclass(one, BaseModel) and one is not Named),
                 None)

@@ -72,7 +72,6 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
 
 
 def _with_model(loaded: Config) -> Config:
-    """The config with `model.name` resolved: a run folder is replaced by its newest checkpoint."""
     if not os.path.isdir(loaded.model.name) and not loaded.model.name.endswith("best"):
         return loaded
     from vlrl.store.checkpoint import model_folder
@@ -274,7 +273,6 @@ def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> di
 
 
 def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...]) -> dict[str, Any]:
-    """The merged settings of the file, or list of files, that `extends` names. In a list, later files win."""
     tree: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
         base = folder / str(parent)
@@ -291,7 +289,6 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
 
 
 def _split(word: str) -> tuple[str, Any]:
-    """Splits a `key=value` override into name and parsed value."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"{word!r} is not a setting: write key=value, e.g. train.lr=1e-6")
@@ -302,7 +299,6 @@ def _split(word: str) -> tuple[str, Any]:
 
 
 def _overridden(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Applies overrides: first those that set the name of a function, last those of single stages."""
     for key, value in sorted(_names_first(given), key=lambda setting: setting[0].startswith("stages.")):
         tree = _override(tree, key, value)
         if isinstance(tree.get("stages"), list):
@@ -324,7 +320,6 @@ def _stage_override(stage: Any, key: str, value: Any) -> Any:
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Applies one override. With the key `extends`, a complete config file is merged."""
     if key == "extends":
         return merge(tree, _parents(Path(), value, "extends", ()))
     label = value if key in ("task", "task.name") and isinstance(value, str) else ""
@@ -340,7 +335,6 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def _select_task(tree: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """Replaces `tasks` by a single `task`: the entry with the label `wanted`."""
     entries: list[Any] = tree["tasks"] if isinstance(tree["tasks"], list) else []
     given = [{"name": e} if isinstance(e, str) else e for e in entries if isinstance(e, (str, Mapping))]
     labels = {str(e.get("label") or label_of(str(e.get("name")))): e for e in given}

@@ -46,8 +46,6 @@ def _is_index(key: Any) -> bool:
 
 
 def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
-    """A list in which some items are changed. A changed item that is a plain name becomes a dictionary with that name.
-    """
     out = list(old)
     for index, value in over.items():
         if int(index) >= len(out):

@@ -151,7 +151,6 @@ def place(error: BaseException) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Whether a file is user code: it belongs neither to vlrl nor to an installed package."""
     return not filename.startswith(_NOT_OWN) and not {"site-packages", "dist-packages"} & {*Path(filename).parts}
 
 

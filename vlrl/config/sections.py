@@ -93,7 +93,6 @@ class SectionMarker:
         return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any, otherwise: Callable[[Any], Any]) -> Any:
-        """Validates a value with the settings class of the method; null is validated with the field's annotation."""
         return otherwise(value) if value is None else self.model.model_validate(value)
 
 

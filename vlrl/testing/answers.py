@@ -150,9 +150,6 @@ def _mark_problem(mark: Any) -> str | None:
     return None
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
 def check_groups(task: Task, sample: Sample, texts: Sequence[str], findings: Findings) -> None:
     """Checks score_group: it must return one result per answer, repeat its results, and not depend on the order of the
     answers."""
@@ -177,9 +174,6 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(x.keys() == y.keys() and all(
         x[k] == y[k] or (x[k] is not None and y[k] is not None and math.isclose(x[k], y[k], abs_tol=1e-9)) for k in x)
         for x, y in zip(a, b, strict=True))
-
-
-# --- the perfect answer -----------------------------------------------------------------------------------------------
 
 
 def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:

@@ -81,7 +81,6 @@ def _everything(case: CheatCase) -> list[Text]:
 
 
 def _written_boxes(case: CheatCase, width: float, height: float) -> tuple[str, str]:
-    """Boxes in the model's coordinates: the whole image, and 49 overlapping boxes that together cover the image."""
     cells = [[x * width / 8, y * height / 8, (x + 2) * width / 8, (y + 2) * height / 8]
              for x in range(7) for y in range(7)]
     write = case.task.coordinates.from_original
@@ -203,8 +202,6 @@ def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable
 
 def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
-    """The rewards of the cheats that the task defines, and the names of common cheats that are honest answers according
-    to the task."""
     texts: dict[str, dict[int, str]] = {}
     honest: set[str] = set()
     for i, case in enumerate(cases):

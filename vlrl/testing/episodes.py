@@ -100,9 +100,6 @@ def _name(process: psutil.Process) -> str:
     return "unknown"
 
 
-# --- playing ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PlayedEpisode:
     """An episode as it was played, up to the action that ended it."""
@@ -146,8 +143,6 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
 
 
 def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Findings) -> float | None:
-    """Plays the perfect episode twice and checks that both agree; returns its reward, or None if there is no perfect
-    episode."""
     actions = _perfect_actions(task, sample, findings)
     with findings.guard("score", "score", sample.id):
         played, again = (play(host, task, sample, actions or ["", "1"], findings) for _ in range(2))
@@ -216,7 +211,6 @@ def _same(a: PlayedEpisode, b: PlayedEpisode) -> bool:
 
 def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequence[str], best: float | None,
                    findings: Findings) -> float:
-    """Plays the hostile actions, starting a new episode whenever one ends. Returns the highest reward of an episode."""
     began, left, most = time.monotonic(), list(actions), 0.0
     while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_rule.get("environment", ())) < 3:
         with findings.guard("score", "score", sample.id, left[0]):

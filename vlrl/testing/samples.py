@@ -111,7 +111,6 @@ def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
 
 
 def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
-    """Generates samples with the knobs at and between their bounds. If this fails, returns [] and adds a finding."""
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
         if not -math.inf < low < high < math.inf:
@@ -123,9 +122,6 @@ def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
         with findings.guard("knobs", place := f"generate({index}, {knobs})"):
             taken.append(with_sample(CheckedRow(where=place, row={}, side="train"), generated(task, index, knobs)))
     return taken if len(taken) == len(_spots(task)) else []
-
-
-# --- one sample -------------------------------------------------------------------------------------------------------
 
 
 def _check_json(sample: Sample, findings: Findings) -> None:
@@ -143,9 +139,6 @@ def _sized(sample: Sample) -> Sample:
     with suppress(VlrlError):  # already a finding
         return with_media_size(sample, _LIMITS)
     return sample
-
-
-# --- the rules --------------------------------------------------------------------------------------------------------
 
 
 def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
@@ -174,9 +167,6 @@ def _opened(key: Key) -> MediaFile:
 
 def _told_apart(key: Key) -> MediaFile:
     return replace(unread_file(key), sha256=source_digest(key[0]))
-
-
-# --- the same every time ----------------------------------------------------------------------------------------------
 
 
 def rebuilt(task: Task) -> Task:
@@ -215,7 +205,6 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
 
 
 def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
-    """The fingerprints of the samples at these indices of a split. For GENERATED, an index is (index, knobs)."""
     if split == GENERATED:
         return [fingerprint(task, generated(task, index, knobs)) for index, knobs in at]
     samples = task_samples(task, split)
@@ -224,8 +213,6 @@ def _fingerprints(task: Task, split: str, at: Sequence[Any]) -> list[str]:
 
 def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Findings,
                processes: int) -> list[dict[str, list[str]]]:
-    """The fingerprints of the samples as made in several new processes, each with a different hash seed: one result per
-    process."""
     address = _address(type(task))
     if address is None:
         findings.note("samples were not compared with those of another process: the class is not at a module's top "
@@ -252,8 +239,6 @@ def _elsewhere(task: Task, places_of: Mapping[str, Sequence[Any]], findings: Fin
 
 
 def _address(cls: type[Task]) -> str | None:
-    """The name by which `load` finds the class of the task in another process; None for a class defined in a function
-    or class."""
     if "." in cls.__qualname__:
         return None
     file = inspect.getsourcefile(cls)

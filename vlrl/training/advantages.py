@@ -118,7 +118,6 @@ class Credit:
 
     def _advantages(self, s: Scores, everyone: Sequence[_GroupValues]
                     ) -> tuple[Sequence[float | np.ndarray], Sequence[np.ndarray | None]]:
-        """(advantages, value targets) of all rollouts."""
         if self.reference and not s.kl:
             penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
             s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
@@ -134,7 +133,6 @@ class Credit:
         return plan_span(self.policy.processor.tokenizer.batch_decode([[t] for t in tokens.tolist()]))
 
     def _steps(self, rollout: Rollout) -> list[tuple[int, int, float]]:
-        """(first token, end token, value) of each step of a completion."""
         if not rollout.steps:
             return []
         assert self.policy, "steps are found by the tokenizer of a policy"
@@ -246,7 +244,6 @@ def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] 
 
 
 def _turn_weights(rollout: Rollout, group: Group, task: Task | None) -> Mapping[str, float]:
-    """Weights of the reward parts of a rollout's turns; {} if task.combine does not use turns."""
     if task is None or task.of(group.sample).turns_count({k: v for k, v in rollout.parts.items() if v is not None}):
         return group.weights
     return {}

@@ -154,8 +154,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
 
 @dataclass(frozen=True, eq=False)
 class _RunData:
-    """The training data of a run; no media are loaded yet."""
-
     task: Task
     samples: Sequence[Sample]
     offered: Sequence[str]
@@ -214,7 +212,6 @@ def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
 
 def _make_helpers(config: Config, data: _RunData, generates: bool, opened: contextlib.ExitStack
                   ) -> tuple[Any, Any, Any]:
-    """(scorer, environments, services), each None if the run has none; `opened` closes them."""
     makers = ((make_scorer, generates), (make_environments, True), (make_services, generates))
     made = []
     for make, wanted in makers:
@@ -302,7 +299,6 @@ def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
 
 
 def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
-    """Returns a function (box convention) -> task, which the scorer and the environments call in their processes."""
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
         return ready()

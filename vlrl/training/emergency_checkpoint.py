@@ -152,5 +152,4 @@ class EmergencyCheckpoint:
         return there
 
     def _leave(self, *_: Any) -> None:
-        """Optimizer hook: records that the weights are about to change."""
         self.parts.policy.updating = True

@@ -318,7 +318,6 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
 
 
 def _is_variant(name: str, row: TrainingRow) -> bool:
-    """Whether the row's rollout was sampled as the variant `name`, under another prompt."""
     return row.rollout.variant == name and row.rollout.train_prompt is not None
 
 

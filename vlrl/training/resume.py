@@ -81,11 +81,7 @@ def refuse_other_run(path: Path, settings: Config) -> None:
                        f"checkpoint there, or remove it to continue from the previous one; else {_WAY}")
 
 
-# --- what else is gone ------------------------------------------------------------------------------------------------
-
-
 def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
-    """Warnings about files of the first `step` steps, the completed steps of the checkpoint, that are missing."""
     stays = "Stop and restore it, or the run continues without it."
     if missing := sorted({*range(step)} - {line.get("step") for line in folder.metrics()}):
         yield f"metrics.jsonl has no line of {_steps(missing)}, which the checkpoint holds. {stays}"

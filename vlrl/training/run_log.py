@@ -140,6 +140,5 @@ def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[di
 
 
 def _paid_parts(task: Task) -> list[str]:
-    """Names of the reward parts with a positive weight and a best value above 0."""
     return sorted({part for one in task.members for part, weight in one.weights_at(0).items()
                    if weight > 0 and one.best_parts.get(part, 1.0) > 0})

@@ -75,8 +75,6 @@ class Session:
         self._lock: Lock = NoLock()
         self._state, self._step_s = "running", 0.0
 
-    # --- beginning and end ---------------------------------------------------------------------------------------
-
     def __enter__(self) -> Session:
         path, warnings, shared = comm.on_main(self._open, "opening the run folder")
         with self._closing_on_error():
@@ -199,8 +197,6 @@ class Session:
         finally:
             self._stack.close()
 
-    # --- during the run ------------------------------------------------------------------------------------------
-
     def evaluate_if_due(self, done: int) -> None:
         """Evaluates before the first step and after every eval.every steps; `done` is the number of completed steps."""
         if self.evaluation_due(done):
@@ -262,8 +258,6 @@ class Session:
             except RunError as lost:
                 outcome = f"The step's rollouts are lost: {lost}"
             raise type(error)(f"{error} {outcome}") from None
-
-    # --- inside --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Waits until the rollouts of earlier steps are on disk. Called on every rank."""

@@ -256,7 +256,6 @@ def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:
-    """Counts a skipped optimizer step and reports its groups; raises NonFinite above limits.nonfinite_steps."""
     suspects = sorted(meter.suspects) or [r for r, t in enumerate(part.rollouts) if t.mask.any()]
     suspected = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
     # groups with a non-finite loss if there are any, else all groups behind the gradient
@@ -293,8 +292,6 @@ def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> 
 
 
 class _Meter:
-    """Accumulates metrics over trained tokens, and per-token arrays for the run folder."""
-
     def __init__(self, rollouts: int, k: int):
         self.sums: dict[str, float] = {}
         """Sums of metrics over the optimizer steps that count."""
@@ -329,7 +326,6 @@ class _Meter:
 
     def add(self, part: Minibatch, micro: MicroBatch, loss: torch.Tensor, learned: torch.Tensor, metrics: Metrics,
             x: LossInputs) -> None:
-        """Adds one micro-batch; `learned` is its loss including the head's loss."""
         assert x.entropy is not None and x.sampler_logprobs is not None
         on_first_pass, rollouts = self.passes == 0, [part.rollouts[r] for r in micro.order]
         said = {k: metrics[k] for k in ("ratio", "clipped") if k in metrics}
