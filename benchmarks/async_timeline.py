@@ -1,6 +1,6 @@
 r"""How much of the generation takes place beside the update, what that is worth, and whether it learns the same.
 
-    python benchmarks/async_timeline.py configs/quickstart.yaml --steps 20 --plot timeline.png
+    python benchmarks/async_timeline.py configs/quickstart.yaml --steps 20
     python benchmarks/async_timeline.py configs/quickstart.yaml --steps 80 --seeds 3 --evaluate 256 \
         --out benchmarks/results/async_cpu.md engine=vllm
 
@@ -19,13 +19,11 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from learning import changed, run
 
 from vlrl import config
 from vlrl.store import RunFolder
-from vlrl.tools.experiments import report
 
 PRESET = "algorithms/decoupled_ppo.yaml"
 FIRST = 2
@@ -115,38 +113,11 @@ def table(args: argparse.Namespace, pairs: Sequence[Pair], found: Mapping[str, f
 
 
 def learned_lines(metric: str, names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
-    """Tables of the held-out metric: over the seeds, and of each run."""
-    lines = [f"Held-out {metric}, greedy; spread: from the worst seed to the best.", "",
-             "| | before | after, mean | spread |", "|---|---|---|---|"]
-    for name, folders in zip(names, zip(*pairs, strict=True), strict=True):
-        gains = [g for folder in folders for g in report.gains(folder) if g.metric == metric]
-        after = [g.after.mean for g in gains]
-        lines.append(f"| {name} | {gains[0].before.mean:.3f} | {fmean(after):.3f} | {min(after):.3f} to "
-                     f"{max(after):.3f} |")
-    lines += ["", "| | seed | n | before | after | gain [95 %] |", "|---|---|---|---|---|---|"]
-    return lines + [f"| {name} | {seed} | {changed(folder, metric)} |" for seed, pair in enumerate(pairs)
-                    for name, folder in zip(names, pair, strict=True)]
-
-
-def plot(folder: RunFolder, file: Path, count: int = 6) -> None:
-    """The last steps as bars: what the loop does, and what the thread does beside it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = {"train": ("loop", "#4c78a8"), "sync": ("loop", "#72b7b2"), "rollout": ("loop", "#e45756"),
-            "store": ("loop", "#bab0ac"), "ahead": ("thread", "#f58518")}
-    last = sorted(spans(folder, "train"))[-2 * count:]  # a step has two: groups are dealt out, then learned from
-    begin, end = last[0][0], last[-1][1]
-    figure, axes = pyplot.subplots(figsize=(10, 2), layout="constrained")
-    for phase, (row, colour) in rows.items():
-        shown = [(a - begin, b - a) for a, b in spans(folder, phase) if b > begin and a < end]
-        axes.broken_barh(shown, (0 if row == "thread" else 1, 0.8), color=colour, label=phase)
-    axes.set(yticks=[0.4, 1.4], yticklabels=["thread", "loop"], xlabel="seconds", xlim=(0, end - begin))
-    figure.legend(loc="outside upper center", ncols=len(rows), frameon=False)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    """Table of the held-out metric of each run."""
+    return [f"Held-out {metric}, greedy.", "",
+            "| | seed | n | before | after | gain [95 %] |", "|---|---|---|---|---|---|",
+            *(f"| {name} | {seed} | {changed(folder, metric)} |" for seed, pair in enumerate(pairs)
+              for name, folder in zip(names, pair, strict=True))]
 
 
 def main() -> None:
@@ -160,8 +131,6 @@ def main() -> None:
     parser.add_argument("--metric", default="iou", help="of eval.jsonl")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("runs/async_timeline"))
-    parser.add_argument("--plot", type=Path, help="picture of the timeline of the first seed")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--out", type=Path, help="markdown file to write")
     args = parser.parse_intermixed_args()
     if args.steps <= FIRST:
@@ -172,10 +141,6 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:<28}{value:.3f}")
     print("", text := table(args, pairs, found), sep="\n")
-    if args.plot:
-        plot(pairs[0][1], args.plot)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
     if args.out:
         args.out.write_text(text)
 

@@ -1,14 +1,14 @@
 """Episodes: environments that wait, environments that hang or crash, and the KV cache between turns.
 
-    python benchmarks/episodes.py arrival cache --out benchmarks/results/episodes.md     # some minutes
-    python benchmarks/episodes.py faults --out benchmarks/results/episodes.md     # 10,000 episodes
+    python benchmarks/episodes.py arrival cache             # some minutes
+    python benchmarks/episodes.py faults                    # 10,000 episodes
     python benchmarks/episodes.py faults --episodes 200
 
 `arrival`: 64 episodes of 6 turns, whose environments wait log-normal seconds (coefficient of variation 1), with
 environment.order=arrival and with a barrier after every turn (fixed). `faults`: groups of 8 episodes, 1 % of which hang
 and 1 % of which end their process at a random turn; actions come from a script, everything else is real. `cache`:
 generation with the KV cache kept between turns, and without it. Tiny random Qwen3-VL, float32, one thread. Each part
-writes its own section of the page."""
+prints its section of benchmarks/results/episodes.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import argparse
 import math
 import os
 import platform
-import re
 import sys
 import tempfile
 import time
@@ -90,7 +89,7 @@ class Doors(Task):
         return Waiting(sample, self)
 
 
-def assembled(folder: str, task: Mapping[str, Any], train: Mapping[str, Any] | None = None, **more: Any) -> build.Parts:
+def assembled(folder: str, task: Mapping[str, Any], **more: Any) -> build.Parts:
     """Returns a run of the tiny model in `folder`, which is made where it is missing."""
     torch.set_num_threads(1)
     if not Path(folder, "model").exists():
@@ -98,16 +97,16 @@ def assembled(folder: str, task: Mapping[str, Any], train: Mapping[str, Any] | N
     settings = config.validate({
         "task": {"name": f"{__file__}:Doors", **task}, "steps": 10**6, "algo": {"kl_coef": 0.0},
         "model": {"name": f"{folder}/model", "dtype": "float32", "train": ["language", "merger", "vision"]},
-        "rollout": {"prompts_per_step": 1, "max_new_tokens": 4096}, "train": {"sharding": "none", **(train or {})},
+        "rollout": {"prompts_per_step": 1, "max_new_tokens": 4096}, "train": {"sharding": "none"},
         "limits": {"score_s": 0, "environment_errors": 1.0}, "run": {"checks": "warn", "dir": f"{folder}/run"}, **more})
     return build.assemble(settings, build.make_accelerator(settings))
 
 
-def requests_for(parts: build.Parts, groups: range, n: int, tokens: int, name: str = "{}") -> list[Request]:
-    """Returns a request for each group, whose environment was opened; `name` is what the prompt says of a door."""
+def requests_for(parts: build.Parts, groups: range, n: int, tokens: int) -> list[Request]:
+    """A request for each group, whose environment was opened."""
     asked = []
     for number in groups:
-        row = Sample(id=f"door-{number}", row={"id": name.format(number)})
+        row = Sample(id=f"door-{number}", row={"id": str(number)})
         sample = opened(parts.engine, parts.task, row, number)
         asked.append(Request(prompt=parts.encode(parts.task, sample), n=n, key=(0, number), sample=sample,
                              sampling=Sampling(max_new_tokens=tokens)))
@@ -303,15 +302,6 @@ def section(name: str, lines: Lines, command: str) -> str:
     return f"## {TITLES[name]}\n\n`{command}`\n\n{versions} " + "\n".join(lines) + "\n"
 
 
-def put(page: str, name: str, text: str) -> str:
-    """Returns the page with a section in place of the one of that name, in the order of TITLES."""
-    titles = [*TITLES.values()]
-    found = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    found[TITLES[name]] = text.partition("\n")[2]
-    ordered = sorted(found, key=lambda title: titles.index(title) if title in titles else len(titles))
-    return "# Episodes (CPU)\n\n" + "\n\n".join(f"## {t}\n\n{found[t].strip()}" for t in ordered) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="+", choices=[*PARTS])
@@ -320,15 +310,10 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=64, help="episodes of arrival (default: 64)")
     parser.add_argument("--wait-s", type=float, default=1.0, help="mean wait of arrival in seconds (default: 1)")
     parser.add_argument("--words", type=int, default=64, help="of an observation of cache (default: 64)")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="put the sections into this page")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="episodes-") as options.folder:
         for name in options.parts:
-            text = section(name, PARTS[name](options), f"python {' '.join(sys.argv)}")
-            print(text, flush=True)
-            if options.out:
-                page = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
-                options.out.write_text(put(page, name, text), encoding="utf-8")
+            print(section(name, PARTS[name](options), f"python {' '.join(sys.argv)}"), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
     python benchmarks/episodes_exact.py > benchmarks/results/episodes_exact.md          # --engine vllm: where vLLM is
 
 A cell tells, of a random tiny model (`vlrl tiny`) whose weights move before each of three syncs: the largest difference
-of a log-probability in turn 1, 2, 3 and 4 over all syncs and episodes, and what `episode_check.first_difference` says.
-"""
+of a log-probability in each turn over all syncs and episodes, and what `episode_check.first_difference` says."""
 
 import argparse
 import contextlib

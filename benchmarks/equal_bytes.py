@@ -5,14 +5,13 @@
     python benchmarks/equal_bytes.py --against before.json --resume-from kept --jobs 2   # with that of now
     python benchmarks/equal_bytes.py --against before.json --only chord,search
 
-Each run is a process of its own, or two, on the embedded models and with one thread. Of its last checkpoint these are
-compared: the tensors of the weights and of the trainer, by their values and whatever their names; the rest of the
-trainer's state; and all metrics but times, speeds and memory. A run of one method names a metric that shows that the
-method acted in the last two steps, and fails where it did not: equal bytes would say nothing then.
+Each run has its own process, or two, one thread, and an embedded model. Compared are, of its last checkpoint, the
+tensors of weights and trainer by value, whatever their names, the rest of the trainer's state, and all metrics but
+times, speeds and memory. A run of a method fails if its metric does not show that the method acted in the last steps.
 
---keep leaves each run as a kill right after step 2 would have, and --resume-from goes on in copies of these, which must
-end as the undisturbed runs did. Kept folders hold all that their runs read: they can be moved, and any checkout may go
-on with them. The exit code is 1 where something differs or failed; the table says what, and the first such metric."""
+--keep leaves each run as a kill right after step 2 would have; --resume-from resumes copies of these, which must end in
+the same bytes. Kept folders can be moved and resumed by any checkout. The exit code is 1 if something differs or
+failed; the table says what."""
 
 from __future__ import annotations
 
@@ -214,7 +213,6 @@ def resumed(name: str, kept: Path) -> Record:
 
 
 def outcome(made: Future[Record]) -> Record:
-    """Returns the record of a run, or its error."""
     try:
         return made.result()
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
@@ -277,8 +275,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="A,B", help=f"of {', '.join(RUNS)}")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side")
     args = parser.parse_args()
-    if unknown := {*(args.only or ())} - {*RUNS}:
-        parser.error(f"--only: no run is named {', '.join(sorted(unknown))}")
     if (args.keep and not args.write) or (args.resume_from and not args.against):
         parser.error("--keep goes with --write, and --resume-from with --against")
     for name in ("write", "against", "keep", "resume_from"):  # the working directory moves while processes are forked

@@ -2,8 +2,7 @@
 
     python benchmarks/gpu_parts.py PART RESULT.json [--tiny]
 
-A part adds rows as it measures them, so that those before a crash or a hang are kept. It raises Skipped where the
-machine lacks what it needs, and anything else where something is wrong."""
+A part writes each row as soon as it is measured. It raises Skipped where the machine lacks what the part needs."""
 
 from __future__ import annotations
 
@@ -26,8 +25,6 @@ GIB = 2**30
 Add = Callable[..., None]
 PEER = {"3b": "8.1 %", "7b": "16 to 23 %"}
 """The actor MFU that EasyR1 v0.3.2 publishes of Qwen2.5-VL."""
-
-
 _TIMED = ("The first step is not timed; GiB is what a process holds of the card at most, CUDA's own included (on a "
           "CPU, of main memory).")
 

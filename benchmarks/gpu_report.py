@@ -4,9 +4,8 @@
     make gpu-report PART=attention           # one part; its rows replace those of before
     make gpu-report TINY=1                   # the same code with tiny models, on any machine, in minutes
 
-The parts run in the order of their value, each in a process of its own and within its limit. What fails or hangs is a
-row with its traceback, and the rest runs. The rows are merged into gpu-report/report.json over calls;
-gpu-report/report.md is made of them. The parts themselves are in gpu_parts.py."""
+Each part of gpu_parts.py runs in its own process, within its limit; a failure or a hang is a row with its traceback.
+Rows of several calls are merged into gpu-report/report.json, from which gpu-report/report.md is written."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
     python benchmarks/gpu_step.py SIDE MODE SIZE ROWS FOLDER RESULT.json
 
-Equal on both sides: weights, image files, prompts, answers per prompt and their length (the end token is banned),
-reward, LoRA, bfloat16, gradient checkpointing, AdamW, no KL, one optimizer step. TRL generates with transformers, as
-vlrl's engine `hf` does. A step is everything from reading the images to the new weights; the first one is not timed."""
+Equal on both sides: weights, image files, prompts, number and length of answers (the end token is banned), reward,
+LoRA, bfloat16, gradient checkpointing, AdamW, no KL. TRL generates with transformers, as vlrl's engine `hf` does."""
 
 from __future__ import annotations
 
@@ -36,18 +35,14 @@ TIMED = 2
 
 @dataclass(frozen=True)
 class Step:
-    """What a process runs."""
+    """What a process runs. side: vlrl or trl; mode: of gpu_update.MODES; size: of gpu_update.SIZES; rows: answers in a
+    micro-batch; folder: with the model, samples.json and the images."""
 
     side: str
-    """vlrl or trl."""
     mode: str
-    """One of gpu_update.MODES."""
     size: str
-    """One of gpu_update.SIZES."""
     rows: int
-    """Answers in a micro-batch."""
     folder: Path
-    """Holds the model, samples.json and the images."""
 
     def measured(self, limit: float) -> dict[str, Any]:
         """Returns {"seconds" of each timed step, "generating", "gib", "tensors"}, or {"error"}, of a process that is

@@ -1,15 +1,12 @@
-"""The update and generation of a Qwen2.5-VL-3B or 7B on one GPU, padded and packed; for gpu_parts.py.
+"""Update and generation of a Qwen2.5-VL-3B or 7B on one GPU, padded and packed; for gpu_parts.py.
 
-The model has the shape of the 3B or 7B and random weights; nothing is downloaded. Four prompts of 800 visual and 200
-text tokens with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains
-on the same given answers at its own fastest micro-batch size, found before the timing; the sides take turns. MFU counts
-useful operations (vlrl/models/flops.py: each prompt and image once, nothing recomputed), the same for all sides.
-Generation is compared with the time in which the card can read weights and KV cache."""
+The model has the shape of the 3B or 7B and random weights. Four prompts of 800 visual and 200 text tokens with 8
+answers of 400 tokens; bfloat16, gradient checkpointing, vision tower frozen. Every side trains on the same answers at
+its own fastest micro-batch size; the sides take turns. MFU counts useful operations (vlrl/models/flops.py: each prompt
+and image once, nothing recomputed). Generation is compared with the time to read weights and KV cache."""
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 import json
 import os
 import time
@@ -100,46 +97,8 @@ MODES: dict[str, dict[str, Any]] = {"lora": {"lora": {"rank": 32, "target": "lan
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def tokenizer(size: Size) -> tuple[Any, str]:
-    """Qwen's own where the package dashscope is installed, else the tiny models'; and which of them it is."""
-    found = importlib.util.find_spec("dashscope") if size is not TINY else None
-    path = Path(found.origin).parent / "resources" / "qwen.tiktoken" if found and found.origin else None
-    if path is None or not path.is_file():
-        return tiny_models.make_tokenizer(QWEN), "that of the tiny models"
-    return qwen_tokenizer(path), "Qwen's, from the package dashscope"
-
-
-def qwen_tokenizer(path: Path) -> Any:
-    """A fast tokenizer of a file of `base64 rank` lines; the merges of a token are its splits into known ones."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    letters = bytes_to_unicode()
-    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, path.read_bytes().splitlines())}
-    merges = []
-    for token, rank in ranks.items():
-        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
-        known = [(ranks[a], ranks[b], a, b) for a, b in splits if a in ranks and b in ranks]
-        merges += [(rank, *split) for split in sorted(known)]
-
-    def spelled(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
-
-    bpe = Tokenizer(models.BPE({spelled(t): rank for t, rank in ranks.items()},
-                               [(spelled(a), spelled(b)) for *_, a, b in sorted(merges)]))
-    bpe.normalizer = normalizers.NFC()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(tiny_models.SPLIT.partition("|")[2]), "isolated", False),  # without our own addition
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    bpe.decoder = decoders.ByteLevel()
-    bpe.add_special_tokens(list(QWEN.special))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=QWEN.eos, pad_token=QWEN.pad, padding_side="left",
-                                   additional_special_tokens=list(QWEN.special[3:]))
-
-
-def build(folder: Path, size: Size, device: torch.device) -> str:
-    """Saves a model with random bfloat16 weights and its processor; which tokenizer it has."""
+def build(folder: Path, size: Size, device: torch.device) -> None:
+    """Saves a model with random bfloat16 weights, and a processor with the tiny models' tokenizer."""
     from transformers import (
         AutoModelForImageTextToText,
         Qwen2_5_VLConfig,
@@ -148,7 +107,7 @@ def build(folder: Path, size: Size, device: torch.device) -> str:
         Qwen2VLVideoProcessor,
     )
 
-    tokens, which = tokenizer(size)
+    tokens = tiny_models.make_tokenizer(QWEN)
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad", "vision_start_token_id": "vision_start",
              "vision_end_token_id": "vision_end"}
     ids = {key: tokens.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
@@ -165,7 +124,6 @@ def build(folder: Path, size: Size, device: torch.device) -> str:
     area = {"shortest_edge": 4 * SIDE**2, "longest_edge": size.grid[0] * size.grid[1] * SIDE**2}
     Qwen2_5_VLProcessor(Qwen2VLImageProcessor(size=area), tokens, Qwen2VLVideoProcessor(size=area),
                         chat_template=CHAT_TEMPLATE).save_pretrained(folder)
-    return which
 
 
 class Pictures(Task):
@@ -255,14 +213,12 @@ class Bench:
                 *(side(f"packed, {kind}", [n * group for n in self.size.packed], attention=kind)
                   for kind in sorted(kinds, key=lambda kind: kind != "masked"))]
 
-    def useful(self, per_answer: bool = False) -> float:
-        """Operations of an update; `per_answer`: with the prompt once per answer, as padded rows compute it."""
+    def useful(self) -> float:
+        """Operations of an update, with each prompt counted once per group."""
         total = 0.0
         for group in self.groups:
             patches = patches_of(group.prompt.mm, self.parts.policy.base.config)
-            lengths = [len(r.completion.tokens) for r in group.rollouts]
-            total += sum(self.cost.of(len(group.prompt), patches, part)
-                         for part in ([[n] for n in lengths] if per_answer else [lengths]))
+            total += self.cost.of(len(group.prompt), patches, [len(r.completion.tokens) for r in group.rollouts])
         return total
 
     def update(self, settings: Config) -> tuple[float, dict[str, float], Any]:

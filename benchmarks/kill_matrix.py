@@ -5,13 +5,10 @@ run: every file of every checkpoint, metrics (times and memory aside), evaluatio
     python benchmarks/kill_matrix.py --kills 50 --out benchmarks/results/kill_matrix.md
     python benchmarks/kill_matrix.py --kinds shaped --kills 30 --out benchmarks/results/kill_matrix_shaped.md
 
-A kind is a configuration: `small` is 20 steps of 9 answers of 6 tokens. The others, which `shaped` means together, have
-answers as long as the quickstart's, enough of them for the matrix kernels of a real run, and a correction that brings
-the sampler's log-probabilities into the weights. With several processes the first one is killed.
-
-The moments are drawn with a seed and spread over phases: a run is killed in the c-th visit of a phase, after a random
-part of the time that this phase takes. The phase in which a kill really fell is read from a file that the run keeps
-mapped into memory. Both are done from outside: by wrapping what the run calls, in a process that this file starts."""
+A kind is a configuration: `small` is 20 steps of 9 answers of 6 tokens; the others, together named `shaped`, have
+answers as long as the quickstart's and a correction that makes the update depend on the sampler's log-probabilities.
+With several processes the first one is killed. The moments are drawn with a seed: a run is killed in the c-th visit of
+a phase, after a random part of that phase's time. The phase in which a kill fell is read from a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -38,8 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PHASES = ("generation", "update", "checkpoint", "rollouts", "evaluation")
-"""Answers drawn and scored; forward, backward and optimizer; files of a checkpoint written; those of a step's rollouts;
-an evaluation. Checkpoints and rollouts are written in threads, beside the others."""
+"""Checkpoints and rollouts are written in threads, beside the other phases."""
 CONFIG = "configs/quickstart.yaml"
 _SHAPED = ("steps=10", "rollout.prompts_per_step=8", "rollout.group_size=4", "eval.every=5", "eval.samples=24",
            "save.every=3", "save.keep=9", "log.samples_every=0", "algo.correction=token_truncate")
@@ -198,7 +194,7 @@ def start(folder: Path, words: Sequence[str], plan: dict[str, Any], processes: i
 
 
 def moments(count: int, seed: int) -> list[Kill]:
-    """As many of each phase, in random order."""
+    """Moments spread evenly over the phases, in random order."""
     rng = random.Random(seed)
     phases = [PHASES[i % len(PHASES)] for i in range(count)]
     rng.shuffle(phases)

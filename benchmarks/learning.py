@@ -4,10 +4,8 @@
     python benchmarks/learning.py configs/classification/digits.yaml --metric accuracy --control RandomDigits
     python benchmarks/learning.py configs/zoom.yaml --metric accuracy --kinds rl --variant "no tool:task.tool=false"
 
-A variant is RL with other settings, KIND:key=value,key=value. --lowest adds the least value of a metric at any
-evaluation.
-Every number is from held-out samples, greedy; a run's interval is a paired bootstrap over the samples. Runs are kept in
---runs and not repeated when they are there."""
+A variant is RL with other settings, KIND:key=value,key=value. Every number is from held-out samples, greedy; a run's
+interval is a paired bootstrap over the samples. Runs are kept in --runs and not repeated when they are there."""
 
 import argparse
 import json

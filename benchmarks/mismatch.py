@@ -66,10 +66,10 @@ def main() -> int:
     size, lines = gpu.SIZES["tiny" if args.tiny else "3b"], []
     with tempfile.TemporaryDirectory() as folder:
         device = gpu.torch.device("cuda" if gpu.torch.cuda.is_available() else "cpu")
-        which = gpu.build(Path(folder), size, device)
+        gpu.build(Path(folder), size, device)
         lines += [f"# Sampler against trainer\n\n`python {' '.join(['benchmarks/mismatch.py', *sys.argv[1:]])}`\n\n"
                   f"{device_name(device)}; torch {gpu.torch.__version__} (CUDA {gpu.torch.version.cuda}), "
-                  f"transformers {transformers.__version__}, vlrl {vlrl.__version__}; tokenizer: {which}", "",
+                  f"transformers {transformers.__version__}, vlrl {vlrl.__version__}", "",
                   "| dtype | layout | mismatch/kl | gap_mean | gap_max | ratio |", "|---|---|---|---|---|---|"]
         for dtype in ("bfloat16", "float16", "float32"):
             for line in rows(size, Path(folder), dtype):

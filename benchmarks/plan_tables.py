@@ -1,6 +1,4 @@
-"""Writes the tables of memory in docs/: the estimates of `vlrl plan`. No other place has figures of memory.
-
-    python benchmarks/plan_tables.py
+"""Writes the tables of memory in docs/, the estimates of `vlrl plan`: python benchmarks/plan_tables.py
 
 A table stands between `<!-- plan: NAME -->` and `<!-- /plan -->`, where NAME is one of TABLES."""
 
@@ -19,7 +17,6 @@ from vlrl.cli.main import main as vlrl
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "docs" / "scaling.md", ROOT / "docs" / "first-real-run.md")
-GIB = 2**30
 BLOCK = re.compile(r"(?<=<!-- plan: )([\w-]+) -->\n[^<]*(?=<!-- /plan -->)")
 PRESETS = sorted(path.name for path in (ROOT / "configs" / "models").glob("*.yaml"))
 SIZES = [*((f"`{name}`", f"configs/models/{name}") for name in PRESETS),
@@ -46,10 +43,11 @@ FIRST = {"3B, one card, `engine=hf`": f"{SMALL} --card 'RTX 4090'",
 
 
 def told(command: str) -> dict[str, Any]:
-    """Returns what `vlrl plan` of these words answers."""
+    """The result of `vlrl plan` with these words; peak: GiB, as text."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         vlrl(["plan", *shlex.split(command), "--json"])
-    return json.loads(out.getvalue())
+    plan = json.loads(out.getvalue())
+    return {**plan, "peak": f"{plan['peak'] / 2**30:.1f}"}
 
 
 def matrix() -> Iterator[Sequence[str]]:
@@ -58,7 +56,7 @@ def matrix() -> Iterator[Sequence[str]]:
     for name, size in SIZES:
         for learns, words in LEARNS.items():
             cells = ["-" if "sharding" in way and "nf4" in words else
-                     gib(told(f"{size} task=grounding {words} {way}")) for way in WAYS.values()]
+                     told(f"{size} task=grounding {words} {way}")["peak"] for way in WAYS.values()]
             yield name, learns, *cells
 
 
@@ -67,11 +65,7 @@ def commands(rows: dict[str, str]) -> Iterator[Sequence[str]]:
     yield "", "command", "peak GiB"
     for name, words in rows.items():
         plan = told(words)
-        yield name, f"`vlrl plan {words}`", f"{gib(plan)} of {plan['gib']:g}"
-
-
-def gib(plan: dict[str, Any]) -> str:
-    return f"{plan['peak'] / GIB:.1f}"
+        yield name, f"`vlrl plan {words}`", f"{plan['peak']} of {plan['gib']:g}"
 
 
 TABLES: dict[str, Callable[[], Iterator[Sequence[str]]]] = {

@@ -2,12 +2,11 @@
 
     python benchmarks/preset_effects.py --out benchmarks/results/preset_effects.md     # about ten minutes on one core
 
-One number per preset for what its paper names, beside the nearest configuration without it. Gradients come from one
-batch of answers of the embedded model on that config (preset_gradient.py). Metrics come from a run of two steps, with
-the distance of its weights from those of the same run without the method, relative to how far that run moved. Samplers
-draw real rows of the config and get scripted answers. Stages are runs of one step. The last column names what a preset
-needs and the config lacks; where the effect is 0, that is why. For EGSR: the embedded model is never right after it has
-seen a solution."""
+One number per preset, compared with the nearest configuration without the method. Objectives: the gradient on one batch
+of answers of the embedded model (preset_gradient.py). Methods that sample or learn more: a metric of a run of two
+steps, and the distance of its weights from those of a run without the method, relative to how far that run moved.
+Samplers draw rows of the config and get scripted answers. Stages are runs of one step. The last column names needs
+that the config does not meet; there the effect may be 0. (EGSR: the embedded model never uses a solution correctly.)"""
 
 from __future__ import annotations
 
@@ -51,30 +50,24 @@ SMALL = ("rollout.prompts_per_step=4", "eval.samples=0", "log.samples_every=0",
 
 @dataclass(frozen=True)
 class Gradient:
-    """Another gradient than that of the words `beside` laid on the preset, |g - g'| / |g'|."""
+    """|g - g'| / |g'|, where g' is the gradient with the settings `beside` on top of the preset."""
 
-    names: str
     beside: Sequence[str]
     off_policy: bool = False
     words: Sequence[str] = ()
-    """What the preset needs set."""
     move: float = 0.05
 
 
 @dataclass(frozen=True)
 class Steered:
-    """What is moved after steps: the temperature when the entropy halves, the coefficient at a KL of .1, a reference of
-    weight 0 beside a policy of weight 1 after ten steps."""
-
-    names: str
+    """A value that the method adjusts over the steps: temperature, KL coefficient or reference weights."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the last of a few steps, and how far the weights then are from those of the same run with the words
-    `beside` laid on it, as a share of the way that these went."""
+    """A metric of the last step, and the distance of the weights from those of a run with the settings `beside`,
+    relative to how far that run moved."""
 
-    names: str
     metric: str
     beside: Sequence[str]
     words: Sequence[str] = ()
@@ -85,7 +78,6 @@ class Metric:
 class Drawn:
     """What a sampler draws from scripted answers."""
 
-    names: str
     says: str
     number: Callable[[Drive], float]
     words: Sequence[str] = ()
@@ -95,7 +87,6 @@ class Drawn:
 class Staged:
     """What is on the disk after the stages, or what these are given."""
 
-    names: str
     says: str
     number: Callable[[Path, Config], float]
     runs: bool = True
@@ -113,126 +104,77 @@ EASIER = ("curriculum.pass_at=0.1", "rollout.group_size=2", "rollout.prompts_per
 MORE = ("curriculum.pass_at=0.3", "algo.guided.answers=16", *EASIER[1:])
 
 
-def ratio(names: str, *beside: str, move: float = 0.05) -> Gradient:
-    return Gradient(names, beside or (LOSS,), off_policy=True, move=move)
+def ratio(*beside: str, move: float = 0.05) -> Gradient:
+    return Gradient(beside or (LOSS,), off_policy=True, move=move)
 
 
-def credit(names: str, *beside: str, words: Sequence[str] = ()) -> Gradient:
-    return Gradient(names, beside or (ADVANTAGE,), words=words)
+def credit(*beside: str, words: Sequence[str] = ()) -> Gradient:
+    return Gradient(beside or (ADVANTAGE,), words=words)
 
 
 ALGORITHMS: Mapping[str, Effect] = {
-    "a_lol": Metric("answers above their group's mean, weighted by a clipped ratio to the reference", "stored/loss",
-                    STORED),
-    "adaptive_kl": Steered("the KL's coefficient is steered to a target"),
-    "agent_rlvr": Metric("correct second attempts are preferred to first failures", "guided/groups_frac", SECOND, MORE),
-    "apo": credit("long wrong answers are pushed away harder, hard prompts have less KL",
-                  "algo.weights=[]", "algo.kl_weights=[]"),
-    "archer": credit("a critic of turns", "extends=algorithms/loop.yaml", "algo.critic=null"),
-    "brorl": Metric("512 answers to a prompt", "rollouts/total", ["rollout.group_size=16"], steps=1),
-    "chord": Metric("(1 - mu) RL + mu demonstrations, mu falls", "demonstrations/share", GIVEN),
-    "chord_phi": Metric("each demonstrated token counts p (1 - p)", "demonstrations/factor",
-                        ["algo.demonstrations.mix={name: chord, peak: 0.1, valley: 0.1}"]),
-    "cispo": ratio("capped weights instead of a clip"),
-    "clip_cov": ratio("a few tokens of high covariance have no gradient"),
-    "copg": Metric("pairs of stored answers without a ratio", "stored/loss", STORED),
-    "cosine": credit("a cosine of the length replaces the reward", *SHAPED),
-    "critique_grpo": Metric("a refinement joins the group", "guided/groups_frac", SECOND, EASIER),
-    "dapo": ratio("clip-higher, token mean, groups drawn anew", "extends=algorithms/grpo.yaml"),
-    "dast": credit("length beside a budget by difficulty", *SHAPED),
-    "decoupled_ppo": ratio("the gap to the sampler is weighed apart from the clip", "algo.correction=none"),
-    "deepsearch": Metric("hard prompts are searched by a tree", "search/groups_frac",
-                         ["rollout.branch.search=null", "algo.advantage=grpo"],
+    **dict.fromkeys("adaptive_kl e3 grpo_care hold_entropy".split(), Steered()),
+    **dict.fromkeys("cispo clip_cov gmpo gspo kimi kl_cov mdpo reinforce rover sapo vespo".split(), ratio()),
+    **dict.fromkeys("cosine dast grsp length_bonus step_pruner".split(), credit(*SHAPED)),
+    **dict.fromkeys("decoupled_ppo icepop mis tis".split(), ratio("algo.correction=none")),
+    **dict.fromkeys("ema_grpo gdpo gigpo lite_ppo mobgrpo pass_at_k reinforce_pp tempo".split(), credit()),
+    **dict.fromkeys("entropy_bonus siren skywork_or1".split(), credit("algo.entropy=none")),
+    **dict.fromkeys("gui_g1 hicra top_entropy".split(), credit("algo.weights=[]")),
+    **dict.fromkeys("maxrl reinforce_pp_baseline remax rloo".split(), credit("algo.advantage=dr_grpo")),
+    **dict.fromkeys("nft oreal pacs simko".split(), credit(LOSS)),
+    "a_lol": Metric("stored/loss", STORED),
+    "agent_rlvr": Metric("guided/groups_frac", SECOND, MORE),
+    "apo": credit("algo.weights=[]", "algo.kl_weights=[]"),
+    "archer": credit("extends=algorithms/loop.yaml", "algo.critic=null"),
+    "brorl": Metric("rollouts/total", ["rollout.group_size=16"], steps=1),
+    "chord": Metric("demonstrations/share", GIVEN),
+    "chord_phi": Metric("demonstrations/factor", ["algo.demonstrations.mix={name: chord, peak: 0.1, valley: 0.1}"]),
+    "copg": Metric("stored/loss", STORED),
+    "critique_grpo": Metric("guided/groups_frac", SECOND, EASIER),
+    "dapo": ratio("extends=algorithms/grpo.yaml"),
+    "deepsearch": Metric("search/groups_frac", ["rollout.branch.search=null", "algo.advantage=grpo"],
                          ["rollout.branch.search.depth=2", "rollout.branch.search.width=2"]),
-    "deepseek_v3_2": ratio("off-policy answers with a negative advantage are left out", "algo.weights=[]", move=0.3),
-    "dppo": ratio("a bound on the probability, not on the ratio", "algo.loss={name: cispo, cap: 5}", move=0.3),
-    "dr_grpo": credit("no deviation, a constant length", "extends=algorithms/grpo.yaml"),
-    "dual_clip": ratio("the loss of a negative advantage is bounded", "algo.loss.dual_clip=null", move=0.3),
-    "e3": Steered("the temperature follows the entropy"),
-    "eepo": Metric("the second half is sampled by a policy that forgets the first", "correction/weight",
-                   ["rollout.forget={lr: 0, entropy: null}"],
-                   ["rollout.forget.entropy=5", "rollout.forget.lr=0.01"]),
-    "egsr": Metric("a right own attempt replaces a wrong answer", "guided/groups_frac", SECOND, MORE),
-    "ema_grpo": credit("each task's own deviation"),
-    "entropy_bonus": credit("an entropy bonus", "algo.entropy=none"),
-    "expo": Metric("own explanations that make the answer likelier are kept", "guided/kept", SECOND),
-    "g_ra": credit("turns are paid where the outcome is", "task.combine=sum",
-                   words=["task.combine=gate:accuracy>=0.5"]),
-    "gdpo": credit("parts are normalised each by itself"),
-    "ghpo": Metric("groups that failed are asked again with a hint", "guided/groups_frac", SECOND),
-    "gigpo": credit("turns that began in one state are compared"),
-    "gkd": Metric("each token is drawn to the distribution of a teacher, here the start", "distillation/kl",
-                  ["algo.distillation=null"], ["algo.distillation.objective=1"], 4),
-    "gmpo": ratio("a geometric mean of clipped ratios"),
-    "gpg": credit("scaled up by the share of groups with a preference", "algo.advantage=dr_grpo", words=VARIED),
-    "grpo": credit("a KL of .04 to the start", "algo.kl_coef=0"),
-    "grpo_care": Steered("a reference that follows the policy slowly"),
-    "grsp": credit("right answers pay for segments by clusters of length", *SHAPED),
-    "gspo": ratio("one ratio an answer"),
-    "gspo_token": ratio("GSPO's ratio, advantages by turn", "algo.loss=gspo"),
-    "gui_g1": credit("hard rows weigh more", "algo.weights=[]"),
-    "hicra": credit("planning tokens count more", "algo.weights=[]"),
-    "himac": credit("plans and turns under one plan in groups", "algo.advantage=turn_return"),
-    "hiper": credit("plans have the advantage of subgoals", "algo.advantage={name: turn_return, gamma: 0.95}"),
-    "hold_entropy": Steered("the temperature holds the first entropy"),
-    "icepop": ratio("tokens whose sampler/trainer ratio is out of bounds are masked", "algo.correction=none"),
-    "kimi": ratio("mirror descent to the policy that sampled"),
-    "kimi_length": credit("short right answers earn more", *SHAPED, words=[*VARIED, "curriculum.pass_at=0.2"]),
-    "kl_cov": ratio("tokens of high covariance are held back"),
-    "length_bonus": credit("right answers of 320 to 512 tokens earn more", *SHAPED),
-    "lite_ppo": credit("the deviation of the whole step"),
-    "loop": ratio("leave-one-out with PPO's clip", "algo.loss=reinforce"),
-    "luspo": ratio("GSPO weighted by length", "algo.aggregation=sequence_mean"),
-    "ma_rlhf": credit("macro actions of five tokens", "extends=algorithms/ppo.yaml"),
-    "maxrl": credit("(R - mean) / mean", "algo.advantage=dr_grpo"),
-    "mdpo": ratio("a KL to the policy that sampled in place of a clip"),
-    "mis": ratio("whole answers far from the sampler are masked", "algo.correction=none"),
-    "mobgrpo": credit("success in more turns is paid less, giving up costs"),
-    "nft": credit("wrong answers train an implicit negative policy", LOSS),
-    "nsr": credit("wrong answers alone", "algo.advantage=w_reinforce"),
-    "opo": credit("a length-weighted baseline", "algo.advantage=dr_grpo", words=VARIED),
-    "oreal": credit("right answers are cloned, wrong ones pushed away", LOSS),
-    "pacs": credit("cross-entropy of a score against the outcome", LOSS),
-    "pass_at_k": credit("the best answer alone learns"),
-    "pf_ppo": credit("the best and the worst answers alone", "algo.batch=all"),
-    "ppo": credit("token advantages over a value head", "extends=algorithms/grpo.yaml", "algo.critic=null"),
-    "prorl": ratio("DAPO's clip, wider, with a KL to a reference that is reset", "algo.kl_coef=0",
-                   "algo.loss.clip_high=0.28"),
-    "raft_pp": credit("right answers alone, with weight 1", "algo.advantage=grpo", "algo.batch=all"),
-    "reinforce": ratio("no ratio at all"),
-    "reinforce_pp": credit("returns whitened over the tokens of the step"),
-    "reinforce_pp_baseline": credit("R - mean, whitened over the tokens of the step", "algo.advantage=dr_grpo"),
-    "relift": Metric("failed prompts are collected for a supervised step", "demonstrations/buffer",
-                     GIVEN, ["algo.demonstrations.mix.size=4"]),
-    "remax": credit("the baseline is a greedy answer's reward", "algo.advantage=dr_grpo"),
-    "rloo": credit("the baseline is the mean of the others", "algo.advantage=dr_grpo"),
-    "rlpr": ratio("a clip of its own, groups of little spread drawn anew", "algo.loss=reinforce"),
-    "rorecomp": credit("short right and long wrong answers, the others later", "algo.batch=all",
-                       words=["rollout.temperature=1.2", "curriculum.pass_at=0.2"]),
-    "rose": Metric("answers branch where meanings differ", "branch/reused_frac", BRANCHED),
-    "rover": ratio("values of the uniform policy"),
-    "sapo": ratio("a soft gate in place of the clip"),
-    "sasr": Metric("supervised or RL by gradient norms", "demonstrations/share",
-                   GIVEN, ["algo.demonstrations.mix.warmup=1"]),
-    "simko": credit("top-k lifted, top-1 pressed at tokens of high entropy", LOSS),
-    "siren": credit("the entropy of peak tokens within the nucleus is held", "algo.entropy=none"),
-    "skywork_or1": credit("an entropy bonus while below its target", "algo.entropy=none"),
-    "stable_reinforce": ratio("ratios bounded before the exponential, outliers left out", move=0.3),
-    "step_pruner": credit("right answers pay for steps beyond the fewest", *SHAPED),
-    "steppo": ratio("one ratio a turn", "algo.loss=gspo"),
-    "swarm_sapo": Metric("stored groups under this run's own policy", "stored/groups", STORED),
-    "tempo": credit("values of common beginnings"),
-    "thor": credit("turns that call tools are compared by their success", words=["task.rewards.tool_success=0"]),
-    "tis": ratio("the gap to the sampler is weighed, up to 2", "algo.correction=none"),
-    "top_entropy": credit("the 20 % of tokens with the highest entropy", "algo.weights=[]"),
-    "treerl": Metric("answers branch at surprising tokens", "branch/reused_frac", BRANCHED),
-    "two_sided": ratio("ratios of negative advantages are bounded", "algo.loss.delta=null", move=0.6),
-    "vagen": credit("advantages of turns, then of their tokens", "extends=algorithms/archer.yaml"),
-    "vespo": ratio("smooth weights of whole answers"),
-    "w_reinforce": credit("right answers weigh .1", "algo.advantage=nsr"),
-    "webrl": Metric("stored successes fitted to their advantage", "stored/loss", STORED, EASIER),
+    "deepseek_v3_2": ratio("algo.weights=[]", move=0.3),
+    "dppo": ratio("algo.loss={name: cispo, cap: 5}", move=0.3),
+    "dr_grpo": credit("extends=algorithms/grpo.yaml"),
+    "dual_clip": ratio("algo.loss.dual_clip=null", move=0.3),
+    "eepo": Metric("correction/weight", ["rollout.forget={lr: 0, entropy: null}"], ["rollout.forget.entropy=5",
+                   "rollout.forget.lr=0.01"]),
+    "egsr": Metric("guided/groups_frac", SECOND, MORE),
+    "expo": Metric("guided/kept", SECOND),
+    "g_ra": credit("task.combine=sum", words=["task.combine=gate:accuracy>=0.5"]),
+    "ghpo": Metric("guided/groups_frac", SECOND),
+    "gkd": Metric("distillation/kl", ["algo.distillation=null"], ["algo.distillation.objective=1"], 4),
+    "gpg": credit("algo.advantage=dr_grpo", words=VARIED),
+    "grpo": credit("algo.kl_coef=0"),
+    "gspo_token": ratio("algo.loss=gspo"),
+    "himac": credit("algo.advantage=turn_return"),
+    "hiper": credit("algo.advantage={name: turn_return, gamma: 0.95}"),
+    "kimi_length": credit(*SHAPED, words=[*VARIED, "curriculum.pass_at=0.2"]),
+    "loop": ratio("algo.loss=reinforce"),
+    "luspo": ratio("algo.aggregation=sequence_mean"),
+    "ma_rlhf": credit("extends=algorithms/ppo.yaml"),
+    "nsr": credit("algo.advantage=w_reinforce"),
+    "opo": credit("algo.advantage=dr_grpo", words=VARIED),
+    "pf_ppo": credit("algo.batch=all"),
+    "ppo": credit("extends=algorithms/grpo.yaml", "algo.critic=null"),
+    "prorl": ratio("algo.kl_coef=0", "algo.loss.clip_high=0.28"),
+    "raft_pp": credit("algo.advantage=grpo", "algo.batch=all"),
+    "relift": Metric("demonstrations/buffer", GIVEN, ["algo.demonstrations.mix.size=4"]),
+    "rlpr": ratio("algo.loss=reinforce"),
+    "rorecomp": credit("algo.batch=all", words=["rollout.temperature=1.2", "curriculum.pass_at=0.2"]),
+    "rose": Metric("branch/reused_frac", BRANCHED),
+    "sasr": Metric("demonstrations/share", GIVEN, ["algo.demonstrations.mix.warmup=1"]),
+    "stable_reinforce": ratio(move=0.3),
+    "steppo": ratio("algo.loss=gspo"),
+    "swarm_sapo": Metric("stored/groups", STORED),
+    "thor": credit(words=["task.rewards.tool_success=0"]),
+    "treerl": Metric("branch/reused_frac", BRANCHED),
+    "two_sided": ratio("algo.loss.delta=null", move=0.6),
+    "vagen": credit("extends=algorithms/archer.yaml"),
+    "w_reinforce": credit("algo.advantage=nsr"),
+    "webrl": Metric("stored/loss", STORED, EASIER),
 }
-"""Preset -> what is looked at."""
 
 
 # --- gradients and metrics --------------------------------------------------------------------------------------------
@@ -392,6 +334,14 @@ class Drive:
             return sum(map(meets, some)) / max(len(some), 1)
         return of(self.draws) - of(self.plain)
 
+    def near(self, difficulty: float, part: slice = slice(None)) -> float:
+        """Like `share`, of the draws within 0.2 of a difficulty."""
+        return self.share(lambda d: abs(float(self.samples[d.index].row["difficulty"]) - difficulty) < 0.2, part)
+
+    def rarest(self) -> float:
+        """Like `share`, of the draws of the rarest category, which stays unsolved."""
+        return self.share(lambda d: self.category(d) == self.last)
+
     def hard(self, draw: Draw) -> bool:
         return float(self.samples[draw.index].row.get("difficulty") or 0) > 0.5
 
@@ -404,6 +354,11 @@ def _rest(drive: Drive) -> float:
     again = Counter(draw.index for step in drive.draws for draw in step)
     plain = Counter(draw.index for step in drive.plain for draw in step)
     return float(np.mean([*again.values()]) - np.mean([*plain.values()]))
+
+
+def _distinct(steps: Sequence[Sequence[Draw]]) -> int:
+    """Number of different prompts in the last six steps."""
+    return len({draw.index for step in steps[-6:] for draw in step})
 
 
 def _sizes(drive: Drive) -> float:
@@ -441,48 +396,37 @@ def _oversampled(drive: Drive) -> float:
 
 RARE = ["task.count=512"]
 CURRICULA: Mapping[str, Drawn] = {
-    "adcl": Drawn("batches from easy to hard", "difficulty, last steps less first", _order,
-                  [*RARE, "curriculum.batches=4"]),
-    "alp_gmm": Drawn("difficulty where rewards change", "share of the half that changes more than uniform",
-                     lambda d: _knobs(d, True), ["curriculum.fit_every=32"]),
-    "curr_reft": Drawn("yes or no, then choices, then open", "stages by answer_type", lambda d: len(d.stages())),
-    "drive": Drawn("8 answers to each, then 64 to the hardest", "largest over smallest group", _sizes,
-                   [*RARE, "curriculum.after=8", "steps=200"]),
-    "dump": Drawn("the distribution with an advantage", "share of it more than uniform",
-                  lambda d: d.share(lambda x: d.category(x) == d.last)),
-    "easy_to_hard": Drawn("easy first", "difficulty, last steps less first", _order, RARE),
-    "favchat": Drawn("useless prompts rest", "share of middling ones more than uniform", lambda d: d.share(
-        lambda x: abs(float(d.samples[x.index].row["difficulty"]) - 0.5) < 0.2, slice(8, None)), ["task.count=64"]),
-    "gain_rl": Drawn("prompts of large angle first", "share of them more than uniform",
-                     lambda d: d.share(lambda x: np.cos(x.index) > 0)),
-    "gvm": Drawn("more answers where they are right seldom", "largest over smallest group", _sizes, RARE),
-    "kimi_prioritised": Drawn("in proportion to 1 - success", "share of hard ones more than uniform",
-                              lambda d: d.share(d.hard, slice(16, None)), ["task.count=128"]),
-    "limr": Drawn("prompts that follow the mean learning curve", "fewer prompts in the end than uniform",
-                  lambda d: len({x.index for s in d.plain[-6:] for x in s}) - len(
-                      {x.index for s in d.draws[-6:] for x in s}), ["task.count=64", "curriculum.epochs=2"]),
-    "online_filtering": Drawn("pass rates about a half are kept", "share of groups dropped", _kept),
-    "ptst": Drawn("answers grow, groups shrink", "first over last group size",
-                  lambda d: d.stages()[0]["group_size"] / d.stages()[-1]["group_size"]),
-    "qwenlong": Drawn("contexts grow, hard prompts are carried over", "stages", lambda d: len(d.stages())),
-    "recap": Drawn("draws move to what stalls", "share of one task more than uniform",
-                   lambda d: d.share(lambda x: d.category(x) == d.last),
+    "adcl": Drawn("difficulty, last steps less first", _order, [*RARE, "curriculum.batches=4"]),
+    "alp_gmm": Drawn("share of the half that changes more than uniform", lambda d: _knobs(d, True),
+                     ["curriculum.fit_every=32"]),
+    "curr_reft": Drawn("stages by answer_type", lambda d: len(d.stages())),
+    "drive": Drawn("largest over smallest group", _sizes, [*RARE, "curriculum.after=8", "steps=200"]),
+    "dump": Drawn("share of it more than uniform", Drive.rarest),
+    "easy_to_hard": Drawn("difficulty, last steps less first", _order, RARE),
+    "favchat": Drawn("share of middling ones more than uniform",
+                     lambda d: d.near(0.5, slice(8, None)), ["task.count=64"]),
+    "gain_rl": Drawn("share of them more than uniform", lambda d: d.share(lambda x: np.cos(x.index) > 0)),
+    "gvm": Drawn("largest over smallest group", _sizes, RARE),
+    "kimi_prioritised": Drawn("share of hard ones more than uniform", lambda d: d.share(d.hard, slice(16, None)),
+                              ["task.count=128"]),
+    "limr": Drawn("fewer prompts in the end than uniform",
+                  lambda d: _distinct(d.plain) - _distinct(d.draws),
+                  ["task.count=64", "curriculum.epochs=2"]),
+    "online_filtering": Drawn("share of groups dropped", _kept),
+    "ptst": Drawn("first over last group size", lambda d: d.stages()[0]["group_size"] / d.stages()[-1]["group_size"]),
+    "qwenlong": Drawn("stages", lambda d: len(d.stages())),
+    "recap": Drawn("share of one task more than uniform", Drive.rarest,
                    ["tasks.0.weight=null", "tasks.1.weight=null"]),
-    "rlcs": Drawn("more groups than wanted, middle difficulty", "groups drawn for 16",
-                  _oversampled, ["curriculum.by=category"]),
-    "rule_reasoner": Drawn("domains far from the target", "share of the unsolved one more than uniform",
-                           lambda d: d.share(lambda x: d.category(x) == d.last)),
-    "sec": Drawn("categories by their mean absolute advantage", "share of the unsolved one more than uniform",
-                 lambda d: d.share(lambda x: d.category(x) == d.last)),
-    "sub_instructions": Drawn("an instruction by its first sub-goals", "stages", lambda d: len(d.stages())),
-    "sws": Drawn("categories that keep failing", "share of the unsolved one more than uniform",
-                 lambda d: d.share(lambda x: d.category(x) == d.last)),
-    "time_r1": Drawn("about a difficulty of .7", "share within .2 of it more than uniform", lambda d: d.share(
-        lambda x: abs(float(d.samples[x.index].row["difficulty"]) - 0.7) < 0.2), RARE),
-    "vl_rethinker": Drawn("half are prompts whose answers differed", "draws of a prompt more than uniform", _rest,
-                          RARE),
-    "weakness": Drawn("new samples where answers fail", "share of the half that fails more than uniform",
-                      lambda d: _knobs(d, False)),
+    "rlcs": Drawn("groups drawn for 16", _oversampled, ["curriculum.by=category"]),
+    "rule_reasoner": Drawn("share of the unsolved one more than uniform",
+                           Drive.rarest),
+    "sec": Drawn("share of the unsolved one more than uniform", Drive.rarest),
+    "sub_instructions": Drawn("stages", lambda d: len(d.stages())),
+    "sws": Drawn("share of the unsolved one more than uniform", Drive.rarest),
+    "time_r1": Drawn("share within .2 of it more than uniform",
+                     lambda d: d.near(0.7), RARE),
+    "vl_rethinker": Drawn("draws of a prompt more than uniform", _rest, RARE),
+    "weakness": Drawn("share of the half that fails more than uniform", lambda d: _knobs(d, False)),
 }
 BY_CATEGORY = ("dump", "recap", "rule_reasoner", "sec", "sws")
 
@@ -504,38 +448,38 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _rows(folder: Path, stage: str, number: int = 1) -> list[dict[str, Any]]:
-    return _lines(folder / stage / f"round-{number:02d}" / "rows.jsonl")
+def _rows(folder: Path, stage: str, number: int = 1, file: str = "rows") -> list[dict[str, Any]]:
+    return _lines(folder / stage / f"round-{number:02d}" / f"{file}.jsonl")
+
+
+def _reward(rows: Sequence[Mapping[str, Any]]) -> float:
+    return float(np.mean([row["reward"] for row in rows if "reward" in row]))
 
 
 def _shortest(folder: Path, stage: str) -> float:
     """Mean tokens of right answers over those of the ones that were kept."""
-    answers = [a for a in _lines(folder / stage / "round-01" / "answers.jsonl") if a.get("reward", 0) >= 0.01]
+    answers = [a for a in _rows(folder, stage, 1, "answers") if a.get("reward", 0) >= 0.01]
     return float(np.mean([a["tokens"] for a in answers]) / np.mean([r["tokens"] for r in _rows(folder, stage)]))
 
 
 STAGES: Mapping[str, Staged] = {
-    "alphadrive": Staged("a cold start on reasoned plans, then GRPO", "stages", lambda f, c: len(c.stages), False),
-    "cft": Staged("critiques of answers to one problem are learned", "stages", lambda f, c: len(c.stages), False),
-    "curr_reft": Staged("yes or no, choices, boxes, then own best answers", "recipes", lambda f, c: len(
-        {(own.task.model_extra or {})["recipe"] for _, own in configs.stages_of(c)}), False),
-    "expert_iteration": Staged("each round begins anew with all rounds' answers", "rows of round 2 beside its own",
-                               lambda f, c: len(_lines(f / "experts/round-02/all-rows.jsonl")) / len(
-                                   _rows(f, "experts", 2))),
-    "kimi_dpo": Staged("the shortest right answer before longer ones", "pairs", lambda f, c: len(_rows(f, "dpo"))),
-    "kimi_long2short": Staged("shortest answers, a merge, RL with half the length",
-                              "length of the run over the last stage's", lambda f, c: c.rollout.max_new_tokens
+    "alphadrive": Staged("stages", lambda f, c: len(c.stages), False),
+    "cft": Staged("stages", lambda f, c: len(c.stages), False),
+    "curr_reft": Staged("recipes",
+                        lambda f, c: len({own.task.model_dump()["recipe"] for _, own in configs.stages_of(c)}), False),
+    "expert_iteration": Staged("rows of round 2 beside its own",
+                               lambda f, c: len(_rows(f, "experts", 2, "all-rows")) / len(_rows(f, "experts", 2))),
+    "kimi_dpo": Staged("pairs", lambda f, c: len(_rows(f, "dpo"))),
+    "kimi_long2short": Staged("length of the run over the last stage's",
+                              lambda f, c: c.rollout.max_new_tokens
                               / configs.stages_of(c)[-1][1].rollout.max_new_tokens),
-    "kimi_shortest": Staged("the shortest right answer", "right answers' tokens over the kept ones'",
-                            lambda f, c: _shortest(f, "shortest")),
-    "raft": Staged("the best right answer, in rounds", "mean reward kept over mean reward drawn", lambda f, c: float(
-        np.mean([r["reward"] for r in _rows(f, "raft")]) / np.mean(
-            [a["reward"] for a in _lines(f / "raft/round-01/answers.jsonl") if "reward" in a]))),
-    "redistill": Staged("the first model learns the RL policy's answers", "rows learned", lambda f, c: len(
-        _rows(f, "base"))),
-    "self_rehearsal": Staged("own greedy answers where right, else the given", "share of given answers",
+    "kimi_shortest": Staged("right answers' tokens over the kept ones'", lambda f, c: _shortest(f, "shortest")),
+    "raft": Staged("mean reward kept over mean reward drawn",
+                   lambda f, c: _reward(_rows(f, "raft")) / _reward(_rows(f, "raft", 1, "answers"))),
+    "redistill": Staged("rows learned", lambda f, c: len(_rows(f, "base"))),
+    "self_rehearsal": Staged("share of given answers",
                              lambda f, c: float(np.mean([bool(r.get("gold")) for r in _rows(f, "rehearsal")]))),
-    "vision_r1": Staged("a cold start, then thinking suppression", "stages", lambda f, c: len(c.stages), False),
+    "vision_r1": Staged("stages", lambda f, c: len(c.stages), False),
 }
 
 
@@ -562,15 +506,14 @@ EFFECTS = {"algorithm": (ALGORITHMS, of_algorithm), "curriculum": (CURRICULA, of
 
 def line(bench: Bench, preset: Preset) -> str:
     """Returns a row of the table."""
-    table, measure = EFFECTS[preset.kind]
+    _, measure = EFFECTS[preset.kind]
     path = f"{FOLDERS[preset.kind]}/{preset.name}.yaml"
     try:
         number, says = measure(bench, preset)
         seen = f"{number:.3g} ({says})"
     except ConfigError as error:
         seen = f"refused: {str(error).partition(':')[0]}"
-    names = table[preset.name].names
-    return f"| {path.removesuffix('.yaml')} | {preset.task} | {names} | {seen} | {unmet(bench, preset)} |"
+    return f"| {path.removesuffix('.yaml')} | {preset.task} | {preset.idea} | {seen} | {unmet(bench, preset)} |"
 
 
 def unmet(bench: Bench, preset: Preset) -> str:
@@ -597,9 +540,7 @@ def main() -> None:
                 row = line(bench, preset)
                 rows[row.split(" | ")[0]] = row
                 print(row, flush=True)
-        named = {f"| {FOLDERS[p.kind]}/{p.name}": p for p in every}
-        rows = {key: f"{rows[key].rsplit(' | ', 1)[0]} | {unmet(bench, p)} |"
-                for key, p in named.items() if key in rows}
+        keys = [f"| {FOLDERS[p.kind]}/{p.name}" for p in every]
     if args.out:
         about = (__doc__ or "").partition("\n\n    python")[2]
         run = "all by one run" if not args.presets else f"by a run of {' '.join(args.presets)}, others as they were"
@@ -609,8 +550,8 @@ def main() -> None:
             f"Command: `python benchmarks/preset_effects.py --out {args.out}`, {run}, with one seed. "
             f"{platform.machine()}, {torch.get_num_threads()} thread(s), Python {platform.python_version()}, torch "
             f"{torch.__version__}, transformers {transformers.__version__}.", "",
-            "| preset | for | what its paper names | effect | needs that the config does not give |",
-            "|---|---|---|---|---|", *rows.values(), ""]), encoding="utf-8")
+            "| preset | for | idea | effect | needs that the config does not give |",
+            "|---|---|---|---|---|", *(rows[key] for key in keys if key in rows), ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

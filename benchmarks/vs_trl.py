@@ -2,20 +2,16 @@
 
     pip install -c constraints.txt -e ".[bench]"
     python benchmarks/vs_trl.py                               # Qwen3-VL, both settings, about 12 minutes on 2 cores
-    python benchmarks/vs_trl.py --model qwen2_5_vl --json out.json
+    python benchmarks/vs_trl.py --model qwen2_5_vl
 
 Equal on both sides: weights (a tiny random model), image files, prompts, group size, answer length (the end token is
-banned, so every answer is written to the full), reward, AdamW over all parameters, float32, one thread, beta 0, one
-optimizer step per batch of answers. A step is everything from reading the images to the new weights; nothing is
-logged or saved. Each side runs at its own fastest micro-batch size, found before the timing. Memory is that of the same
-steps; packed and padded updates are compared at equal rows, those of the padded one.
+banned), reward, AdamW over all parameters, float32, one thread, beta 0, one optimizer step per batch of answers. A step
+is everything from reading the images to the new weights; nothing is logged or saved. Each side runs at its own fastest
+micro-batch size, found before the timing. Packed and padded updates are compared in memory at equal rows.
 
-The sides are processes of their own that take turns, so that one busy core is compared with one busy core and each
-side's memory can be read from outside. Reported are medians, their ratio, and the spread of the ratio over the
-rounds. Two further sides train on the same given answers, packed (a group's prompt once) and padded (one row per
-answer): they show the update alone.
-
-Only the ratios carry over to other machines, and on a GPU with a large model they are others again."""
+Each side is a process; the sides take turns. Reported are medians, their ratio, and the spread of the ratio over the
+rounds. Two further sides measure the update alone, on given answers: packed (a group's prompt once) and padded (one row
+per answer). Only the ratios carry over to other machines, and a GPU with a large model has other ratios."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ WORDS = "the red circle green square blue triangle yellow box car person sign in
 
 @dataclass(frozen=True)
 class Setting:
-    """How much image and text a prompt has, and how long an answer is. Counts are tokens."""
+    """Tokens of a prompt and of an answer."""
 
     name: str
     visual: int
@@ -87,7 +83,7 @@ class Job:
 
 @dataclass
 class Result:
-    """Seconds of every timed turn and the highest memory above the loaded model."""
+    """Seconds of every timed turn, and peak memory above the loaded model."""
 
     job: Job
     seconds: list[float] = field(default_factory=list)
@@ -364,10 +360,10 @@ def prepared(job: Job, family: str) -> tuple[Job, float]:
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
-def fastest(job: Job, candidates: Sequence[int]) -> Job:
+def fastest(job: Job) -> Job:
     """The job at its fastest micro-batch size, by the shortest of three steps."""
     seconds = {}
-    for rows in candidates:
+    for rows in ROWS:
         worker = Worker(replace(job, rows=rows))
         seconds[rows] = min(worker.step() for _ in range(3))
         worker.close()
@@ -400,13 +396,13 @@ def ratio(above: Result, below: Result) -> tuple[float, float, float]:
     return above.median / below.median, min(each), max(each)
 
 
-def compare(setting: Setting, family: str, rounds: int, rows: Sequence[int]) -> dict[str, float]:
-    """Runs one setting, prints its table and returns the four ratios."""
+def compare(setting: Setting, family: str, rounds: int) -> None:
+    """Runs one setting and prints its table."""
     with tempfile.TemporaryDirectory(prefix="vs_trl-") as folder:
         job, parameters = prepared(Job("", folder, setting, tokens=0), family)
         print(f"\n{setting.name}: {family} of {parameters:.2f} M parameters; {PROMPTS} prompts of {job.tokens} tokens "
               f"({setting.visual} visual) x {GROUP} answers of {setting.answer}", flush=True)
-        jobs = [fastest(replace(job, side=side), rows) for side in SIDES]
+        jobs = [fastest(replace(job, side=side)) for side in SIDES]
         results = measure(jobs, rounds)
         padded = results["padded"]
         packed_peak = peak_at(results["packed"].job, padded.job.rows)
@@ -420,8 +416,6 @@ def compare(setting: Setting, family: str, rounds: int, rows: Sequence[int]) -> 
           f"memory vlrl / TRL      {memory:.2f}")
     print(f"  update      padded / packed  {update[0]:8.2f} x   (rounds: {update[1]:.2f} .. {update[2]:.2f})   "
           f"memory packed / padded {packed_memory:.2f} at {padded.job.rows} answers a micro-batch", flush=True)
-    return {"step_ratio": step[0], "update_ratio": update[0], "memory_ratio": memory,
-            "packed_memory_ratio": packed_memory}
 
 
 _NAMES = {"trl": "TRL 1.16 whole step", "vlrl": "vlrl whole step", "packed": "vlrl update, packed",
@@ -431,16 +425,11 @@ _NAMES = {"trl": "TRL 1.16 whole step", "vlrl": "vlrl whole step", "packed": "vl
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(PIXELS), default="qwen3_vl", help="family of the tiny model")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the ratios to this file")
     parser.add_argument("--setting", choices=[s.name for s in SETTINGS], help="only this one (default: both)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds; the warm-up comes on top (default: 5)")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, metavar="N",
-                        help="answers per micro-batch to choose from (default: 8 16 64)")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error(f"--rounds {args.rounds}: at least one round is needed")
-    if bad := [n for n in args.rows if n % GROUP or PROMPTS * GROUP % n]:
-        parser.error(f"--rows {bad[0]}: choose multiples of {GROUP} that divide {PROMPTS * GROUP}")
     return args
 
 
@@ -448,10 +437,8 @@ def main() -> None:
     args = arguments()
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     print(f"vlrl {vlrl.__version__} against TRL 1.16: float32, one thread each, in turns, {args.rounds} rounds")
-    chosen = [s for s in SETTINGS if args.setting in (None, s.name)]
-    report = {s.name: compare(s, args.model, args.rounds, args.rows) for s in chosen}
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    for setting in (s for s in SETTINGS if args.setting in (None, s.name)):
+        compare(setting, args.model, args.rounds)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
     python benchmarks/web_start.py --out runs/web-start
     vlrl train configs/web.yaml model.name=runs/web-start
 
-Each page of configs/web.yaml is opened with seeds of a stream of their own, and played by the actions known for it. A
-row shows what an episode's first turn shows; the click to learn lies up to `jitter` CSS pixels beside the right one.
-Two legs (LEGS): the first finds what is asked for, the second clicks as somebody in a hurry: what remains to gain
-is what a reward can teach. Held-out pages are not shown."""
+Each page of configs/web.yaml, but for the held-out ones, is opened with its own seeds. A row shows the first screenshot
+of an episode; its target is the right click moved by up to `jitter` CSS pixels. The second of two runs (LEGS) has a
+larger jitter, so that a reward can still improve the model."""
 
 from __future__ import annotations
 

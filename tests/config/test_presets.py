@@ -87,9 +87,10 @@ def test_the_command_lists_and_filters_them(capsys):
         assert main(["presets", *words, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
     every = rows()
-    assert len(every) == len(FILES) and {*every[0]} == {"name", "kind", "for", "needs", "cost", "paper"}
+    assert len(every) == len(FILES) and {*every[0]} == {"name", "kind", "for", "idea", "needs", "cost", "paper"}
+    assert all(row["idea"] for row in every)
     assert {row["kind"] for row in every} == {"algorithm", "curriculum", "stages"}
-    assert [row["name"] for row in rows("gspo")] == ["gspo", "gspo_token"]
+    assert [row["name"] for row in rows("gspo")] == ["gspo", "gspo_token", "luspo"]
     assert {row["for"] for row in rows("--for", "recall")} == {"recall.yaml"}
     assert rows("--for", "recall") == rows("--for", "recall.yaml")
     assert main(["presets", "--for", "recal"]) == 1 and "Did you mean 'recall'?" in capsys.readouterr().err

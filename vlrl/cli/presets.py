@@ -15,13 +15,13 @@ FOLDERS = {"algorithm": "algorithms", "curriculum": "curricula", "stages": "stag
 
 @examples(
     "vlrl presets                              all presets",
-    "vlrl presets grpo                         presets with this text in name, needs or paper",
+    "vlrl presets grpo                         presets with this text in name, idea, needs or paper",
     "vlrl presets --for recall                 those whose method acts on configs/recall.yaml",
     "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'")
 def presets(
     word: Annotated[str | None, typer.Argument(metavar="WORD", show_default=False,
-                                               help="Only list presets with this text in their name, requirements or "
-                                                    "paper, e.g. gspo.")] = None,
+                                               help="Only list presets with this text in their name, idea, "
+                                                    "requirements or paper, e.g. gspo or retries.")] = None,
     task: Annotated[str | None, typer.Option("--for", metavar="TASK", show_default=False,
                                              help="Only list presets for this task or shipped config, e.g. "
                                                   "recall.")] = None,
@@ -29,8 +29,8 @@ def presets(
 ) -> None:
     """List the presets: objectives, curricula and stages from published methods, which extends= adds to any config.
 
-    Each preset is listed with the shipped config that it was made for, what it needs in a config, its cost relative to
-    a run without the preset, and its paper."""
+    Each preset is listed with its idea, the shipped config that it was made for, what it needs in that config, its cost
+    relative to a run without the preset, and its paper."""
     from vlrl.config.presets import NEEDS, shipped
 
     rows = [preset.row() for preset in shipped()]
@@ -41,16 +41,18 @@ def presets(
             raise ConfigError(f"--for {task}: there is no preset for this task.{did_you_mean(task, known)} Known: "
                               f"{', '.join(known)}, and the names of the tasks of these configs")
     if word is not None:
-        rows = [row for row in rows if word.lower() in f"{row['name']} {row['needs']} {row['paper']}".lower()]
+        fields = ("name", "idea", "needs", "paper")
+        rows = [row for row in rows if any(word.lower() in str(row[field]).lower() for field in fields)]
     if json:
         return emit([{**row, "needs": [f"{need}: {why}" for need, why in row["needs"].items()]} for row in rows])
     for row in rows:
-        typer.echo(f"{FOLDERS[row['kind']]}/{row['name']}.yaml: {row['paper']}; for {row['for']}; costs {row['cost']}")
+        typer.echo(f"{FOLDERS[row['kind']]}/{row['name']}.yaml: {row['idea']}")
+        typer.echo(f"  {row['paper']}; for {row['for']}; costs {row['cost']}")
         for need, why in row["needs"].items():
             first, _, which = need.partition(" ")
             typer.echo(f"  needs {NEEDS[first]}{f': {which}' if which else ''} ({why})")
     if not rows:
-        typer.echo(f"no preset has {word!r} in its name, needs or paper")
+        typer.echo(f"no preset has {word!r} in its name, idea, needs or paper")
 
 
 def _names_of(shipped: str) -> set[str]:

@@ -2,6 +2,7 @@
 
     preset:
       for: recall.yaml                              # a shipped config that, with the preset, is the paper's method
+      idea: compares turns that began in one state  # what the method does, in one line
       needs: {episodes: its credit is by turn}      # what a config must provide (NEEDS), and why
       cost: a pass of the reference                 # compared with the run without the preset
       paper: arXiv 2505.10978
@@ -55,6 +56,7 @@ class Header(Settings):
     """The section `preset` in the file of a preset."""
 
     task: str = Field(alias="for", min_length=1)
+    idea: str = ""
     needs: dict[str, str] = {}
     cost: str = Field(min_length=1)
     paper: str = Field(min_length=1)
@@ -82,6 +84,7 @@ class Preset:
     name: str
     kind: str
     task: str
+    idea: str
     needs: dict[str, str]
     cost: str
     paper: str
@@ -119,7 +122,7 @@ def find_preset(name: str) -> Preset | None:
         return None
     header = _checked(tree[SECTION], path)
     return Preset(name=path.stem, kind=KINDS.get(path.parent.name, path.parent.name), task=header.task,
-                  needs=header.needs, cost=header.cost, paper=header.paper)
+                  idea=header.idea, needs=header.needs, cost=header.cost, paper=header.paper)
 
 
 def shipped() -> list[Preset]:
@@ -140,4 +143,4 @@ def _checked(section: Any, path: Path) -> Header:
         first = error.errors()[0]
         at = ".".join([SECTION, *map(str, first["loc"])])
         raise ConfigError(f"{path}: {at}={first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}. A "
-                          "preset has the fields for, needs, cost and paper") from None
+                          "preset has the fields for, idea, needs, cost and paper") from None
