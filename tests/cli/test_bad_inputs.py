@@ -95,11 +95,11 @@ CASES = [
     # runs, checkpoints and models
     (f"status {LONG}", 1, "is not a run folder"),
     ("doctor runs", 2, "unexpected extra argument"),
-    ("eval yes.yaml --checkpoint nowhere", 1, "'nowhere' is not a folder: name a run folder, or a checkpoint"),
+    ("eval yes.yaml --checkpoint nowhere", 1, "'nowhere' is not a folder: give a run folder, or a checkpoint"),
     ("eval yes.yaml --checkpoint runs", 1, "runs is neither a run folder nor a checkpoint"),
     ("eval yes.yaml --model m --checkpoint runs", 2, "name a model or a checkpoint, not both"),
     ("eval yes.yaml -o link.jsonl", 1, "link.jsonl exists already, and nothing is overwritten"),
-    (f"export {LONG} -o out", 1, "is not a folder: name a run folder"),
+    (f"export {LONG} -o out", 1, "is not a folder: give a run folder"),
     ("export runs", 2, "name the folder to write to with -o, or a model of the Hub with --push"),
     ("export runs -o out --public", 2, "needs --push"),
     ("export runs --push a/b --with-media", 2, "needs --rollouts"),

@@ -170,7 +170,7 @@ def test_a_batch_too_large_for_the_memory_is_halved(parts, monkeypatch, caplog):
     tried = fails_above(engine, 2, monkeypatch)
     assert tokens_of(engine.generate(requests)) == tokens_of(HFEngine(policy, 0, 2).generate(requests))
     assert tried[:3] == [8, 4, 2] and engine.capacity.rows == 2
-    assert "8 completions in a batch: at most 4 from now on" in caplog.text
+    assert "8 completions in a batch: later batches have at most 4" in caplog.text
     tried.clear()
     engine.generate(requests)
     assert max(tried) == 2  # remembered

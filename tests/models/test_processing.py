@@ -174,7 +174,7 @@ def test_media_and_places_must_match(parts):
     class Twice(Ask):
         def messages(self, sample):
             return [{"role": "user", "content": [{"type": "image"}, {"type": "image"}]}]
-    with pytest.raises(DataError, match="place 2 media, but the sample has 1"):
+    with pytest.raises(DataError, match="placeholders for 2 media, but the sample has 1"):
         parts[1](Twice(), SAMPLES["image"])
 
 

@@ -186,7 +186,7 @@ def test_a_huge_reward_stops_before_the_weights(made):
 
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])
 def test_deepspeed_is_refused(kind):
-    with pytest.raises(ConfigError, match=f"{kind} does not go with algo.critic.*=fsdp2.*algo.critic=null.*=grpo"):
+    with pytest.raises(ConfigError, match=f"{kind} cannot be combined with algo.critic.*=fsdp2.*=null.*=grpo"):
         check(settings("m", algo=CRITIC, train={"sharding": kind}))
 
 

@@ -99,6 +99,6 @@ def test_the_proof_of_a_sync_reads_an_image_of_a_second_turn(play):
     first, second = proof.prompt.media
     turned = replace(second, frames=tuple(f.transpose(Image.Transpose.ROTATE_180) for f in second.frames))
     other = replace(proof.prompt, media=(first, turned))
-    with pytest.raises(TrainingError, match="not the same policy"):
+    with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities"):
         proof.check(play.policy, lambda prompt, answer: read(other, answer))
     assert proof.check(play.policy, read) < EXACT

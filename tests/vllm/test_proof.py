@@ -69,7 +69,7 @@ def test_names_a_stale_weight(parts, part):
     policy, proof, engine = parts
     perturb(policy, 0)
     engine.sync(policy, leave_out=[PLANTED[part]])
-    with pytest.raises(TrainingError, match="not the same policy") as error:
+    with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities") as error:
         proof.check(policy, engine.read, lambda: engine.pairs(policy))
     assert str(error.value).count("differs by") == 1 and PLANTED[part] in str(error.value)
     assert "engine.proof" in str(error.value)

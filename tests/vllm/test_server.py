@@ -278,7 +278,7 @@ def test_a_stale_weight_is_named(engines, plant, what, step):
     else:
         it.engine._checks.update(dict.fromkeys(it.engine.config.engine.servers, 9))
     plant(name)
-    with pytest.raises(TrainingError, match="not the same policy") as error:
+    with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities") as error:
         it.engine.sync(it.policy, 1)
     assert f". {name} differs by" in str(error.value) and str(error.value).count("differs by") == 1
     plant("")
@@ -343,7 +343,7 @@ def test_no_server_is_used_before_the_proof(engines, plant, monkeypatch):
         return prove(self, address, *args, **kwargs)
 
     monkeypatch.setattr(ServerEngine, "_prove", broken)
-    with pytest.raises(TrainingError, match="not the same policy"):
+    with pytest.raises(TrainingError, match="not compute the trainer's log-probabilities"):
         it.engine.sync(it.policy, 1)
     assert cut
     plant("")

@@ -157,7 +157,7 @@ class RankMonitor:
                 beat, heard = record["beat"], time.monotonic()
             quiet = time.monotonic() - heard
             if quiet > self.limit or (quiet > 3 * BEAT and record is not None and _is_dead(record)):
-                raise self.error(time.monotonic() - began, "rank 0 was at work for which the other ranks wait")
+                raise self.error(time.monotonic() - began, "rank 0 was doing work for which the other ranks wait")
             time.sleep(pause)
             pause = min(1.5 * pause, 1.0)
 

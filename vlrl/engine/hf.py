@@ -115,7 +115,7 @@ class HFEngine:
                                     "model.max_pixels, rollout.max_new_tokens or engine.prefill_tokens.") from None
         # outside of the handler, which keeps the failed batch alive
         self.capacity = replace(self.capacity, rows=rows // 2)
-        _log.warning("out of memory with %d completions in a batch: at most %d from now on", rows, rows // 2)
+        _log.warning("out of memory with %d completions in a batch: later batches have at most %d", rows, rows // 2)
         release(self.policy.device)
         return [pair for part in split_jobs(jobs, rows // 2) for pair in self._run(requests, part, watch)]
 

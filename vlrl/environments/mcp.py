@@ -277,7 +277,7 @@ class McpEnvironment(ToolEnvironment):
             return Observation()
         first = self.tools.pop(self._reset, None)
         if first is None:
-            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, which is to reset it")
+            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r}, which its option reset names")
         try:
             shown = first({"seed": seed})
         except CallError as error:

@@ -68,7 +68,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     lacks = [p for p in ("tokenizer", "image_processor") if getattr(processor, p, None) is None]
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
-                          "the original model beside the weights (AutoProcessor...save_pretrained).")
+                          "the original model into the folder of the weights (AutoProcessor...save_pretrained).")
     with time_limit(_TEMPLATE_S):
         problem = ChatTemplate(processor, family.template).problem("user")
     if problem:
@@ -84,8 +84,8 @@ def _check_template_options(processor: Any, settings: ModelSettings) -> None:
     for option in settings.chat_template_kwargs:
         if option not in read:
             raise ConfigError(f"model.chat_template_kwargs.{option}: the chat template of {settings.name} does not "
-                              f"read it, so it would have no effect.{did_you_mean(option, read)} It reads: "
-                              f"{', '.join(sorted(read)) or 'no options'}")
+                              f"use it, so it would have no effect.{did_you_mean(option, read)} Its options: "
+                              f"{', '.join(sorted(read)) or 'none'}")
 
 
 def template_variables(processor: Any) -> set[str]:
@@ -152,8 +152,8 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
     wrong += [f"{key} is {list(has)} instead of {list(wants)}" for key, has, wants in sorted(report["mismatched_keys"])]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ConfigError(f"{what} lacks weights of its config: {', '.join(wrong[:3])}{more}. They would be "
-                          "random; give a folder that contains the whole model.")
+        raise ConfigError(f"{what} lacks weights that its config requires: {', '.join(wrong[:3])}{more}. They would be "
+                          "random, so give a folder with the complete model.")
     check_finite(model, what)
     drop_unused_sampling(model, name)
     forbid_repacking(model)
@@ -178,8 +178,8 @@ def loading_errors(what: str) -> Iterator[None]:
     except VlrlError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} cannot be loaded: {_first_line(error).rstrip('.')}. Give a folder with a saved "
-                          "model, or a hub name while the hub can be reached.") from error
+        raise ConfigError(f"{what} cannot be loaded: {_first_line(error).rstrip('.')}. Give the folder of a "
+                          "saved model or, if the hub can be reached, the name of a model there.") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -88,7 +88,7 @@ def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
     units = piece.members
     middle = len(units) // 2
     if not middle:
-        raise TrainingError(f"out of memory in the update of a single answer, of {piece.tokens} tokens with its "
-                            "prompt. Set model.gradient_checkpointing=true, or lower model.max_pixels or "
+        raise TrainingError(f"out of memory in the update on a single completion ({piece.tokens} tokens with its "
+                            "prompt). Set model.gradient_checkpointing=true, or lower model.max_pixels or "
                             "rollout.max_new_tokens.")
     return [[piece.take([*itertools.chain(*part)])] for part in (units[:middle], units[middle:])]

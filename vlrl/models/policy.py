@@ -377,9 +377,9 @@ def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> C
 
 def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
     if head.layer is None:
-        raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer are unknown, but the "
-                          f"head that {' or '.join(HEADS)} trains needs them. Train no such head (set "
-                          f"{', or '.join(WITHOUT_HEAD.values())})")
+        raise ConfigError(f"vlrl does not know how to get the hidden states before the output layer of "
+                          f"{type(base).__name__}, which the head trained by {' or '.join(HEADS)} needs. Train without "
+                          f"the head (set {', or '.join(WITHOUT_HEAD.values())})")
     return hidden
 
 

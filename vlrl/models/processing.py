@@ -118,7 +118,7 @@ class Encoder:
         end = self.processor.tokenizer.convert_ids_to_tokens(self._end)
         if not after.startswith(end):
             raise ConfigError(f"task with an environment: the chat template of model type '{self.family.model_type}' "
-                              f"does not write {end!r} after a turn, so no observation can follow one")
+                              f"does not write {end!r} after a turn, so no observation can follow an action")
         return self._encoded(sample_id, after.removeprefix(end), loaded, special=False)
 
     @property
@@ -178,15 +178,15 @@ class Encoder:
         contents = [m["content"] for m in messages]
         places = sum(isinstance(c, dict) and c.get("type") in ("image", "video") for parts in contents for c in parts)
         if places != len(loaded):
-            raise DataError(f"sample '{sample.id}': its messages place {places} media, but the sample has "
-                            f"{len(loaded)}")
+            raise DataError(f"sample '{sample.id}': its messages have placeholders for {places} media, but the sample "
+                            f"has {len(loaded)}")
         if any(map(_mixed, contents)) and not self._reads_order:
             raise DataError(f"sample '{sample.id}': a message has media inside or after its text, but the chat "
                             f"template of a {self.family.model_type} puts the media of a turn before its text. Move "
                             "them before the text, or choose a model whose template keeps their positions")
         if tools and not self._reads_tools:
             raise DataError(f"sample '{sample.id}': it has tools, which the chat template of {self.config.model.name} "
-                            "does not show. Leave them out, or choose a model whose template does")
+                            "does not show. Leave them out, or choose a model whose template shows tools")
         for role in dict.fromkeys(m["role"] for m in messages):
             if problem := self._chat.problem(role, self._plain(tools)):
                 raise DataError(f"sample '{sample.id}': the chat template of {self.config.model.name} does not show "

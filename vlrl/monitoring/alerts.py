@@ -180,8 +180,8 @@ def _constant_rewards(columns: Columns, settings: AlertSettings) -> Breach | Non
     means, spreads = [[*columns[name]][-count:] for name in ("reward/mean", "reward/std")]
     if len(means) < count or any(spreads) or len({*means}) > 1:
         return None
-    return means[0], means[0], (f"all rewards of {count} steps are {means[0]:g}, so nothing is learned from them; see "
-                                "rollouts/ for whether the task parses answers in the format that the prompt asks for")
+    return means[0], means[0], (f"all rewards of {count} steps are {means[0]:g}, so nothing is learned from them; "
+                                "check in rollouts/ whether the task parses answers in the format of the prompt")
 
 
 def _zero_variance_above(columns: Columns, settings: AlertSettings) -> Breach | None:
@@ -253,8 +253,8 @@ def _unpaid_part(columns: Columns, settings: AlertSettings) -> Breach | None:
     recent = {name: [*values][-count:] for name, values in columns.items() if name.startswith("reward/")}
     unpaid = [name.removeprefix("reward/") for name, values in recent.items()
               if name not in (*_READ, BEST) and len(values) == count and not any(values)]
-    return (0.0, 0.0, f"the reward part {' and '.join(unpaid)} is 0 in all answers of {count} steps: see in rollouts/ "
-            "whether the task parses answers in the format that the prompt asks for") if unpaid else None
+    return (0.0, 0.0, f"the reward part {' and '.join(unpaid)} is 0 in all answers of {count} steps: check in "
+            "rollouts/ whether the task parses answers in the format that the prompt asks for") if unpaid else None
 
 
 RULES: Mapping[str, Rule] = {

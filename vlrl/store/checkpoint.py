@@ -201,7 +201,7 @@ def find(path: Path) -> NewestCheckpoint:
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
-        raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
+        raise RunError(f"{str(path)!r} is not a folder: give a run folder, or a checkpoint in its checkpoints/")
     if (path / "checkpoints").is_dir():
         newest = latest(path / "checkpoints")
         if newest.path is None:
@@ -236,8 +236,8 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
     for path in all_checkpoints(folder):
         wrong = problems(path, full)
         if not wrong:
-            return NewestCheckpoint(path, tuple(f"checkpoint {damaged} is damaged ({why}); falling back to the one "
-                                                "before it" for damaged, why in passed))
+            return NewestCheckpoint(path, tuple(f"checkpoint {damaged} is damaged ({why}); falling back to the "
+                                                "previous checkpoint" for damaged, why in passed))
         passed.append((path, wrong[0]))
     return NewestCheckpoint(None, tuple(f"checkpoint {damaged} is damaged ({why})" for damaged, why in passed))
 
@@ -305,10 +305,10 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     """
     wrong = problems(path) if check else []
     if wrong:
-        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the one "
-                       "before it, or set resume=never to start over.")
+        raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the "
+                       "previous checkpoint, or set resume=never to start over.")
     try:
         return trainer_state.read(path)
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to resume "
-                       "from the one before it, or set resume=never to start over.") from error
+                       "from the previous checkpoint, or set resume=never to start over.") from error

@@ -87,8 +87,8 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
         return None
     token = int(np.argmax(gaps > allowed))
     return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
-                           f"log-probabilities of engine and trainer differ by {gaps[token]:.2g}, where {allowed:g} is "
-                           "allowed", float(gaps[token]))
+                           f"log-probabilities of engine and trainer differ by {gaps[token]:.2g}, more than "
+                           f"{allowed:g}", float(gaps[token]))
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:

@@ -272,8 +272,8 @@ class Routes:
 
     def _check_inside(self, path: Path) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
-            raise RequestError(HTTPStatus.FORBIDDEN, f"{path} is in none of the folders of {WEIGHTS}: "
-                               f"{', '.join(map(str, self._roots)) or 'none is set'}")
+            raise RequestError(HTTPStatus.FORBIDDEN, f"{path} is outside the folders in {WEIGHTS} ("
+                               f"{', '.join(map(str, self._roots)) or 'none is set'})")
 
 
 def _run_of(version: str) -> str:

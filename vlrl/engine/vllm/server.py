@@ -276,9 +276,8 @@ class ServerEngine:
             return
         cause = cause_of_mismatch(compared, differences) if compared else (
             f"Its weights are sharded over several devices, so they are not compared. {ADVICE}")
-        raise PolicyMismatch(f"the server {address} and the trainer are not the same policy after a sync: "
-                             f"log-probabilities of a fixed answer differ by {gap:.2g}, where {target.allowed:g} is "
-                             f"allowed. {cause}")
+        raise PolicyMismatch(f"the server {address} does not compute the trainer's log-probabilities after a sync: "
+                             f"for a fixed answer they differ by {gap:.2g}, more than {target.allowed:g}. {cause}")
 
     def _gap(self, address: str, target: TargetWeights) -> float:
         """The largest difference between server and trainer in a log-probability of the probe's answer.

@@ -99,8 +99,8 @@ class SyncCheck:
 
     def _explained(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None, difference: float) -> str:
         allowed = self.allowed(policy)
-        message = (f"engine and trainer are not the same policy after a sync: log-probabilities of a fixed answer "
-                   f"differ by {difference:.2g}, more than {allowed:g}")
+        message = (f"the engine does not compute the trainer's log-probabilities after a sync: for a fixed answer "
+                   f"they differ by {difference:.2g}, more than {allowed:g}")
         compared, differences = counted_differences(parameters() if parameters else ())
         if compared:
             return f"{message}. {cause_of_mismatch(compared, differences)}"

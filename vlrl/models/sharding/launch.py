@@ -90,7 +90,7 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
 def _check_zero(config: Config, kind: str) -> None:
     train, reference = config.train, config.algo.reference.name
     if head := head_of(config):
-        raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains only the "
+        raise ConfigError(f"train.sharding={kind} cannot be combined with {head}: DeepSpeed's engine trains only the "
                           f"model's own weights, not an additional head. Set train.sharding=fsdp2, or leave {head} out "
                           f"({WITHOUT_HEAD[head]})")
     for wrong, setting, way_out in (
@@ -103,7 +103,7 @@ def _check_zero(config: Config, kind: str) -> None:
              "async.max_staleness=0"),
             (kind == "zero3" and config.engine.name != "hf", f"engine.name={config.engine.name}", "engine.name=hf")):
         if wrong:
-            raise ConfigError(f"train.sharding={kind} does not go with {setting}: set {way_out}, or "
+            raise ConfigError(f"train.sharding={kind} cannot be combined with {setting}: set {way_out}, or "
                               "train.sharding=fsdp2")
 
 
