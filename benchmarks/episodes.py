@@ -33,7 +33,7 @@ import transformers
 from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task, config
-from vlrl.engine.base import Done, Request, Sampling, opened
+from vlrl.engine.base import Done, Request, Sampling, reset_sample
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.rollout.generate import make_group
 from vlrl.tools.tiny import models as tiny_models
@@ -107,7 +107,7 @@ def requests_for(parts: build.Parts, groups: range, n: int, tokens: int) -> list
     asked = []
     for number in groups:
         row = Sample(id=f"door-{number}", row={"id": str(number)})
-        sample = opened(parts.engine, parts.task, row, number)
+        sample = reset_sample(parts.engine, parts.task, row, number)
         asked.append(Request(prompt=parts.encode(parts.task, sample), n=n, key=(0, number), sample=sample,
                              sampling=Sampling(max_new_tokens=tokens)))
     return asked

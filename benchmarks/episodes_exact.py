@@ -21,7 +21,7 @@ from PIL import Image
 
 from vlrl import config as configs
 from vlrl.config.schema import Config
-from vlrl.engine.base import Request, Sampling, opened
+from vlrl.engine.base import Request, Sampling, reset_sample
 from vlrl.engine.vllm.episode_check import first_difference, turn_gaps
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.environments.host import Environments
@@ -94,7 +94,7 @@ class Play:
 
     def episodes(self, n: int = 2) -> list[tuple[Prompt, Completion]]:
         """Returns `n` episodes of each sample, with the prompts that they begin with."""
-        samples = [opened(self.engine, self.task, s, 0) for s in self.task.samples("train")]
+        samples = [reset_sample(self.engine, self.task, s, 0) for s in self.task.samples("train")]
         prompts = [self.encode(self.task, s) for s in samples]
         requests = [Request(prompt=p, n=n, sampling=Sampling(max_new_tokens=6), key=(0, i), sample=s)
                     for i, (p, s) in enumerate(zip(prompts, samples, strict=True))]

@@ -140,7 +140,7 @@ def _oracle(given: list[Any], layout: Any) -> list[Any]:
     q, k, v = (x.float().requires_grad_() for x in given[:3])
     out = torch.zeros(layout.length, q.shape[1], v.shape[2], device=q.device)
     repeat = q.shape[1] // k.shape[1]
-    for own, over in zip(layout.row, layout.above, strict=True):
+    for own, over in zip(layout.row, layout.ancestors, strict=True):
         rows = torch.cat([torch.arange(start, start + n) for start, n, _ in (*over, own)]).to(q.device)
         run = [x[rows].transpose(0, 1) for x in (q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1))]
         part = F.scaled_dot_product_attention(*run, is_causal=True).transpose(0, 1)

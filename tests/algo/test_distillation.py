@@ -85,7 +85,7 @@ def test_against_one_token_at_a_time(width):
         targets = torch.tensor([rng.choice([v for v in range(rows) if v not in banned]) for _ in range(count)])
         stats = token_stats(hidden, Head(rows, layer), targets, torch.tensor(banned), temperature,
                             {"kl": lambda a, t, b: reverse_kl(TokenChunk(a, b, t))}, 4 * rows * chunk,
-                            beside=(theirs, Head(width, other)))
+                            second=(theirs, Head(width, other)))
         stats.more["kl"].sum().backward()
         wanted = [by_token(a, (b + [0.0] * rows)[:rows], banned, temperature)
                   for a, b in zip(layer(hidden).tolist(), other(theirs).tolist(), strict=True)]

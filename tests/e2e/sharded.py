@@ -78,7 +78,7 @@ class Stored(GroupSource):
 
 def resave(config, path: Path) -> None:
     """Loads a checkpoint and saves it again, into the run folder of the config."""
-    config = shards.settle_sharding(config)
+    config = shards.resolve_sharding(config)
     parts = assemble(config, make_accelerator(config), path)
     shards.load_optimizer(parts.policy, parts.optimizer, checkpoint.load_state(path)["optimizer"])
     state = shards.state(parts.policy, {"optimizer": parts.optimizer.state_dict()})

@@ -398,7 +398,7 @@ def test_doubt_lets_no_server_work_before_it_is_admitted_again(stubs):
     assert [r.address for r in alone.admit_all()] == [one.address] and len(seen) == 1
     alone.run([asking(1)])
     assert len(seen) == 1
-    alone.doubt()
+    alone.invalidate()
     alone.run([asking(1)])
     assert len(seen) == 2
 
@@ -423,7 +423,7 @@ def test_a_server_that_takes_longer_to_load_than_a_run_lasts_is_admitted(stubs):
     asked.clear()
     assert sorted(both.run([asking(i) for i in range(10)])) == [*range(10)]
     assert both.replicas[1].ready and b.seen and not asked.is_set()
-    both.doubt()
+    both.invalidate()
     loaded.clear()
     assert both.run([asking(2)]) == [2] and not both.replicas[1].ready  # what it had is not what it must have
     loaded.set()
@@ -448,7 +448,7 @@ def test_no_server_is_asked_twice_at_a_time(stubs):
     both.replicas[1].awaited = False
     for i in range(4):
         assert both.run([asking(i)]) == [i]
-    both.doubt()
+    both.invalidate()
     for i in range(4):
         assert both.run([asking(i)]) == [i]
     assert asked == [0] and not both.replicas[1].ready

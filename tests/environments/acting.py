@@ -11,7 +11,7 @@ from PIL import Image
 from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw
-from vlrl.engine.base import opened
+from vlrl.engine.base import reset_sample
 from vlrl.engine.hf import HFEngine
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.environments.host import Environments
@@ -84,7 +84,7 @@ def engine_of(policy, encode, config, task=None):
 def played(policy, encode, config, count=2, task=None):
     """Scored groups of real episodes, one for each of the first samples."""
     with engine_of(policy, encode, config, task) as (engine, task):
-        samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[:count])]
+        samples = [reset_sample(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[:count])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         return RolloutGenerator(config, task, engine, Clock(), Algorithm(config)).groups(asked, 0)
 

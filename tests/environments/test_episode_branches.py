@@ -10,7 +10,7 @@ from tests.environments.acting import Acting, Lamps, engine_of
 from tests.helpers import load, settings, started
 from tests.rollout.test_branching import common
 from vlrl.curriculum import Draw
-from vlrl.engine.base import opened
+from vlrl.engine.base import reset_sample
 from vlrl.methods.tree.branching import Leaf, _cut, surprise
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
@@ -38,7 +38,7 @@ def drawn(tiny, task=None, **more):
     policy, encode, _ = tiny
     config = config_of(tiny, **more)
     with engine_of(policy, encode, config, task) as (engine, task):
-        samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
+        samples = [reset_sample(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         generator = answering_of(policy, encode, config, engine, task)
         groups = generator.groups(asked, 0)
@@ -133,7 +133,7 @@ def test_a_world_that_answers_otherwise_is_an_error_and_not_paid(tiny, world):
     policy, encode, _ = tiny
     config = config_of(tiny, environment={"workers": 1})
     with engine_of(policy, encode, config, Odd(rewards={"vowels": 1.0})) as (engine, task):
-        sample = opened(engine, task, task.samples("train")[1], 0)
+        sample = reset_sample(engine, task, task.samples("train")[1], 0)
         asked = [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))]
         (group,) = answering_of(policy, encode, config, engine, task).groups(asked, 0)
     first, rest = group.rollouts[:2], group.rollouts[2:]

@@ -12,7 +12,7 @@ from tests.helpers import load
 from tests.helpers import settings as made_settings
 from tests.training.test_update import Recorder, assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
-from vlrl.engine.base import Request, Sampling, opened
+from vlrl.engine.base import Request, Sampling, reset_sample
 from vlrl.errors import ConfigError
 from vlrl.models.oom import halves
 from vlrl.models.packing import make_batch, pieces_of, training_rows
@@ -134,7 +134,7 @@ def test_recorded_actions_are_enough_to_play_an_episode_again(tiny_models, histo
     config = settings(tiny_models["qwen3_vl"], episode={"history": history})
     policy, encode = load(config)
     with engine_of(policy, encode, config) as (engine, task):
-        sample = opened(engine, task, task.samples("train")[1], 0)
+        sample = reset_sample(engine, task, task.samples("train")[1], 0)
         requests = [Request(prompt=encode(task, sample), n=3, sampling=Sampling(max_new_tokens=6), sample=sample)]
         (played_once,) = engine.generate(requests)
         recorded = [completion_of(**completion_state(c)) for c in played_once]

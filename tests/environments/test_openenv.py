@@ -326,24 +326,24 @@ def test_a_dead_server_is_left_out_and_taken_back(monkeypatch):
     monkeypatch.setattr("os.getpid", lambda: 0)
     now, well = [0.0], {"a": True, "b": True}
     servers = ServerPool(("a", "b"), lambda address: well[address], lambda: now[0])
-    assert [*servers.tried()] == ["a", "b"]
-    servers.took("a")
-    assert [*servers.tried()] == ["b", "a"]
-    servers.lost("b")
+    assert [*servers.candidates()] == ["a", "b"]
+    servers.started("a")
+    assert [*servers.candidates()] == ["b", "a"]
+    servers.failed("b")
     well["b"] = False
-    assert [*servers.tried()] == ["a"]
+    assert [*servers.candidates()] == ["a"]
     now[0] = 2.5
-    assert [*servers.tried()] == ["a"]  # asked, and not well: the pause doubles
+    assert [*servers.candidates()] == ["a"]  # asked, and not well: the pause doubles
     now[0], well["b"] = 5.0, True
-    assert [*servers.tried()] == ["a"]
+    assert [*servers.candidates()] == ["a"]
     now[0] = 7.0
-    assert [*servers.tried()] == ["a", "b"]
-    servers.took("b")
-    servers.gave_back("a")
-    assert [*servers.tried()] == ["a", "b"]
-    servers.lost("a")
-    servers.lost("b")
-    assert [*servers.tried()] == ["a", "b"]  # at once, where none is left
+    assert [*servers.candidates()] == ["a", "b"]
+    servers.started("b")
+    servers.closed("a")
+    assert [*servers.candidates()] == ["a", "b"]
+    servers.failed("a")
+    servers.failed("b")
+    assert [*servers.candidates()] == ["a", "b"]  # at once, where none is left
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from tests.conftest import TWO
 from tests.helpers import load, settings
 from vlrl import Sample, Task
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.engine.base import Request, Sampling, opened
+from vlrl.engine.base import Request, Sampling, reset_sample
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.environments.host import Environments
 from vlrl.monitoring.metrics import Clock, group_metrics
@@ -60,7 +60,7 @@ def test_calls_are_answered_and_counted(tiny_models, family):
     environments = Environments(lambda _: task, EnvironmentSettings(workers=1))
     engine = EpisodeEngine(script, encode, environments, config, Clock())
     try:
-        sample = opened(engine, task, Sample(id="s"), 0)
+        sample = reset_sample(engine, task, Sample(id="s"), 0)
         prompt = encode(task, sample)
         request = Request(prompt=prompt, n=2, sampling=Sampling(max_new_tokens=200), key=(0, 0), sample=sample)
         (completions,) = engine.generate([request])

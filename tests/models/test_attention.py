@@ -176,7 +176,7 @@ def test_what_is_derived_from_a_row_is_derived_once():
 
 def test_answers_of_similar_length_lie_side_by_side():
     layout = layout_of(((4, (3, 10, 7)), (5, (8,))))  # 8 is at least three quarters of 10, and 7 is not
-    assert [grid.shape for grid in layout.ends] == [(2, 10), (1, 7), (1, 3)]
+    assert [grid.shape for grid in layout.leaves] == [(2, 10), (1, 7), (1, 3)]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from jinja2 import Environment
 
-from vlrl.models.template_opening import opened_in, turn_beginning
+from vlrl.models.template_opening import opening_text, turn_beginning
 
 THINK = "<think>\n"
 EMPTY = "<think>\n\n</think>\n\n"
@@ -44,7 +44,7 @@ def opened(template, *texts, system=""):
     messages = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
     messages += [{"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
                  for i, text in enumerate(texts)]
-    return opened_in(made(messages), turn_beginning(made), CONTROL)
+    return opening_text(made(messages), turn_beginning(made), CONTROL)
 
 
 @pytest.mark.parametrize("template", [QWEN, LAST_WITH_BLOCK, BLOCK_IN_HISTORY, STRINGS_ALONE, WORDS, NO_HEADER, ALWAYS])
@@ -69,4 +69,4 @@ def test_marks_of_the_template_are_no_text():
 def test_a_template_of_which_nothing_can_be_learned_opens_nothing():
     assert turn_beginning(partial(render, "{% for m in messages %}{{ m.role }}{% endfor %}<think>")) == ""
     assert turn_beginning(partial(render, "{{ raise_exception('no') }}")) == ""
-    assert opened_in("Why?<think>", "", CONTROL) == ""
+    assert opening_text("Why?<think>", "", CONTROL) == ""

@@ -139,9 +139,9 @@ def raising_template(folder):
 @pytest.mark.parametrize("damage, error", [
     (without_a_layer, r"lacks weights .*layers\.1\.\S+ is missing, .* and \d+ more\. They would be random"),
     (other_shape, r"lacks weights .*embed_tokens.weight is \[\d+, 96\] instead of \[\d+, 96\]\. They"),
-    (cut, r"cannot be loaded: SafetensorError: .*\. Give a folder"),
-    (lambda f: (f / "config.json").write_text("{"), "cannot be loaded: .*Give a folder"),
-    (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded: .*Give a folder"),
+    (cut, r"cannot be loaded: SafetensorError: .*\. Give the folder"),
+    (lambda f: (f / "config.json").write_text("{"), "cannot be loaded: .*Give the folder"),
+    (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded: .*Give the folder"),
     (no_image_processor, "cannot be loaded: .*image processor"),
     (lambda f: (f / "chat_template.jinja").unlink(), "no usable chat template: .*chat_template"),
     (lambda f: (f / "chat_template.jinja").write_text("hello"), "no usable chat template.*renders .* as 'hello'"),

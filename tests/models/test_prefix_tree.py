@@ -39,7 +39,7 @@ def test_what_several_answers_begin_with_is_there_once():
     tree = tree_of(answers)
     assert tree.nodes == (Node(0, 0, 6, 0, 14), Node(0, 6, 9, 6, 9), Node(1, 6, 8, 9, 11), Node(5, 6, 9, 11, 14),
                           Node(2, 0, 2, 14, 16), Node(4, 0, 9, 16, 25))  # three tokens in common are not shared
-    assert [p.tolist() for p in tree.places] == [[*range(9)], [*range(6), 9, 10], [14, 15], [*range(6)],
+    assert [p.tolist() for p in tree.positions] == [[*range(9)], [*range(6), 9, 10], [14, 15], [*range(6)],
                                                  [*range(16, 25)], [*range(6), 11, 12, 13]]
     assert tree.shared and not tree_of(answers[2:5]).shared
 
@@ -51,7 +51,7 @@ def test_every_answer_is_found_in_the_row(answers, shortest):
     row = np.full(tree.tokens, -1)
     for node in tree.nodes:
         row[node.place:node.place + node.stop - node.start] = answers[node.answer][node.start:node.stop]
-    for answer, places in zip(answers, tree.places, strict=True):
+    for answer, places in zip(answers, tree.positions, strict=True):
         assert np.array_equal(row[places], answer)
         for place in places:  # the nodes above it are all that it goes on from
             over = [n for n in tree.nodes if n.place <= place < n.end]

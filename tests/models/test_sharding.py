@@ -5,7 +5,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from tests.helpers import settings
 from vlrl.errors import ConfigError
-from vlrl.models.shards import backend, settle_sharding
+from vlrl.models.shards import backend, resolve_sharding
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
@@ -22,7 +22,7 @@ ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "
 ])
 def test_the_launcher_settles_what_is_automatic(environ, given, found):
     environ = dict(environ)
-    train = settle_sharding(settings("m", train=given), environ).train
+    train = resolve_sharding(settings("m", train=given), environ).train
     assert (train.sharding, train.cpu_offload) == found
     assert all(environ.get(f"ACCELERATE_USE_{name}") in (None, "false") for name in ("FSDP", "DEEPSPEED"))
 
@@ -48,7 +48,7 @@ def test_the_launcher_settles_what_is_automatic(environ, given, found):
 ])
 def test_what_is_refused_names_the_setting(environ, given, said):
     with pytest.raises(ConfigError, match=said):
-        settle_sharding(settings("m", **given), dict(environ))
+        resolve_sharding(settings("m", **given), dict(environ))
 
 
 @pytest.mark.parametrize("environ, given, device, found", [
@@ -59,5 +59,5 @@ def test_what_is_refused_names_the_setting(environ, given, said):
     ({}, {"sharding": "fsdp2", "cpu_offload": True}, "cpu", None),
 ])
 def test_shards_in_main_memory_beside_a_gpu_have_collectives_there(environ, given, device, found):
-    chosen = backend(settle_sharding(settings("m", train=given), dict(environ)), device)
+    chosen = backend(resolve_sharding(settings("m", train=given), dict(environ)), device)
     assert (BackendConfig(Backend(chosen)).get_device_backend_map() if chosen else None) == found

@@ -13,7 +13,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
 from vlrl.config.sections import GUIDED
 from vlrl.curriculum import Draw
-from vlrl.engine.base import opened
+from vlrl.engine.base import reset_sample
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TaskError
 from vlrl.methods.second_attempts import attempts as guided
@@ -236,7 +236,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     policy, encode, _ = tiny
     config = settings(policy.model.config._name_or_path, algo=GUIDED_ALGO, episode={"history": history})
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
-        samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
+        samples = [reset_sample(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         algorithm = started(config, policy, encode)
         generator = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)

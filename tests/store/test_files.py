@@ -11,7 +11,7 @@ from vlrl import load_run
 from vlrl.curriculum.visited import _written
 from vlrl.errors import RunError, VlrlError
 from vlrl.store import RunFolder, checkpoint, files
-from vlrl.store.files import append_line, move_aside, replacing, write_text
+from vlrl.store.files import append_line, move_to_backup, replacing, write_text
 from vlrl.tools.experiments import status
 from vlrl.tools.experiments.report import summary_table
 
@@ -70,10 +70,10 @@ def test_what_is_set_aside_lies_beside_and_the_lock_stays(tmp_path):
     for name in ("run.lock", "config.yaml"):
         write_text(folder / name, name)
     (tmp_path / "run.before-1").mkdir()  # of an earlier start
-    move_aside(folder)
+    move_to_backup(folder)
     assert [p.name for p in folder.iterdir()] == ["run.lock"]
     assert [p.name for p in (tmp_path / "run.before-2").iterdir()] == ["config.yaml"]
-    move_aside(folder)
+    move_to_backup(folder)
     assert not (tmp_path / "run.before-3").exists()
 
 

@@ -8,7 +8,7 @@ from tests.conftest import TWO
 from tests.helpers import load as load_policy
 from vlrl import config as configs
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.models.shards import settle_sharding
+from vlrl.models.shards import resolve_sharding
 from vlrl.store import checkpoint
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.heldout_loss import heldout_loss
@@ -40,7 +40,7 @@ class Sums(Task):
 
 def settings(folder, model, **more):
     (folder / "sums.py").write_text(TASK)
-    return settle_sharding(supervised_config(configs.validate({
+    return resolve_sharding(supervised_config(configs.validate({
         "steps": 1, "task": f"{folder}/sums.py:Sums", "run": {"dir": str(folder / "run"), "checks": "warn"},
         "model": {"name": str(model), "train": ["language"]}, "curriculum": "sequential",
         "rollout": {"prompts_per_step": 2, "max_new_tokens": 4}, "train": {"lr": 1e-3, "max_grad_norm": 1e9},

@@ -8,7 +8,7 @@ from tests.environments import acting
 from vlrl import config as configs
 from vlrl.errors import DataError
 from vlrl.models.packing import join_prompts
-from vlrl.models.shards import settle_sharding
+from vlrl.models.shards import resolve_sharding
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.sft import SupervisedSource, supervised_config, train
 
@@ -25,7 +25,7 @@ def settings(folder, model, **more):
 @pytest.fixture(scope="module", params=[TWO[0], pytest.param(TWO[1], marks=pytest.mark.slow)])
 def given(request, tiny_models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("given") / "run"
-    config = settle_sharding(supervised_config(settings(folder, tiny_models[request.param])))
+    config = resolve_sharding(supervised_config(settings(folder, tiny_models[request.param])))
     parts = assemble(config, make_accelerator(config), make_source=SupervisedSource)
     yield parts, parts.source.next_groups(2, 0)
     parts.engine.close()
@@ -68,7 +68,7 @@ def test_actions_are_learned(tiny_models, tmp_path):
     ({"task": {"actions": ()}}, "define oracle_actions"),
     ({"task": {"fault": "raise"}}, "its environment failed at action 2 of oracle_actions: step: .*KeyError")])
 def test_a_demonstration_that_cannot_be_played_says_why(tiny_models, tmp_path, more, message):
-    config = settle_sharding(supervised_config(settings(tmp_path / "run", tiny_models["qwen3_vl"], **more)))
+    config = resolve_sharding(supervised_config(settings(tmp_path / "run", tiny_models["qwen3_vl"], **more)))
     parts = assemble(config, make_accelerator(config), make_source=SupervisedSource)
     try:
         with pytest.raises(DataError, match=message):

@@ -168,14 +168,12 @@ class Algorithm:
 
 
 def _check_given(advantage: Bound, config: Config) -> None:
-    """Raises ConfigError if the advantage needs data of a method that is not active."""
     for what in sorted(advantage.requires & GIVEN.keys()):
         if problem := GIVEN[what](config, advantage.name):
             raise ConfigError(problem)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:
-    """Raises ConfigError if the advantage ignores the reward that algo.shaping or algo.kl_in would change."""
     if "parts" not in advantage.requires:
         return
     if shaping:

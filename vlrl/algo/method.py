@@ -103,7 +103,7 @@ class Pass(Protocol):
     memory runs out."""
     active: bool
     """Whether any process has data to train on. Equal on all processes."""
-    apart: bool
+    separate_gradient: bool
     """Whether the gradient of this loss is summed over processes separately, so that its norm is known. Otherwise it is
     accumulated together with the gradient of the objective."""
 
@@ -116,7 +116,7 @@ class Pass(Protocol):
         ...
 
     def end(self, norm: float, others: float) -> None:
-        """Called after the last micro-batch with two gradient norms, which are both NaN unless `apart`.
+        """Called after the last micro-batch with two gradient norms, which are both NaN unless `separate_gradient`.
 
         norm: of the gradient of this loss. others: of the gradient accumulated before it."""
         ...

@@ -105,7 +105,6 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _checked(setting: str, kind: Any, value: Any) -> Any:
-    """The value converted to the type of its annotation. Raises ConfigError, which names the setting."""
     try:
         config = None if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel) else _FINITE
         return pydantic.TypeAdapter(kind, config=config).validate_python(refuse_bool(kind, value))

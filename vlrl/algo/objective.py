@@ -122,8 +122,6 @@ def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound |
 
 
 def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
-    """Raises ConfigError if algo.clip_low or algo.clip_high would have no effect: the loss has no such option, or sets
-    it to another value."""
     name, given = algo.loss.name, algo.loss.options
     for clip, value in clips.items():
         if clip not in options_of("algo.loss", name, TERMS):
@@ -146,5 +144,4 @@ def _refuse_empty(correction: Bound | None) -> None:
 
 
 def _of(x: LossInputs, place: str) -> LossInputs:
-    """The inputs of the function at key `place`. Their `prepared` holds only that function's results."""
     return replace(x, prepared=x.prepared.get(place, {})) if x.prepared else x

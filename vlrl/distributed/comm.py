@@ -73,8 +73,6 @@ def _await_gloo(seconds: float = 5.0) -> None:
 
 
 def _thread_states(prefix: str) -> str:
-    """Returns the states (R: running, S: sleeping) of this process's threads whose names begin with `prefix`. "" except
-    on Linux."""
     states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has just ended
@@ -115,7 +113,6 @@ def transport_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collective(doing: str) -> Iterator[None]:
-    """Runs the block as a collective named `doing`. An error of its transport becomes RankError."""
     if _lost is not None:
         raise _lost
     here.enter(doing)
@@ -130,7 +127,6 @@ def _collective(doing: str) -> Iterator[None]:
 
 
 def _broken(error: Exception, waited: float) -> RankError:
-    """Returns the RankError that replaces a transport's error, and publishes it as the last record of this rank."""
     global _lost
     assert _monitor is not None
     _lost = _monitor.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
@@ -233,7 +229,6 @@ def all_ended_alike(value: str) -> bool:
 
 
 def _wait_patiently(calls: RankMonitor, doing: str) -> None:
-    """Lets the other ranks wait for rank 0 without a timeout, as long as rank 0 shows signs of life."""
     global _lost
     if is_main():
         here.count += 1  # counts the collective that the other ranks enter

@@ -55,7 +55,6 @@ def find() -> Launcher | None:
 
 
 def _started_by_agent(environ: Mapping[str, str]) -> bool:
-    """Whether these environment variables belong to a process that the same agent started, such as a wrapper script."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return all(name in os.environ and environ.get(name) == os.environ[name] for name in names)
 

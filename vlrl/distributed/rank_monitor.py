@@ -104,7 +104,6 @@ class RankMonitor:
                 self._end_process(waited)
 
     def _end_process(self, waited: float) -> None:
-        """Ends this process with an error message if the transport neither fails nor returns in time."""
         count, error = self.here.count, self.error(waited, "the transport raised no error")
         if self.here.doing and self.here.count == count:
             self.end(error)
@@ -196,7 +195,6 @@ class RankMonitor:
             time.sleep(0.2)
 
     def _records(self) -> list[Record | None] | None:
-        """Returns the record of every rank (None for a rank that has none); None if the store does not reply."""
         return self._ask(lambda store: [self._record(store, rank) for rank in range(self.world)])
 
     def _record(self, store: dist.Store, rank: int) -> Record | None:

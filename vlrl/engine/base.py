@@ -129,12 +129,12 @@ class EpisodePlayer(Engine, Protocol):
         """A player that samples from `engine` and shares the environments, which the original player closes."""
         ...
 
-    def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """Returns the sample with the first observation of its environment; see `opened` below."""
+    def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
+        """Returns the sample with the first observation of its environment; see the function `reset_sample` below."""
         ...
 
-    def reopened(self, sample: Sample) -> Sample:
-        """Returns the sample with a new first observation, after its media were changed; see `reopened` below."""
+    def reset_sample_again(self, sample: Sample) -> Sample:
+        """Returns the sample with a new first observation, after its media were changed; see the function below."""
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
@@ -163,7 +163,7 @@ def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop
                       turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=len(tokens))))
 
 
-def given_completion(tokens: np.ndarray, text: str = "") -> Completion:
+def unsampled_completion(tokens: np.ndarray, text: str = "") -> Completion:
     """The Completion of a text that no model sampled, such as a reference answer: token ids [T] with log-probabilities
     0."""
     return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
@@ -175,15 +175,15 @@ def turn_of(request: Request) -> int:
     return request.key[-1] if request.key[0] == ACTION else 0
 
 
-def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
+def reset_sample(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
     """Resets the sample's environment, and returns the sample with the first observation or with the error of the
     reset.
 
     The seed of the environment is derived from `key`. A sample whose task has no environment is returned unchanged."""
-    return engine.opened(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
+    return engine.reset_sample(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
 
 
-def reopened(engine: Engine, sample: Sample) -> Sample:
+def reset_sample_again(engine: Engine, sample: Sample) -> Sample:
     """Resets the environment with the same seed after the sample's media were changed. Returns the sample with the new
     first observation."""
-    return engine.reopened(sample) if isinstance(engine, EpisodePlayer) else sample
+    return engine.reset_sample_again(sample) if isinstance(engine, EpisodePlayer) else sample

@@ -83,7 +83,6 @@ def join_caches(caches: Sequence[DynamicCache]) -> DynamicCache:
 
 
 def _join(layers: Sequence[Any]) -> None:
-    """Concatenates the layers of several caches into the first layer, and empties the other layers."""
     first: Any = layers[0]
     if isinstance(first, LinearAttentionCacheLayerMixin):
         for states in ("conv_states", "recurrent_states"):
@@ -212,7 +211,6 @@ def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
 
 
 def _select(cache: DynamicCache, indices: torch.Tensor) -> None:
-    """Selects rows by index in every layer of a cache, in place. An index may occur more than once."""
     for layer in cache.layers:
         known: Any = layer  # a state instead of keys, or beside them, knows only the other name
         linear = isinstance(layer, LinearAttentionCacheLayerMixin)

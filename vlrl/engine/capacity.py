@@ -56,13 +56,13 @@ class Capacity:
     shared: bool = True
     """Whether the completions of a group share one copy of their prompt's cache."""
 
-    def fits(self, prompts: int, widest: int, rows: int, longest: int, beside: int = 1) -> bool:
-        """Whether a batch fits into 1 / `beside` of the memory.
+    def fits(self, prompts: int, widest: int, rows: int, longest: int, shares: int = 1) -> bool:
+        """Whether a batch fits into 1 / `shares` of the memory.
 
         The batch has `prompts` prompts of up to `widest` tokens, and `rows` completions of up to `longest` tokens."""
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
-        return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / beside
+        return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / shares
 
 
 def automatic(policy: Policy) -> Capacity:
@@ -141,7 +141,7 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
             begun = len(request.begun[k].written.tokens) if request.begun else 0
             width, length = len(request.prompt) + begun, request.sampling.max_new_tokens - begun
             first = not batch or batch[-1][0] != i
-            more = first or not begin_alike(request, k - 1, k)
+            more = first or not same_prefix(request, k - 1, k)
             size = (prompts + more, max(widest, width), rows + 1, max(longest, length))
             if batch and not fits(*size):
                 yield batch
@@ -154,7 +154,7 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
         yield batch
 
 
-def begin_alike(request: Request, a: int, b: int) -> bool:
+def same_prefix(request: Request, a: int, b: int) -> bool:
     """Whether rollouts `a` and `b` of a request continue the same prefix; True if the request has no prefixes."""
     if not request.begun:
         return True

@@ -29,7 +29,7 @@ from vlrl.engine.cache import (
     roomy_cache,
     stack_row_caches,
 )
-from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, split_jobs
+from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, same_prefix, split_jobs
 from vlrl.engine.decoding import DecodedBatch, DecodingBatch
 from vlrl.engine.turn_cache import RowCache, TurnCaches
 from vlrl.errors import NotFiniteError, TrainingError
@@ -80,8 +80,8 @@ class HFEngine:
         change them."""
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
-            beside = 2 if any(r.continues for r in requests) else 1
-            for jobs in batches(requests, lambda *size: self.capacity.fits(*size, beside=beside)):
+            shares = 2 if any(r.continues for r in requests) else 1
+            for jobs in batches(requests, lambda *size: self.capacity.fits(*size, shares=shares)):
                 with phase("generate"):
                     written = self._run(requests, jobs, watch)
                 for i, completion in written:
@@ -94,8 +94,6 @@ class HFEngine:
 
     def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
              watch: Watch | None = None) -> list[tuple[int, Completion]]:
-        """Generates a batch. Returns (index of the request, completion) pairs in order. If memory runs out, splits the
-        batch in halves."""
         try:
             names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
             on_token = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
@@ -125,8 +123,6 @@ class HFEngine:
                                request.sampling.stop, self.policy.eos, self._texts.decode, turns)
 
     def _so_far(self, writing: DecodingBatch, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """The texts of a batch decoded so far, by (index of the request, index of the rollout), without end tokens and
-        incomplete characters."""
         written = writing.written()
         rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
         ended = [row[:-1] if row and row[-1] in self.policy.eos else row for row in rows]
@@ -187,7 +183,7 @@ class HFEngine:
             for place, i in enumerate(rows):
                 # a prefix is prefilled as part of its own prompt, once for equal prefixes
 
-                if request.begun and not (place and begin_alike(request, rows[place - 1], i)):
+                if request.begun and not (place and same_prefix(request, rows[place - 1], i)):
                     prompts.append((request.prompt.followed_by(request.begun[i].written.tokens), None))
                 owner.append(len(prompts) - 1)
         logits, cache, mask, position = self._prefill_all(prompts)
@@ -257,7 +253,6 @@ class HFEngine:
         return self.policy.base.config.get_text_config(decoder=True)
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
-        """The first `count` uniform random numbers of a rollout's random stream."""
         place = request.begun[index].index if request.begun else index
         stream = np.random.SeedSequence([self.seed, *request.key, place])
         return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)

@@ -49,7 +49,6 @@ class StopRules:
         return self.forced[rows, t] if bool((t < self._end[rows]).any()) else None
 
     def _close(self, row: int, tokens: torch.Tensor) -> None:
-        """Forces the end of thinking on a row that has reached its thinking budget without `</think>`."""
         t = int(self._budget[row])
         if CLOSING not in self._texts.decode(tokens[row, :t].tolist()):
             room = self.forced[row, t:]

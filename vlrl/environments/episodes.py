@@ -99,7 +99,7 @@ class EpisodeEngine:
         """How many times an environment process was restarted."""
         return self.environments.restarts
 
-    def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
+    def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
         """Resets the sample's environment, and returns the sample with the first observation or with the error of the
         reset.
 
@@ -108,15 +108,15 @@ class EpisodeEngine:
         if not has_environment(task.of(sample)):
             return sample
         seed = int(np.random.SeedSequence([self.seed, 8, *key]).generate_state(1)[0])
-        return self.environments.opened(sample, seed)
+        return self.environments.reset_sample(sample, seed)
 
-    def reopened(self, sample: Sample) -> Sample:
+    def reset_sample_again(self, sample: Sample) -> Sample:
         """Resets the environment with the same seed after the sample's media were changed. Returns the sample with the
         new first observation."""
         if sample.environment_seed is None:
             return sample
         as_it_was = replace(sample, opening=None, environment_seed=None, reset_error=None)
-        return self.environments.opened(as_it_was, sample.environment_seed)
+        return self.environments.reset_sample(as_it_was, sample.environment_seed)
 
     def abandon(self) -> None:
         """Called from another thread: stops the running generation."""
@@ -133,8 +133,8 @@ class EpisodeEngine:
                 replace(r, sampling=sampling_up_to(r, most),
                         continues=tuple(p.continued for p in group) if self.limits.last is None else ())
                 for r, group in zip(requests, groups, strict=True) if not r.begun])
-            new = [p for p in everyone if p.again is None]
-            first = {p: action for p in everyone if (action := p.played)}
+            new = [p for p in everyone if p.replay_of is None]
+            first = {p: action for p in everyone if (action := p.next_replayed)}
             first |= dict(zip(new, (c for answers in opening for c in answers), strict=True))
             while calls:
                 live = []
@@ -142,13 +142,13 @@ class EpisodeEngine:
                     if action := first.pop(playing, None):
                         if playing.begin(observation):
                             self._act(playing, action, calls)
-                    elif self._goes_on(playing, observation) and playing.goes_as_before():
-                        if action := playing.played:
+                    elif self._goes_on(playing, observation) and playing.matches_replay():
+                        if action := playing.next_replayed:
                             self._act(playing, action, calls)
                         else:
                             live.append(playing)
                     else:
-                        playing.goes_as_before()
+                        playing.matches_replay()
                         playing.continued.cache = None
                 actions = engine.generate([p.request(most) for p in live]) if live else []
                 for playing, (action,) in zip(live, actions, strict=True):
@@ -160,15 +160,12 @@ class EpisodeEngine:
         return [[p.completion() for p in group] for group in groups]
 
     def _act(self, playing: LiveEpisode, action: Completion, calls: dict[Future[Any], LiveEpisode]) -> None:
-        """Appends an action to an episode, and passes it to the environment. calls: the pending calls of environments.
-        """
         playing.act(action)
         if playing.error is None:
             words = EnvironmentAction(action.text, playing.turns[-1].opened)
             calls[self.environments.begin_step(playing.episode, words)] = playing
 
     def _arrived(self, calls: dict[Future[Any], LiveEpisode]) -> list[tuple[LiveEpisode, Any]]:
-        """Waits for environments. Removes the finished calls from `calls` and returns them as (episode, result)."""
         with self.clock("waiting"):
             done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
         arrived = [(calls.pop(call), call.result()) for call in [*calls] if call in done]
@@ -177,7 +174,6 @@ class EpisodeEngine:
         return arrived
 
     def _goes_on(self, playing: LiveEpisode, step: Step | EnvironmentFailure) -> bool:
-        """Appends the result of an environment's step to an episode. Returns whether the model acts again."""
         if isinstance(step, EnvironmentFailure):
             playing.fail(step.reason)
             return False
@@ -203,8 +199,6 @@ class EpisodeEngine:
         return step, self.encode.observation(step.observation, name)
 
     def _limit(self, playing: LiveEpisode, tokens: int, media: int) -> str:
-        """The limit ("turns", "media" or "tokens") that ends the episode because this observation no longer fits; "" if
-        it fits."""
         limits = self.limits
         most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
         if sum(turn.role == "assistant" for turn in playing.turns) >= most:

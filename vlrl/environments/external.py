@@ -180,5 +180,4 @@ def _servers() -> str:
 
 
 def _printable(given: Sequence[str]) -> str:
-    """The names joined by commas, without user names and passwords in URLs (such URLs are rejected later)."""
     return ", ".join(re.sub(r"//[^/\s]*@", "//...@", name) for name in given)

@@ -162,7 +162,6 @@ def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _digest(observation: Any) -> str:
-    """A short hash of an observation, which is used as the state of the episode."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -183,7 +182,6 @@ def _digest(observation: Any) -> str:
 
 
 def _texts(observation: Any) -> str:
-    """The strings in an observation: the observation itself, or the string fields of a mapping as `name: value`."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):

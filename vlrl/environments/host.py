@@ -97,7 +97,7 @@ class Environments:
             assert seed is not None
             return HostedEpisode(self._next, sample, seed)
 
-    def opened(self, sample: Sample, seed: int) -> Sample:
+    def reset_sample(self, sample: Sample, seed: int) -> Sample:
         """Resets the sample's environment once, and returns the sample with the first observation or with the error.
 
         A sample without an environment is returned unchanged."""
@@ -169,7 +169,6 @@ class Environments:
         return self._queues[episode.number % len(self._queues)].submit(timed)
 
     def _reset(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
-        """Returns the first observation of an episode. A failed reset is retried after increasing pauses."""
         left = self.settings.reset_s
         end = time.monotonic() + left
         for pause in (*_PAUSES_S, 0.0):
@@ -257,8 +256,6 @@ class _Hosted:
         self._open: dict[int, Environment] = {}
 
     def reply(self, call: str, number: int, given: Any) -> Any:
-        """Runs a call ("reset", "step" or "close"). Returns an Observation, a Step or the failure; None if the number
-        is unknown."""
         try:
             if call == "reset":
                 sample, seed = given

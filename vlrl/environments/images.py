@@ -98,8 +98,6 @@ def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> O
 
 
 def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
-    """The image in a field's value; None if the value is not an image. must: raise ProtocolError instead of returning
-    None."""
     if isinstance(value, Mapping) and value.get("type") == "image" and "data" in value:
         return image_of_base64(value["data"], name)
     if isinstance(value, str):
@@ -114,8 +112,6 @@ def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
 
 
 def _is_frame(value: Any) -> bool:
-    """Whether a value looks like a nested list [height, width, 3 or 4] of numbers with at least 8 x 8 pixels. Only the
-    first elements are checked."""
     for least in (8, 8, 3):
         if not isinstance(value, list) or len(value) < least:
             return False

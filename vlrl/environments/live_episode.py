@@ -29,7 +29,7 @@ class LiveEpisode:
     """How many of the last observations the model sees (`episode.history=last:k`); None = all."""
     end: int
     """Id of the token that ends a turn."""
-    again: Completion | None = None
+    replay_of: Completion | None = None
     """Another episode whose actions are replayed first (Request.begun); None = start with a new action."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
@@ -79,18 +79,19 @@ class LiveEpisode:
         return True
 
     @property
-    def played(self) -> Completion | None:
+    def next_replayed(self) -> Completion | None:
         """The next action to replay; None if there is none left."""
         turn = sum(t.role == "assistant" for t in self.turns)
-        return action_of(self.again, turn) if self.again is not None and turn < len(self.again.actions) else None
+        known = self.replay_of
+        return action_of(known, turn) if known is not None and turn < len(known.actions) else None
 
-    def goes_as_before(self) -> bool:
+    def matches_replay(self) -> bool:
         """Checks that the environment has responded to the replayed actions in the same way as before.
 
         Returns False if the episode has an error, from this check or an earlier one."""
-        if self.again is None or self.error:
+        if self.replay_of is None or self.error:
             return not self.error
-        known, written = self.again.tokens, self.written
+        known, written = self.replay_of.tokens, self.written
         most = min(len(known), len(written))
         if not np.array_equal(known[:most], written[:most]) or (self.ended and len(written) < len(known)):
             way_out = self.base_request.way_out

@@ -217,8 +217,6 @@ def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
 
 
 class _Tail:
-    """A file for a process's standard error, of which the last 300 bytes are kept for error messages."""
-
     def __init__(self):
         reader, writer = os.pipe()
         self.file, self._tail = os.fdopen(writer, "w"), b""
@@ -301,31 +299,30 @@ class McpEnvironment(ToolEnvironment):
             try:
                 session.close()
             finally:
-                self._servers.gave_back(session.address)
+                self._servers.closed(session.address)
 
     def _connect(self) -> None:
         self.close()
         refused = []
-        for address in self._servers.tried():
+        for address in self._servers.candidates():
             session = McpSession(address, *self._given)
             try:
                 session.open(self._until.within(self.reset_s / len(self.addresses)))
             except ProtocolError as error:
-                self._servers.lost(address)
+                self._servers.failed(address)
                 refused.append(str(error))
             else:
                 self._session = session
-                self._servers.took(address)
+                self._servers.started(address)
                 return
         raise ProtocolError("; ".join(refused) or "no server is healthy")
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """Runs a tool call and returns the observation. A reward in the result is added to that of the turn."""
         assert self._session
         try:
             result = self._session.call(name, arguments, self._until)
         except ProtocolError:
-            self._servers.lost(self._session.address)
+            self._servers.failed(self._session.address)
             raise
         shown = content(result.content)
         if result.is_error:
@@ -377,8 +374,6 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 
 
 def _schema(tool: Any) -> dict[str, Any]:
-    """Converts a tool of the server to a schema for chat templates. Raises ProtocolError if its name is invalid or its
-    schema too long."""
     if not NAME.fullmatch(tool.name):
         raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that a tool call cannot contain; leave it out "
                             "with environment.options.tools")
@@ -391,7 +386,6 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Removes the titles from a JSON schema, because they repeat the names of arguments."""
     if isinstance(schema, Mapping):
         return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
     return [*map(_untitled, schema)] if isinstance(schema, list) else schema

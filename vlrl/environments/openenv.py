@@ -117,7 +117,7 @@ class OpenEnv(Environment):
         except (OSError, WebSocketException) as error:
             _log.debug("%s: closing: %s: %s", self.url, type(error).__name__, error)
         finally:
-            self.servers.gave_back(self.url)
+            self.servers.closed(self.url)
 
     def _illegal(self, why: str) -> Step:
         return Step(Observation(shorten(f"Error: {why}"), self._media), self.rewards.illegal(), state=self.state,
@@ -138,7 +138,7 @@ class OpenEnv(Environment):
 
         self.close()
         refused = [*map(str, full.values())]
-        for url in self.servers.tried():
+        for url in self.servers.candidates():
             if url in full:
                 continue
             if not until.left:
@@ -149,11 +149,11 @@ class OpenEnv(Environment):
                 self._socket = self._stack.enter_context(_session(url, until.within(_CONNECT_S)))
             except (OSError, ValueError, httpx.HTTPError, WebSocketException, ProtocolError) as error:
                 _log.debug("%s: no session", url, exc_info=True)
-                self.servers.lost(url)
+                self.servers.failed(url)
                 refused.append(f"{url}: {type(error).__name__}: {str(error)[:200]}")
             else:
                 self.url = url
-                self.servers.took(url)
+                self.servers.started(url)
                 return
         raise ProtocolError(f"no server accepts an episode: {'; '.join(refused) or 'none is healthy'}")
 
@@ -174,11 +174,11 @@ class OpenEnv(Environment):
         except ProtocolError as error:
             raise type(error)(f"{self.url}: {error}") from None
         except TimeoutError:
-            self.servers.lost(self.url)
+            self.servers.failed(self.url)
             raise ProtocolError(f"{self.url}: no answer within {until}") from None
         except (OSError, ValueError, WebSocketException) as error:  # the connection broke
             _log.debug("%s: the connection broke", self.url, exc_info=True)
-            self.servers.lost(self.url)
+            self.servers.failed(self.url)
             raise ProtocolError(f"{self.url}: {type(error).__name__}: {str(error)[:300]}") from error
 
 
@@ -213,7 +213,6 @@ def _refuse_more(socket: Any) -> None:
 
 
 def _observation(text: Any) -> dict[str, Any]:
-    """Parses and checks a message of the server, and returns its data. Raises ProtocolError for an invalid message."""
     try:
         message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:

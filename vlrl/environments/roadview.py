@@ -144,7 +144,6 @@ def _vehicle(pen: ImageDraw.ImageDraw, pixels: Callable[[np.ndarray], list[tuple
 
 
 def _way(pen: ImageDraw.ImageDraw, points: list[tuple[float, float]], thick: int) -> None:
-    """Draws the route as a line, and the goal as a bar across its end."""
     pen.line(points, fill=_WAY, width=thick)
     (x, y), (u, v) = points[-2:]
     along = max(1e-9, float(np.hypot(u - x, v - y)))
@@ -178,7 +177,6 @@ def drivable(scenario: str, frame: Frame, margin: float = 1.0) -> list[list[list
 
 
 def _thinned(points: np.ndarray) -> list[list[float]]:
-    """Removes the points of a polygon that lie on a line between their neighbours."""
     before, after = np.roll(points, 1, 0) - points, np.roll(points, -1, 0) - points
     bent = np.abs(before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0]) > 1e-3
     return [[round(float(x), 2), round(float(y), 2)] for x, y in points[bent]]

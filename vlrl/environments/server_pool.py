@@ -1,8 +1,8 @@
 """Chooses among several equivalent servers: a new episode uses the responding server with the fewest sessions.
 
     servers = pool(("http://a:8000", "http://b:8000"), healthy)
-    for address in servers.tried(): ...             # in this order, until a server accepts the episode
-    servers.took(address); servers.gave_back(address); servers.lost(address)
+    for address in servers.candidates(): ...             # in this order, until a server accepts the episode
+    servers.started(address); servers.closed(address); servers.failed(address)
     until = Deadline(45.0)                          # a time limit shared by all parts of a call
 
 Each process counts only its own sessions. A server that does not respond is not used for a while, then checked and used
@@ -61,7 +61,7 @@ class ServerPool:
         first = os.getpid() % len(addresses)
         self._servers = {address: _Server(address, (i - first) % len(addresses)) for i, address in enumerate(addresses)}
 
-    def tried(self) -> Iterator[str]:
+    def candidates(self) -> Iterator[str]:
         """Yields the addresses of the servers in the order in which they should be tried.
 
         Servers that did not respond come last, and only if their pause is over and they are healthy. If no server
@@ -75,20 +75,20 @@ class ServerPool:
                 if self._healthy(server.address):
                     yield server.address
                 else:
-                    self.lost(server.address)
+                    self.failed(server.address)
 
-    def took(self, address: str) -> None:
+    def started(self, address: str) -> None:
         """Records that a session was started, so the server responds."""
         server = self._servers[address]
         if server.pause and len(self._servers) > 1:
             _log.warning("the server %s responds again", address)
         server.sessions, server.pause = server.sessions + 1, 0.0
 
-    def gave_back(self, address: str) -> None:
+    def closed(self, address: str) -> None:
         """Records that a session was closed."""
         self._servers[address].sessions -= 1
 
-    def lost(self, address: str) -> None:
+    def failed(self, address: str) -> None:
         """Records that the server did not respond, so that it is not used for a while."""
         server = self._servers[address]
         if not server.pause and len(self._servers) > 1:

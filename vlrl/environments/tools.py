@@ -117,14 +117,11 @@ class Tool:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Generates a JSON schema without titles of arguments, because they would only repeat the names."""
-
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a function's docstring, and the descriptions in its lines `name: text`, by name."""
     text = inspect.getdoc(function) or ""
     descriptions = {m[1]: m[2].strip() for m in re.finditer(r"^\s*(\w+):[ \t]+(\S.*)$", text, re.MULTILINE)}
     return " ".join(text.partition("\n\n")[0].split()), descriptions
@@ -152,9 +149,6 @@ def _result(value: Any) -> Observation:
 
 
 def _decoded(media: Media) -> Media:
-    """Loads an image in Media and converts it to RGB. Returns other media unchanged.
-
-    Raises CallError if the image is too large or cannot be read."""
     image = media.source
     if not isinstance(image, Image.Image):
         return media

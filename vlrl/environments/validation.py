@@ -100,7 +100,6 @@ def fingerprint(shown: Observation | Step) -> str:
 
 
 def _contents(source: Any) -> bytes:
-    """A hash of the contents of a media source, or of its name if it is a missing file."""
     if isinstance(source, Image.Image):
         held = f"{source.mode} {source.size} ".encode() + source.tobytes()
     elif isinstance(source, (str, os.PathLike)) and os.path.isfile(source):

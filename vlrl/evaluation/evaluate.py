@@ -12,7 +12,7 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine, Request, opened
+from vlrl.engine.base import Engine, Request, reset_sample
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
@@ -65,7 +65,7 @@ def _draw_answers(task: Task, prefetch: Prefetcher, engine: Engine, config: Conf
     stream = zlib.crc32(split.encode())
     groups: list[Group] = []
     rejected = 0
-    chunks = [{(split, number): partial(opened, engine, task, sample, stream, number)
+    chunks = [{(split, number): partial(reset_sample, engine, task, sample, stream, number)
                for number, sample in samples[start:start + _CHUNK]}
               for start in range(0, len(samples), _CHUNK)]
     for chunk, following in itertools.zip_longest(chunks, chunks[1:], fillvalue={}):

@@ -36,7 +36,7 @@ ATTENTION = "vlrl_prefix_shared"
 
 Run = tuple[int, int, int]
 """(offset, length, end of the last descendant) of a run of tokens in a row."""
-Place = tuple[int, int]
+Span = tuple[int, int]
 """(offset, length) of a run of tokens in a row."""
 
 
@@ -50,7 +50,7 @@ class Grid:
     shape: tuple[int, int]
     valid: torch.Tensor | None
     """[R * A] bool, False on padding; None if there is no padding."""
-    places: torch.Tensor
+    positions: torch.Tensor
     """[tokens] position in the row of each token, without padding, in the order of `flat`."""
 
     def take(self, x: torch.Tensor, padding: float | None = None) -> torch.Tensor:
@@ -72,7 +72,7 @@ class Bucket:
     """A batch of runs whose ancestors have similar total length, for the masked implementation."""
 
     runs: Grid
-    before: Grid | None
+    ancestors: Grid | None
     """[R, P] the ancestors' tokens of each run; None for runs without ancestors."""
     mask: torch.Tensor | None
     """[R, 1, A, P + A] bool, True where a query (of A) may attend to a key (of P + A); None for runs without ancestors.
@@ -90,7 +90,7 @@ class Layout:
         self._memo: dict[tuple[Any, torch.device], Any] = {}
 
     @cached_property
-    def above(self) -> tuple[tuple[Run, ...], ...]:
+    def ancestors(self) -> tuple[tuple[Run, ...], ...]:
         """The ancestors of each run, in the order of `row`. The first ancestor is the prompt; a prompt has none."""
         out: list[tuple[Run, ...]] = []
         open_: list[Run] = []
@@ -102,24 +102,24 @@ class Layout:
         return tuple(out)
 
     @cached_property
-    def ends(self) -> tuple[Grid, ...]:
+    def leaves(self) -> tuple[Grid, ...]:
         """The leaves of the tree (runs with ancestors and without descendants), in batches of similar length."""
-        last = [(start, n) for (start, n, end), over in zip(self.row, self.above, strict=True)
+        last = [(start, n) for (start, n, end), over in zip(self.row, self.ancestors, strict=True)
                 if over and start + n == end]
         return tuple(_grid(alike) for alike in _alike(last))
 
     @cached_property
     def inner(self) -> tuple[Run, ...]:
         """All runs that are not leaves: prompts, and runs with descendants."""
-        return tuple(run for run, over in zip(self.row, self.above, strict=True)
+        return tuple(run for run, over in zip(self.row, self.ancestors, strict=True)
                      if not over or run[0] + run[1] < run[2])
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
         """The buckets of the masked implementation, and for each token of the row its index [T] in their concatenated
         outputs."""
-        return self.kept(_buckets, device)
+        return self.cached(_buckets, device)
 
-    def kept(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
+    def cached(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
         """The result of `make(layout, device)`, computed once per device and then cached."""
         if (make, device) not in self._memo:
             self._memo[make, device] = make(self, device)
@@ -174,7 +174,7 @@ def _alike(runs: Sequence[Any]) -> Iterator[list[Any]]:
         rest = rest[count:]
 
 
-def _grid(runs: Sequence[Place], device: torch.device | None = None) -> Grid:
+def _grid(runs: Sequence[Span], device: torch.device | None = None) -> Grid:
     steps = torch.arange(max(n for _, n in runs), device=device)
     offset, length = torch.tensor(runs, device=device).T[..., None]
     index, valid = (offset + torch.minimum(steps, length - 1)).flatten(), (steps < length).flatten()
@@ -283,10 +283,10 @@ class Merged(torch.autograd.Function):
                 scale: float | None) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         lse = torch.empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-        for grid in layout.ends:
+        for grid in layout.leaves:
             own, own_lse = _flash(grid.take(q), grid.take(k), grid.take(v), scale, causal=True)
-            out.index_copy_(0, grid.places, grid.flat(own))
-            lse.index_copy_(0, grid.places, grid.flat(own_lse))
+            out.index_copy_(0, grid.positions, grid.flat(own))
+            lse.index_copy_(0, grid.positions, grid.flat(own_lse))
         views = [_heads(x) for x in (q, k, v, out, lse)]
         for start, n, _ in layout.inner:
             mine, keys, values, at, at_lse = (x.narrow(2, start, n) for x in views)
@@ -308,10 +308,10 @@ class Merged(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved, layout, scale = ctx.saved_tensors, ctx.layout, ctx.scale
         grads = [torch.empty_like(x) for x in saved[:3]]
-        for grid in layout.ends:
+        for grid in layout.leaves:
             parts = _flash_backward(grid.take(grad, padding=0), [grid.take(x) for x in saved], scale, causal=True)
             for whole, part in zip(grads, parts, strict=True):
-                whole.index_copy_(0, grid.places, grid.flat(part))
+                whole.index_copy_(0, grid.positions, grid.flat(part))
         views, sums = [_heads(x) for x in (grad, *saved)], [_heads(x) for x in grads]
         for start, n, _ in layout.inner:
             given, *parts = (x.narrow(2, start, n) for x in views)
@@ -347,12 +347,12 @@ def _forks(layout: Layout) -> Iterator[tuple[int, int, int]]:
 
 
 def _buckets(layout: Layout, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
-    pairs = [*zip(layout.row, layout.above, strict=True)]
+    pairs = [*zip(layout.row, layout.ancestors, strict=True)]
     roots = [run[:2] for run, over in pairs if not over]
     buckets = [Bucket(_grid(alike, device), None, None) for alike in _alike(roots)]
     others = [(start, sum(m for _, m, _ in over), n, over) for (start, n, _), over in pairs if over]
     buckets += [_bucket(alike, device) for alike in _alike(others)]
-    order = torch.cat([b.runs.places for b in buckets])
+    order = torch.cat([b.runs.positions for b in buckets])
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(layout.length, device=device)
     return tuple(buckets), inverse
@@ -376,7 +376,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, s
     buckets, inverse = layout.masked(q.device)
     outputs = []
     for bucket in buckets:
-        own, before = bucket.runs, bucket.before
+        own, before = bucket.runs, bucket.ancestors
         keys, values = own.take(k), own.take(v)
         if before is None:
             out = F.scaled_dot_product_attention(own.take(q), keys, values, is_causal=True, scale=scale)

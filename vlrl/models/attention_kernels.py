@@ -62,7 +62,7 @@ class RowRuns:
     @staticmethod
     def of(layout: Layout, device: torch.device) -> RowRuns:
         by_depth: dict[int, list[Run]] = {}
-        for run, over in zip(layout.row, layout.above, strict=True):
+        for run, over in zip(layout.row, layout.ancestors, strict=True):
             if run[0] + run[1] < run[2]:
                 by_depth.setdefault(len(over), []).append(run)
         return RowRuns(Lengths.of([n for _, n, _ in layout.row], device),
@@ -134,7 +134,7 @@ class Varlen(torch.autograd.Function):
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    return Varlen.apply(q, k, v, layout.kept(RowRuns.of, q.device), scale)
+    return Varlen.apply(q, k, v, layout.cached(RowRuns.of, q.device), scale)
 
 
 # --- FlexAttention ---------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scal
     The kernel is compiled on CUDA. On other devices it is not compiled and has no gradient."""
     call, at = _compiled() if q.is_cuda else flex_attention, q.device
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = call(q, k, v, block_mask=layout.kept(block_mask, at), scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    out = call(q, k, v, block_mask=layout.cached(block_mask, at), scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out[0].transpose(0, 1)
 
 

@@ -88,7 +88,6 @@ def _loads(costs: Sequence[float], owners: Sequence[int], world: int) -> list[fl
 
 
 def _imbalance(entries: Sequence[_Entry], owners: Sequence[int], steps: int) -> float:
-    """Largest load divided by mean load, where ranks wait for each other at every optimizer step."""
     largest = mean = 0.0
     for step in range(steps):
         part = [(e.cost, owner) for e, owner in zip(entries, owners, strict=True) if e.step == step]

@@ -65,7 +65,6 @@ def _first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, count: int) -> list[list[int]] | None:
-    """Puts each item into the cheapest of `count` bins that has room for it; None if an item does not fit."""
     used, loads = [0] * count, [0.0] * count
     filled: list[list[int]] = [[] for _ in range(count)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):

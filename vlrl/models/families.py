@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Part = Literal["language", "merger", "vision", "audio"]
 """A part of a model. The part "audio" is never trained, because no prompt contains sound."""
-_FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "of_no_table")})
-"""Functions that prepare media for a model's forward. clips_of_any_length is for LLaVA-OneVision. of_no_table is for
-unknown families, such as GLM-4V, whose images and videos use one token, and Gemma 4, which counts frames."""
+_FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "unknown_family_inputs")})
+"""Functions that prepare media for a model's forward: clips_of_any_length is for LLaVA-OneVision, unknown_family_inputs
+for unknown families, such as GLM-4V, whose images and videos use one token, and Gemma 4, which counts frames."""
 _INSIDE = re.compile(r"merger|projector|connector")
 """Matches modules inside a vision tower that project its features into the language model."""
 
@@ -64,20 +64,20 @@ class Family:
     other_ids: tuple[int, ...] = ()
     """Ids of vision tokens whose text is unknown."""
 
-    places: tuple[tuple[str, Part], ...] = ()
+    module_parts: tuple[tuple[str, Part], ...] = ()
     """(prefix of module names, part of the model), longest prefix first. Only for models of unknown type."""
 
     def part_of(self, name: str) -> Part:
         """The part of the model that contains the parameter or module `name`."""
         name = f"{name}."
-        if self.places:
+        if self.module_parts:
             return self._place_of(name.removeprefix("base_model.model."))
         if any(m in name for m in self.mergers):
             return "merger"
         return "vision" if any(v in name for v in self.vision) else "language"
 
     def _place_of(self, name: str) -> Part:
-        place, part = next((found for found in self.places if name.startswith(found[0])), ("", "merger"))
+        place, part = next((found for found in self.module_parts if name.startswith(found[0])), ("", "merger"))
         if part == "vision":
             return "merger" if _INSIDE.search(name, len(place)) else part
         if part == "merger":
@@ -225,13 +225,12 @@ def family_of(config: Any) -> Family:
     rope = getattr(text, "rope_parameters", None) or {}
     tokens = _vision_tokens(config)
     return Family(kind, coordinates="norm1000", mrope="mrope_section" in rope, shared=False,
-                  videos=any("video" in name for name in tokens), forms="of_no_table",
+                  videos=any("video" in name for name in tokens), forms="unknown_family_inputs",
                   answer_types={"token_type_ids": 1} if kind in _PREFIX_MODELS else {},
                   other_ids=tuple(sorted({*tokens.values()})))
 
 
 def _check_depth(config: Any, text: Any) -> None:
-    """Raises ConfigError for an absurd number of layers, because such a model would take forever to build."""
     parts = {"": config, "text_config.": text, "vision_config.": getattr(config, "vision_config", None)}
     for where, part in parts.items():
         for name in ("num_hidden_layers", "num_layers", "depth"):
@@ -257,7 +256,7 @@ def family_in(model: Any) -> Family:
         own |= {f"{name}.": part for module in found if (name := names.get(id(module)))}
     if not {"language", "vision"} <= {*own.values()}:
         return family
-    return replace(family, places=tuple(sorted(own.items(), key=lambda found: -len(found[0]))))
+    return replace(family, module_parts=tuple(sorted(own.items(), key=lambda found: -len(found[0]))))
 
 
 def _vision_tokens(config: Any) -> dict[str, int]:

@@ -122,7 +122,6 @@ def cost_model(model: Any, family: Family) -> Cost:
 
 
 def _count(model: Any, family: Family) -> dict[str, Products]:
-    """The Products of each part of the model; the output layer is the part "head"."""
     import torch
 
     layer = model.get_output_embeddings()

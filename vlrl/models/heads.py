@@ -52,7 +52,7 @@ class Head(torch.nn.Module):
         shared = alone + self.settings.coef * (states - alone) if self.settings.coef else alone
         return self.layer(shared.float())[:, 0]
 
-    def alone(self, step: int) -> bool:
+    def warming_up(self, step: int) -> bool:
         """Whether only the head is trained in this step (warmup), and not the policy."""
         return step < self.settings.warmup
 

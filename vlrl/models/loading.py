@@ -77,7 +77,6 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
 
 
 def _check_template_options(processor: Any, settings: ModelSettings) -> None:
-    """Raises ConfigError if model.chat_template_kwargs has an option that the chat template does not use."""
     if not settings.chat_template_kwargs:
         return
     read = template_variables(processor) - _GIVEN
@@ -218,7 +217,6 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 
 def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
-    """Raises ConfigError if model.train names a part that the model does not have."""
     has = {family.part_of(name) for name, _ in model.named_parameters()}
     absent = [part for part in settings.train if part not in has]
     if absent:

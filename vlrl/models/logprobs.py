@@ -129,23 +129,23 @@ def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned: torch.Tensor, temperature: float,
                 more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES, *,
-                beside: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
+                second: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
     """TokenStats of completion tokens, from their hidden states [N, H] and ids `targets` [N]; `banned` ids get
     probability 0.
 
-    `beside` = (hidden states of the same tokens in a second model, that model's Head), for statistics that compare two
+    `second` = (hidden states of the same tokens in a second model, that model's Head), for statistics that compare two
     models. Called under the model's autocast. Needs memory for [N, H] and a few times chunk_bytes. If the output layer
     is trained, also for two gradients of its weight (three in float32), for any N."""
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:
-        return _stats(_chunk(hidden, targets, *rest, beside), rest[-1])
+        return _stats(_chunk(hidden, targets, *rest, second), rest[-1])
     rows = math.ceil(len(hidden) / count)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or head.learns)):
         run: Callable[..., Any] = _chunk
     else:
         run = _recomputed if head.learns or more else _Directions.apply
-    others = [()] * count if beside is None else [((h, beside[1]),) for h in beside[0].split(rows)]
+    others = [()] * count if second is None else [((h, second[1]),) for h in second[0].split(rows)]
     parts = [run(h, t, *rest, *o) for h, t, o in zip(hidden.split(rows), targets.split(rows), others, strict=True)]
     return _stats([torch.cat(values) for values in zip(*parts, strict=True)], rest[-1])
 
@@ -155,12 +155,12 @@ def _stats(values: Any, more: Mapping[str, Statistic]) -> TokenStats:
 
 
 def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
-           more: Mapping[str, Statistic], beside: tuple[torch.Tensor, Head] | None = None) -> tuple[torch.Tensor, ...]:
+           more: Mapping[str, Statistic], second: tuple[torch.Tensor, Head] | None = None) -> tuple[torch.Tensor, ...]:
     logits = _logits(hidden, head, banned, temperature, head.vocabulary)
     given: tuple[torch.Tensor, ...] = (logits, targets)
-    if beside is not None:
+    if second is not None:
         with torch.no_grad():
-            given = (*given, _logits(*beside, banned, temperature, head.vocabulary))
+            given = (*given, _logits(*second, banned, temperature, head.vocabulary))
     return *_TargetLogprobs.apply(logits, targets, banned), *(statistic(*given) for statistic in more.values())
 
 

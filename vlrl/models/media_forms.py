@@ -63,7 +63,7 @@ def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, 
     return {**rest, "mm_encoder_outputs": encoded}
 
 
-def of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def unknown_family_inputs(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Prepares inputs for a model of unknown family (families.family_of).
 
     Media are replaced by their features if the model's forward cannot take them."""

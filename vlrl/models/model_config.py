@@ -66,7 +66,6 @@ def embedded(name: str) -> Path:
 
 
 def _model_config(name: str) -> dict[str, Any] | None:
-    """Contents of config.json, or else of adapter_config.json, from a model's folder or the local Hub cache."""
     if name.startswith("embedded/"):
         name = str(embedded(name))
     for file in ("config.json", "adapter_config.json"):

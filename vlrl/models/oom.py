@@ -38,12 +38,12 @@ def release(device: torch.device) -> None:
 
 
 def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], None], halve: Callable[[int], int],
-               again: Callable[[], None] | None = None) -> int:
+               restart: Callable[[], None] | None = None) -> int:
     """Calls `work(b)` for the index b of every micro-batch. Returns how many micro-batches were halved for lack of
     memory.
 
     `halve(b)` replaces micro-batch b in `batches` by its two halves, and returns the number of tokens of the larger
-    half. Then the loop continues with the first half. With `again`, it calls `again()` and restarts with the first
+    half. Then the loop continues with the first half. With `restart`, it calls `restart()` and restarts with the first
     micro-batch instead. Raises what `work` raises, and TrainingError for sharded ranks, which cannot restart alone."""
     b = cuts = 0
     while b < len(batches):
@@ -59,14 +59,13 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
         policy.most_tokens, cuts = halve(b), cuts + 1
         _log.warning("out of memory in the update (%s): micro-batches of at most %d tokens from now on", reason,
                      policy.most_tokens)
-        if again:
-            again()
+        if restart:
+            restart()
             b = 0
     return cuts
 
 
 def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
-    """Runs `work(b)`. Returns None, or the allocator's message if memory ran out."""
     try:
         work(b)
     except (RuntimeError, MemoryError) as error:

@@ -223,7 +223,7 @@ def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
             ids.append(piece.answers[node.answer][node.start:node.stop])
             positions.append(piece.positions(node.answer)[:, node.start:node.stop])
             runs.append((behind + node.place, node.stop - node.start, behind + node.end))
-        for places in tree.places:  # token t is predicted at t - 1; the first one at the prompt's last token
+        for places in tree.positions:  # token t is predicted at t - 1; the first one at the prompt's last token
             before += [np.array([behind - 1]), behind + places[:-1]]
             own.append(behind + places)
         offset = behind + tree.tokens
@@ -299,7 +299,6 @@ def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = 
 
 
 def _answers(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Fields of a Batch that describe the completion tokens and their rollouts."""
     pairs = [pair for piece in pieces for pair in zip(piece.answers, piece.rollouts, strict=True)]
     return {"targets": _joined_ids([answer for answer, _ in pairs]),
             "observed": any(one is not None for piece in pieces for one in piece.shown),

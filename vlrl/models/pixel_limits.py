@@ -51,7 +51,6 @@ def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) ->
 
 
 def _limit_area(unit: Any, settings: ModelSettings) -> None:
-    """Qwen2-VL images: limits the area."""
     _set_area(unit, settings.min_pixels, settings.max_pixels, "max_pixels")
 
 
@@ -63,7 +62,6 @@ def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen2-VL videos: limits the area of a frame, and the video by its number of visual tokens."""
     _set_frame_area(unit, settings)
     if settings.video_total_pixels is not None:
         unit.cap_pixels_per_frame = True
@@ -117,7 +115,6 @@ def _below_its_cap(unit: Any, high: int | None) -> None:
 
 
 def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
-    """SmolVLM: limits the longest edge to a multiple of the tile side. An image of a single tile is not split."""
     tile = unit.max_image_size["longest_edge"]
     _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
     tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
@@ -128,7 +125,6 @@ def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
-    """LLaVA-OneVision: removes tilings outside the limits from the list from which the processor picks one."""
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
     allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
@@ -138,7 +134,6 @@ def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_tiles(unit: Any, settings: ModelSettings) -> None:
-    """InternVL: limits the number of square tiles."""
     tile = unit.size["height"] * unit.size["width"]
     if settings.max_pixels is not None:
         _refuse(settings.max_pixels if settings.max_pixels < tile else None, "max_pixels",

@@ -149,28 +149,28 @@ class Policy:
         return {**rest, "mm_encoder_outputs": self.features.outputs(self.base, packed["visuals"])}
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
-                 more: Mapping[str, Statistic] | None = None, states: bool = False, beside: Any = None) -> TokenStats:
+                 more: Mapping[str, Statistic] | None = None, states: bool = False, second: Any = None) -> TokenStats:
         """Log-probability, entropy and further statistics of every completion token, under this policy or under
         `model`.
 
-        `states`: whether to return the inputs of the output layer too. `beside`: a second model, for statistics that
+        `states`: whether to return the inputs of the output layer too. `second`: a second model, for statistics that
         compare two models."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
             return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
-        return self._logprobs(batch, temperature, model or self.model, more, states, beside)
+        return self._logprobs(batch, temperature, model or self.model, more, states, second)
 
     def _logprobs(self, batch: Batch, temperature: float, model: Any, more: Mapping[str, Statistic] | None,
-                  states: bool = False, beside: Any = None) -> TokenStats:
+                  states: bool = False, second: Any = None) -> TokenStats:
         batch = batch.to(self.device)
         with self.autocast():
             with torch.no_grad():
-                other = None if beside is None else self._states(batch, beside)
+                other = None if second is None else self._states(batch, second)
             hidden, head = self._states(batch, model)
             targets = batch.targets if batch.shared is None else batch.shared.targets
             never = torch.isin(targets, self.banned) if batch.observed else None
             targets = targets if never is None else targets.masked_fill(never, min(self.eos))
-            stats = token_stats(hidden, head, targets, self.banned, temperature, more, beside=other)
+            stats = token_stats(hidden, head, targets, self.banned, temperature, more, second=other)
         if never is not None:  # placeholders of media, which have no probability
             stats = replace(stats, logprobs=stats.logprobs.masked_fill(never, 0.0))
         stats = replace(stats, states=_hidden_states(hidden, head, self.base)) if states else stats
@@ -252,8 +252,6 @@ class Policy:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """In the block, the adapter holds the weights of the moving reference. If the model is sharded, called on all
-        ranks."""
         def swap() -> None:
             self.scatter()
             for name, parameter in self.trainable():
@@ -426,7 +424,6 @@ def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | N
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """A gradient scaler for float16, which keeps small gradients from vanishing. It does nothing for other types."""
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     scaler.scale(torch.zeros((), device=device))  # creates its tensors, even on ranks without loss
     return scaler

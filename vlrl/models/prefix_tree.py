@@ -38,7 +38,7 @@ class Tree:
 
     nodes: tuple[Node, ...]
     """All nodes, each before its descendants."""
-    places: tuple[np.ndarray, ...]
+    positions: tuple[np.ndarray, ...]
     """For each completion, the positions [T] of its tokens after the prompt."""
 
     @property
@@ -48,7 +48,7 @@ class Tree:
     @property
     def shared(self) -> bool:
         """Whether any token belongs to more than one completion."""
-        return self.tokens < sum(map(len, self.places))
+        return self.tokens < sum(map(len, self.positions))
 
 
 def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
@@ -139,7 +139,6 @@ def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]
 
 
 def _rows_known(shown: Prompt) -> bool:
-    """Whether all rows of the media tensors are assigned to observations."""
     rows = {name: sum(part.rows.get(name, 0) for part in shown.inserted) for name in shown.mm}
     return all(isinstance(tensor, torch.Tensor) and len(tensor) == rows[name] for name, tensor in shown.mm.items())
 

@@ -21,7 +21,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
-from vlrl.models.template_opening import opened_in, turn_beginning
+from vlrl.models.template_opening import opening_text, turn_beginning
 from vlrl.rewards.text import closing_tag
 from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
@@ -127,7 +127,6 @@ class Encoder:
         return self._end
 
     def _observed(self, shown: Sequence[Media], name: str) -> list[LoadedMedia]:
-        """The loaded media of an observation, each resized to at most episode.max_pixels."""
         most, loaded = self.config.episode.max_pixels, [self._loaded(m, name) for m in shown]
         return [_MEDIA["edited"](m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
@@ -140,8 +139,6 @@ class Encoder:
             raise DataError(f"sample '{name}': {error}") from error
 
     def _encoded(self, name: str, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Prompt:
-        """The Prompt of a rendered text and its media; `special`: whether the tokenizer adds its first special token.
-        """
         try:
             batch = self._process(text, loaded, special)
         except (ValueError, RuntimeError, IndexError) as error:  # such as an image of extreme aspect ratio
@@ -201,8 +198,6 @@ class Encoder:
                             f"({', '.join(m['role'] for m in messages)}): {error}") from None
 
     def _media_first(self, messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
-        """Moves the media of an environment's first observation before the text of its turn, if the template does so
-        anyway."""
         if opening is None or not opening.media or self._reads_order:
             return messages
         content = messages[-1]["content"]
@@ -222,7 +217,7 @@ class Encoder:
         return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
 
     def _opened(self, text: str) -> str:
-        return opened_in(text, self._beginning, self._marks)
+        return opening_text(text, self._beginning, self._marks)
 
     @cached_property
     def _beginning(self) -> str:
@@ -252,7 +247,6 @@ class Encoder:
         return bool(between.strip())
 
     def _plain(self, value: Any) -> Any:
-        """Copies JSON, breaking up control tokens in its strings."""
         if isinstance(value, Mapping):
             return {self._plain(key): self._plain(inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
@@ -321,7 +315,6 @@ def _broken_up(text: str, tokens: Sequence[str]) -> str:
 
 
 def _mixed(content: Any) -> bool:
-    """Whether an image or a video follows a text, or an image follows a video."""
     ranks = {"image": 0, "video": 1}
     order = [ranks.get(c["type"], 2) for c in content if isinstance(c, dict)]
     return order != sorted(order)

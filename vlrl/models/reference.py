@@ -51,9 +51,9 @@ class Reference:
                  own: bool = False) -> list[np.ndarray]:
         """An array [T] float32 per completion: log-probabilities under the reference, or with `own` under the policy.
         See read_tokens."""
-        return [values[:, 0] for values in self.both(prompts, answers, temperature, (own,))]
+        return [values[:, 0] for values in self.stacked(prompts, answers, temperature, (own,))]
 
-    def both(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
+    def stacked(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
              own: Sequence[bool] = (True, False)) -> list[np.ndarray]:
         """An array [T, len(own)] float32 per completion, with a column per entry of `own`: True = policy, False =
         reference.

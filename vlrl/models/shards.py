@@ -25,7 +25,7 @@ KINDS = Table({
 """Functions that shard a policy. fsdp2: (policy, idle, settings) -> None, called before the engine is made. zero:
 (policy, optimizer, config) -> new optimizer."""
 _CHECKS = Table({
-    "launched": "vlrl.models.sharding.launch:launched",
+    "launched": "vlrl.models.sharding.launch:resolved_by_launcher",
     "installed": "vlrl.models.sharding.launch:check_installed",
 })
 _LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
@@ -101,7 +101,7 @@ def backend(config: Config, device: str) -> str | None:
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
-def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
+def resolve_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
     """The config with train.sharding=auto resolved by the options of `accelerate launch`; see sharding.launch.
 
     Raises ConfigError if the launcher asks for something that is unsupported or contradicts the settings."""

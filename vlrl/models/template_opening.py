@@ -43,7 +43,7 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
     return [prompt, *answered] if _ASKED in prompt and all(_ASKED in t and _SAID in t for t in answered) else []
 
 
-def opened_in(prompt: str, beginning: str, control: Collection[str]) -> str:
+def opening_text(prompt: str, beginning: str, control: Collection[str]) -> str:
     """Text in a rendered `prompt` after the last header of a turn (`beginning`), such as "<think>"; "" if it is only
     white space.
 

@@ -49,7 +49,6 @@ class TokenTexts:
         return self._ids[text]
 
     def _texts(self) -> list[str]:
-        """The text that each token adds to a completion, with its leading space."""
         if not self._pieces:
             anchor = self.tokenizer("a", add_special_tokens=False)["input_ids"]
             before = len(self.decode(anchor))

@@ -60,7 +60,6 @@ def _media(result: Observation) -> list[Message]:
 
 
 def _quoted(text: str) -> str:
-    """Breaks up result tags in the text of a result, so that the text cannot close or open a result."""
     for tag in RESULT:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     return text

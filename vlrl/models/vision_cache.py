@@ -146,8 +146,6 @@ def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor]
 
 
 def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Mapping[str, torch.Tensor]) -> bytes:
-    """Cache key of a VisualInput: a hash of its contents, its selected frames, and the shapes of the processor's
-    tensors."""
     contents = [(m.kind, m.sha256, list(m.metadata.get("frames_indices", ()))) for m in media]
     shapes = {k: v.tolist() if k in _GRIDS.values() else list(v.shape) for k, v in inputs.items()}
     return hashlib.sha256(json.dumps([kind, processed_by, contents, shapes], default=int).encode()).digest()
@@ -171,7 +169,6 @@ def _computed(model: Any, visual: VisualInput) -> Features:
 
 
 def _concatenated(parts: Sequence[Features]) -> Any:
-    """Concatenates features to one output of the vision tower."""
     pooled: Any = tuple(t for p in parts for t in p.pooled)
     if not parts[0].listed:
         alike = len({t.shape[1:] for t in pooled}) == 1

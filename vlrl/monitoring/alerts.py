@@ -125,7 +125,6 @@ class Alerts:
             self._columns[BEST].append(max([fmean(rewards), *self._columns[BEST]]))
 
     def _breaches(self) -> dict[str, Breach]:
-        """The rules whose condition is true after the steps so far, by name."""
         checked = {name: rule(self._columns, self.settings) for name, rule in RULES.items()
                    if getattr(self.settings, name) is not None}
         return {name: breach for name, breach in checked.items() if breach}

@@ -158,7 +158,6 @@ def _group_values(group: Group) -> dict:
 
 
 def _unreadable(rollouts: Sequence[bool]) -> dict[str, float]:
-    """Number and share of rollouts to which the task gave no score although no error occurred."""
     return {"unreadable": float(sum(rollouts)), "unreadable_frac": _mean(rollouts)}
 
 

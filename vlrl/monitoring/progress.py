@@ -93,7 +93,6 @@ class Progress:
         self.print(Panel(body, title=self._text(f"sample {group.sample.id}"), title_align="left", border_style="dim"))
 
     def _text(self, value: Any) -> Text:
-        """The value as unstyled text, with "?" for characters that would control the terminal or cannot be printed."""
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
         text = text[:_MOST] + "..." if len(text) > _MOST else text
         return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))

@@ -110,7 +110,6 @@ def as_interrupt() -> Iterator[None]:
 
 
 def _heeded() -> list[int]:
-    """The signals in STOPS, without SIGHUP if nohup has disabled it."""
     return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 

@@ -109,7 +109,6 @@ def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image
 
 
 def _draw(pen: ImageDraw.ImageDraw, kind: Any, at: Any, color: str, scale: float, width: int) -> bool:
-    """Draws a box, point or path of Task.overlay. Returns False if it cannot be drawn."""
     if kind == "box" and (box := _places(at, 4, scale)):
         pen.rectangle((*np.minimum(box[:2], box[2:]), *np.maximum(box[:2], box[2:])), outline=color, width=width)
     elif kind == "point" and (point := _places(at, 2, scale)):

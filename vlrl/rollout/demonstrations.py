@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlrl.config.schema import Config
-from vlrl.engine.base import Done, EpisodePlayer, Request, given_completion, turn_of
+from vlrl.engine.base import Done, EpisodePlayer, Request, turn_of, unsampled_completion
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.rewards.text import completion_for
@@ -40,7 +40,7 @@ class Demonstrations:
         """Returns one completion per request, with log-probabilities 0. Raises DataError if a sample has no
         demonstration."""
         texts = (completion_for(self._text(request), request.prompt.opened) for request in requests)
-        return [[given_completion(self.encode.answer_ids(text), text)] for text in texts]
+        return [[unsampled_completion(self.encode.answer_ids(text), text)] for text in texts]
 
     def _text(self, request: Request) -> str:
         sample = request.sample

@@ -11,7 +11,7 @@ import numpy as np
 
 from vlrl.curriculum import Draw
 from vlrl.distributed import comm
-from vlrl.engine.base import opened, reopened
+from vlrl.engine.base import reset_sample, reset_sample_again
 from vlrl.errors import DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import phase
@@ -121,20 +121,18 @@ class DrawEncoder:
             more = {name: value for name, value in draw.fields if name in task.stage_fields}
             more |= {} if draw.weight == 1 else {"weight": sample.weight * draw.weight}
             sample = replace(sample, prompt=task.template(sample, draw.visit), row={**sample.row, **more})
-            self._opened[draw] = opened(self.engine, self.task, sample, draw.index, draw.visit)
+            self._opened[draw] = reset_sample(self.engine, self.task, sample, draw.index, draw.visit)
         return self._opened[draw]
 
     def _variants(self, draw: Draw, sample: Sample,
                   step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
-        """The variants of a draw, each with a key and a function that makes its sample."""
         if not self.varies:
             return []
         variants = variants_of(self.task.of(sample), sample, self.generator.group_size(draw), step)
-        return [(v, (draw, step, v.name), partial(lambda v: reopened(self.engine, with_media_of(sample, v)), v))
-                for v in variants]
+        return [(v, (draw, step, v.name),
+                 partial(lambda v: reset_sample_again(self.engine, with_media_of(sample, v)), v)) for v in variants]
 
     def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
-        """Functions that make the samples to encode for the draws of a step, including variants, by key."""
         wanted: dict[Hashable, Callable[[], Sample]] = {}
         for draw in draws:
             wanted[draw] = partial(self._sample, draw)

@@ -96,7 +96,7 @@ class RolloutGenerator:
     fixed_temperature: float | None = None
     step: int = 0
 
-    def apart(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
+    def with_engine(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
         """A copy with another engine, for use in another thread. Its temperature stays fixed at the current value.
 
         policy_step: number of completed steps of the engine's weights."""
@@ -168,7 +168,7 @@ class RolloutGenerator:
                         h.answers, [(v, more[v.name]) for v, *_ in a.variants]))
                     for a, h, more in zip(accepted, partial_groups, drawn, strict=True)], "train", step)
             groups = ahead.results(completions)
-        return self._scored(accepted, self._beside_greedy(accepted, groups))
+        return self._scored(accepted, self._with_greedy_rollouts(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
         """Generates all completions that `groups` would request for new groups, without scoring. For engines that store
@@ -181,7 +181,6 @@ class RolloutGenerator:
         return {request.key for requests in self._calls(accepted) for request in requests}
 
     def _calls(self, accepted: Sequence[AcceptedDraw]) -> list[list[Request]]:
-        """All requests for new groups, as one list per call of the engine."""
         requests, others = self._requests(accepted)
         calls = requests, [r for *_, r in others], self._greedy(accepted) if self._with_greedy else []
         return [call for call in calls if call]
@@ -197,13 +196,12 @@ class RolloutGenerator:
                           for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
-        """Completions of each request, from the method that overrides `generate` or else from the engine."""
         for method in self.methods:
             if (written := method.generate(requests, self, done)) is not None:
                 return written
         return self.engine.generate(requests, done)
 
-    def _beside_greedy(self, accepted: Sequence[AcceptedDraw],
+    def _with_greedy_rollouts(self, accepted: Sequence[AcceptedDraw],
                        groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
         """If the advantage requires "greedy", adds a greedy completion of each prompt to `Group.aside`.
 
@@ -225,7 +223,6 @@ class RolloutGenerator:
 
     def _scored(self, accepted: Sequence[AcceptedDraw],
                 groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """The groups after the methods' `scored` hooks."""
         adding = [method for method in self.methods if method.overrides("scored")]
         if not adding:
             return list(groups)
@@ -336,12 +333,10 @@ def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
 
 def _members(completions: Sequence[Completion],
              variants: Sequence[tuple[Variant, Sequence[Completion]]]) -> list[tuple[str, Completion]]:
-    """The completions of a group, each with the name of its variant. Completions of trained variants are last."""
     return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
 def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -> AnswerScore:
-    """Adds the error of a service that did not respond, if a part has no value for that reason."""
     if scored.reward is not None or scored.error is not None or given.problem is None:
         return scored
     served = [parts_needing(task, name) for name in given.services]

@@ -52,7 +52,7 @@ class GroupSource:
 
     generates: ClassVar[bool] = True
     """Whether the policy samples the completions. Only then are variants and training-time services used."""
-    apart: ClassVar[bool] = False
+    overlaps_update: ClassVar[bool] = False
     """Whether completions are sampled during the update, so that the engine needs its own copy of the weights."""
 
     def __init__(self, generator: RolloutGenerator, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
@@ -126,8 +126,6 @@ class GroupSource:
         """Stops background work. The caller closes the engine and the prefetcher."""
 
     def _measure(self) -> None:
-        """Before the first draw, measures all prompts for which the sampler lacks a value, on all processes together.
-        """
         if not self._may_lack:
             return
         self._may_lack, sampler = False, cast(Any, self.sampler)
@@ -137,7 +135,6 @@ class GroupSource:
             comm.on_main(lambda: sampler.measured(indices, values))
 
     def _next(self, count: int) -> list[Draw]:
-        """The sampler's next draws. Raises TrainingError unless they are `count` valid draws of the split."""
         draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
         usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
         if len(usable) != count or len(draws) != count:
@@ -166,20 +163,16 @@ class GroupSource:
         return groups, outcomes
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """A batch of `wanted` groups: the carried-over groups, and new draws for the rest."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
     def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> DrawBatch:
-        """Numbers the new draws, and puts them into a batch with the carried-over groups."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
         everyone = {**{h.number: h.draw for h in carried_over.values()}, **dict(enumerate(draws, first))}
         return DrawBatch(everyone, len(draws), carried_over)
 
     def _encode(self, drawn: DrawBatch) -> None:
-        """Encodes this process's share of the draws, and starts encoding draws of the next step that the sampler can
-        foresee."""
         self.encoder.encode(drawn, self.step)
         draws: list[Draw] = []
         if self.prefetch.workers and self.step + 1 < self.config.steps:
@@ -187,7 +180,6 @@ class GroupSource:
         self.encoder.ahead(draws, self.step + 1)
 
     def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
-        """Generates and scores this process's groups, by number."""
         accepted, generator = drawn.accepted, self.generator
         groups = generator.groups(accepted, self.step, tokens) if accepted or generator.collective else []
         return {a.number: group for a, group in zip(accepted, groups, strict=True)}
@@ -202,7 +194,6 @@ class GroupSource:
         return self.horizon.within(foreseen, self.step + 1)
 
     def _share_outcomes(self, drawn: DrawBatch, groups: Mapping[int, Group]) -> dict[int, Outcome]:
-        """Exchanges the outcomes of all processes. Returns them by group number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
                             any(r.completion.episode_id for r in g.rollouts), self.teaches(g))
                  for n, g in groups.items()}
@@ -233,8 +224,6 @@ class GroupSource:
                 **(self.generator.services.metrics("train", self.step) if self.generator.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
-        """Number of groups that continue in the next step, and mean number of steps in which a completion was
-        generated."""
         if self.config.rollout.step_tokens is None:
             return {}
         mean = {"partial/segments_mean": float(np.mean(self._segments))} if self._segments else {}

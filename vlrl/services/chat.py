@@ -39,12 +39,12 @@ _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY,
 class ChatError(Exception):
     """A chat request failed.
 
-    again: whether a retry may succeed. wait_s: how long to wait before the retry; None = as configured. tries: number
+    retry: whether a retry may succeed. wait_s: how long to wait before the retry; None = as configured. tries: number
     of attempts so far."""
 
-    def __init__(self, message: str, again: bool, wait_s: float | None = None):
+    def __init__(self, message: str, retry: bool, wait_s: float | None = None):
         super().__init__(message)
-        self.again, self.wait_s, self.tries = again, wait_s, 1
+        self.retry, self.wait_s, self.tries = retry, wait_s, 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,6 @@ def key_of(variable: str | None, option: str) -> str:
 
 
 def _further(option: str, name: str) -> str:
-    """From the option or setting of the address, derives that of the key (`name` = key-env) or the model."""
     if not option.startswith("--"):
         return f"{option.rpartition('.')[0]}.{name.replace('-', '_')}"
     return f"--{name}" if option == "--endpoint" else f"{option}-{name}"
@@ -137,18 +136,18 @@ class ChatClient:
                 reply = _read(self._post({**body, length: most_tokens,
                                           **({"seed": body["seed"] + tries} if accept and "seed" in body else {})}))
                 if problem := accept(reply) if accept else None:
-                    raise ChatError(problem, again=True, wait_s=0.0)
+                    raise ChatError(problem, retry=True, wait_s=0.0)
                 return replace(reply, tries=tries + 1)
             except ChatError as error:
                 if length == "max_tokens" and "max_completion_tokens" in str(error):  # newer models of OpenAI
                     self._length = "max_completion_tokens"
                     continue  # not counted as an attempt
                 tries = error.tries = tries + 1
-                if not error.again or tries > self._retries:
+                if not error.retry or tries > self._retries:
                     raise
                 wait_s = self._wait_s * 2**(tries - 1) if error.wait_s is None else error.wait_s
                 self.closed.wait(min(wait_s, MOST_WAIT_S))
-        raise ChatError("the client was closed", again=False)
+        raise ChatError("the client was closed", retry=False)
 
     def without_key(self, text: str) -> str:
         """Replaces the key by *** in a text from the server, because some servers echo the request. Call it before
@@ -171,13 +170,13 @@ class ChatClient:
             with self._http.stream("POST", f"{self.address}/chat/completions", json=body) as answer:
                 text = self._limited(answer, end)
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            raise ChatError(f"{type(error).__name__}: {error}".rstrip(": "), again=True) from None
+            raise ChatError(f"{type(error).__name__}: {error}".rstrip(": "), retry=True) from None
         status, detail = answer.status_code, text.decode("utf-8", "replace")
         if status == HTTPStatus.OK:
             try:
                 return json.loads(text)
             except (ValueError, RecursionError):
-                raise ChatError(f"the response is not JSON: {detail!a}", again=True) from None
+                raise ChatError(f"the response is not JSON: {detail!a}", retry=True) from None
         if status in _FATAL:
             detail = self.without_key(detail)[:MOST_DETAIL]
             raise ConfigError(f"the server {self.address} {_FATAL[HTTPStatus(status)]} ({status}): {detail!a}. "
@@ -190,15 +189,13 @@ class ChatClient:
         raise ChatError(f"{status} {detail}", status in _AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR, wait_s)
 
     def _limited(self, answer: httpx.Response, end: float) -> bytes:
-        """Reads the body of a response. Raises ChatError if it exceeds MOST_BYTES or is not complete at the time `end`.
-        """
         out = bytearray()
         for piece in answer.iter_bytes():
             out += piece
             if len(out) > MOST_BYTES:
-                raise ChatError(f"the response has more than {MOST_BYTES:,} bytes", again=False)
+                raise ChatError(f"the response has more than {MOST_BYTES:,} bytes", retry=False)
             if time.monotonic() > end or self.closed.is_set():
-                raise ChatError(f"no complete response within {self._timeout_s:g} s", again=True)
+                raise ChatError(f"no complete response within {self._timeout_s:g} s", retry=True)
         return bytes(out)
 
     def _only_model(self) -> str:
@@ -223,9 +220,9 @@ def _read(reply: Any) -> ChatReply:
             text = "".join(str(part["text"]) for part in text if part.get("type") == "text")
         thought = message.get("reasoning_content") or message.get("reasoning")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise ChatError(f"the response is not a chat completion: {json.dumps(reply)!a}", again=True) from None
+        raise ChatError(f"the response is not a chat completion: {json.dumps(reply)!a}", retry=True) from None
     if reason not in ("stop", "length", None):
-        raise ChatError(f"the reply ended with finish_reason={reason!a}", again=False)
+        raise ChatError(f"the reply ended with finish_reason={reason!a}", retry=False)
     if isinstance(thought, str) and "</think>" not in text:  # the server separated the thinking from the text
         text = f"<think>{thought}</think>{text}"
     usage = reply.get("usage")

@@ -97,8 +97,6 @@ class Clip:
 
     def _embedded(self, keys: Sequence[str], values: Sequence[Any],
                   embed: Callable[[Sequence[Any]], torch.Tensor]) -> np.ndarray:
-        """[values, d] normalized embeddings of images or texts. Those that are not cached are computed in batches by
-        `embed`."""
         embeddings = {key: self._known[key] for key in keys if key in self._known}
         new = [(key, value) for key, value in dict(zip(keys, values, strict=True)).items() if key not in embeddings]
         for start in range(0, len(new), self._batch):

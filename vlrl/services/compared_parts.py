@@ -84,7 +84,6 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
         return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
-        """The judge's scores of the two answers of each pair. A hash of the texts decides which is shown first."""
         swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
         shown_as = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
         replies = services.judge([question_for(a, b) for a, b in shown_as])
@@ -100,9 +99,6 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _ranks(count: int, scored: Any) -> list[float] | None:
-    """The rank of each answer, 0 = the winner; None if the judge gave no result for a comparison.
-
-    scored: returns the judge's scores for pairs of answers."""
     history: list[list[float]] = [[] for _ in range(count)]
 
     def play(pairs: Sequence[tuple[int, int]]) -> bool:
@@ -168,7 +164,6 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _orders(key: str, count: int, most: int) -> list[list[int]]:
-    """Up to `most` different random orders of the numbers 0 to `count` - 1. The same key gives the same orders."""
     draw, orders = random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))), list[list[int]]()
     for _ in range(8 * most):  # few answers have few orders
         order = draw.sample(range(count), count)

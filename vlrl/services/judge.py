@@ -226,7 +226,6 @@ class Judge:
                 **(as_json if question.fields and self.settings.json_schema else {})}
 
     def _in_turn(self) -> None:
-        """Waits until services.judge.per_minute allows a request."""
         if not self.settings.per_minute:
             return
         with self._lock:
@@ -237,8 +236,6 @@ class Judge:
 
 
 def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
-    """Returns a function that says why a reply is unusable, or None if it is usable. Returns None if any reply is
-    accepted."""
     fields = question.fields
     if fields is None:
         return None
@@ -260,7 +257,6 @@ def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]
 
 
 def _result(future: Future[StoredReply]) -> StoredReply:
-    """Waits for the result of a future, in short intervals so that Ctrl-C is handled."""
     while not future.done():
         wait([future], timeout=0.5)
     return future.result()

@@ -145,8 +145,6 @@ def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
 
 
 def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
-    """The parts of episodes to show, in order: the media of the reset, then the actions and observations of each
-    answer."""
     first = sample.opening.media if sample.opening else ()  # its text is in the question
     entries: list[_Entry] = [("Shown at the beginning", "", first)] if first else []
     for number, answer in enumerate(answers):
@@ -157,7 +155,6 @@ def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
 
 
 def _last(media: Sequence[Media], room: int) -> list[Media]:
-    """The last media that together have at most `room` images."""
     kept: list[Media] = []
     for one in reversed(media):
         room -= MOST_PICTURES if one.kind == "video" else 1

@@ -55,8 +55,6 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
 
 
 def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
-    """The port of the server: the one in services.judge.url, or else `port`, or else the default. Raises ConfigError if
-    the settings contradict each other."""
     if not settings.model:
         raise ConfigError("--judge needs services.judge.model: the hub name, folder or run of the model that judges")
     if not settings.url:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.distributed import comm
-from vlrl.engine.base import given_completion
+from vlrl.engine.base import unsampled_completion
 from vlrl.errors import TaskError, TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
@@ -56,7 +56,7 @@ class Likelihoods:
         The prompt of each completion is the one used in training. A collective call."""
         rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
-        values = self.reader.both([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
+        values = self.reader.stacked([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
         known = {(r.group, r.key): v[r.start:r.end] for r, v in zip(rows, values, strict=True)}
         counts = self._read.setdefault(split, [0, 0, step])
         counts[:] = counts[0] + len(rows), counts[1] + sum(len(r.completion.tokens) for r in rows), step
@@ -120,12 +120,12 @@ class Likelihoods:
         before = completion_for(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)
         if begin < len(_OPEN) or not text:
-            return given_completion(tokens[:0]), (0, 0)
+            return unsampled_completion(tokens[:0]), (0, 0)
         prefix_len = bisect_right(range(len(tokens) + 1), begin, key=lambda k: len(self._decode(tokens[:k]))) - 1
         rest = before[len(self._decode(tokens[:prefix_len])):begin]
         joined = np.concatenate([tokens[:prefix_len], self.encode.answer_ids(f"{rest}{text}{_CLOSE}")[:-1]])
         start, end = _between(joined, begin, len(self._decode(joined)) - len(_CLOSE), self._decode)
-        return given_completion(joined[:end]), (start, end)
+        return unsampled_completion(joined[:end]), (start, end)
 
     def _written(self, completion: Completion) -> np.ndarray:
         tokens = completion.tokens
@@ -146,7 +146,6 @@ def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, 
 
 
 def _between(tokens: np.ndarray, begin: int, end: int, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """The range (first, end) of the tokens that contain the characters begin..end of the decoded text."""
     if end <= begin:
         return 0, 0
     places = range(len(tokens) + 1)

@@ -89,7 +89,6 @@ def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sampl
 
 
 def _group_parts(task: Task, samples: Sequence[Sample]) -> list[str]:
-    """The task's reward parts that `score` does not return, so that score_group must return them."""
     try:
         own = task.score(samples[0], Answer(text=""))
         return [part for part in task.weights if part not in own]

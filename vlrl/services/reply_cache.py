@@ -109,9 +109,6 @@ class ReplyCache:
 
 
 def _read(folder: Path, pattern: str, last: Path) -> Iterator[StoredReply]:
-    """Yields the replies in all files that match `pattern`, ignoring incomplete lines.
-
-    The file `last` is read last, so that its replies take precedence."""
     for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
         for line in path.read_bytes().splitlines():
             reply = _parsed(line)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from vlrl.config.schema import Config, LoraSettings
 from vlrl.config.services import RewardModelSettings
 from vlrl.distributed import comm
-from vlrl.engine.base import given_completion
+from vlrl.engine.base import unsampled_completion
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import hub, loading
 from vlrl.models.families import family_of, sync_tilings
@@ -142,7 +142,7 @@ class HeadScorer:
         """The score of each answer. Raises DataError for unreadable media, and for a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
         texts = [completion_for(answer, prompt.opened) for answer in answers]
-        rows = [given_completion(self._encode.answer_ids(text), text) for text in texts]
+        rows = [unsampled_completion(self._encode.answer_ids(text), text) for text in texts]
         outputs = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
                               lambda batch: self._head(self._policy.states(batch)))
         return [float(values[-1]) for values in outputs]

@@ -69,8 +69,6 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
 
 def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias: bool = True) -> list[Reading]:
-    """The texts whose log-probabilities the part `likelihood` needs: the reference answer instead of each completion's
-    answer and, with `debias`, without any reasoning."""
     right = reference(task, sample)
     return [Reading(a, right) for a in ([*answers, None] if debias else answers)] if right else []
 

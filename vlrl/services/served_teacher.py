@@ -104,9 +104,6 @@ class ServedTeacher:
         return values
 
     def _admit(self, client: ServerClient, address: str) -> None:
-        """Makes the server load the teacher's weights.
-
-        Raises Unavailable if it does not respond, and ConfigError if it cannot serve this teacher."""
         _, wrong = state_and_mismatches(client, address, _SETTING, self.folder,
                                         {"vocabulary": self.vocabulary, "lora_rank": 0})
         if wrong:

@@ -118,7 +118,7 @@ class ServiceSet:
         """The services for one group, whose requests are counted for the group's split and step."""
         return GroupServiceSet(self._services, place, self._turn)
 
-    def alone(self, split: str, step: int) -> GroupServiceSet:
+    def standalone(self, split: str, step: int) -> GroupServiceSet:
         """The services for a group that is scored outside of a run."""
         return self.at(ServiceContext(split, step, step))
 

@@ -89,8 +89,6 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
 
 
 def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> None:
-    """Syncs all files of a checkpoint to the disk, and writes its manifest. `begun` is the start of the save
-    (time.monotonic)."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
@@ -127,8 +125,6 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed saves left behind, and restores a checkpoint that was renamed for a save that did not finish.
-    """
     for old in folder.glob(".old-step-*"):
         place = folder / old.name.removeprefix(".old-")
         if place.exists():
@@ -140,7 +136,6 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint after renaming it, so that a kill leaves no partial checkpoint under a valid name."""
     if path.is_symlink():  # the target of the link belongs to the user
         path.unlink()
         return

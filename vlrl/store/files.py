@@ -204,7 +204,7 @@ def cache_folder(name: str = "") -> Path:
     return Path(home, "vlrl").absolute()
 
 
-def move_aside(path: Path) -> None:
+def move_to_backup(path: Path) -> None:
     """Moves the files of an earlier run into a new folder next to `path`; deletes nothing."""
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:
@@ -243,7 +243,6 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """Returns the output of a command; None if the command is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -131,7 +131,6 @@ def _beat(acquired: Lock) -> None:
 
 @contextmanager
 def _guarded(folder: Path) -> Iterator[None]:
-    """In the block, only one process of this host runs at a time, so that two cannot take over the same stale lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without flock: only the lock file's O_EXCL protects
@@ -161,7 +160,6 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
 
 
 def _remove_stale(path: Path, stale: Mapping[str, Any] | None) -> None:
-    """Removes the lock of a dead owner, but not a lock that another process has just created."""
     aside = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with suppress(FileNotFoundError):  # somebody else was faster; open("x") decides
         os.rename(path, aside)
@@ -187,8 +185,6 @@ def _named(owner: Mapping[str, Any]) -> str:
 
 
 def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
-    """Waits up to SILENT_S seconds for a sign of life from the owner of a lock on another host. Returns whether there
-    was one."""
     try:
         modified_ns = path.stat().st_mtime_ns
         while (silent := _silence(path)) is not None and silent < SILENT_S:
@@ -205,7 +201,6 @@ def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
 
 
 def _silence(path: Path) -> float | None:
-    """Returns the number of seconds since the lock file was touched, by its file system's clock; None if unknown."""
     probe = path.with_name(f".{path.name}.{uuid4().hex}.now.tmp")
     try:
         probe.touch()

@@ -49,7 +49,6 @@ class MediaFiles:
 
 
 def _take(source: Path, target: Path, sha256: str, link: bool) -> bool:
-    """Copies or links a media file. Returns False if the file is missing or has changed since it was loaded."""
     if not source.is_file():
         return False
     if link:

@@ -81,7 +81,6 @@ def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Se
 
 
 def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> dict[int, list[dict[str, Any]]]:
-    """Returns the media column by index of the rollout: media of the prompt, and media that an episode showed."""
     def column(shown: Sequence[LoadedMedia], prompt: Prompt | None) -> list[dict[str, Any]]:
         found, sizes, counts = [], prompt.processed_sizes if prompt else (), prompt.visual_tokens if prompt else ()
         for i, one in enumerate(shown):
@@ -97,7 +96,6 @@ def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> di
 
 
 def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yields one row of SCHEMA per rollout, without the per-token columns that the update adds."""
     sample, difficulty = group.sample, group.sample.difficulty
     shared = {
         "schema": SCHEMA_VERSION, "group_id": utf8(group.id), "sample_id": utf8(sample.id),
@@ -149,8 +147,6 @@ def _kept_turns(done: Completion) -> list[Turn]:
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    """Converts a turn to a value of the column `turns`. An environment's reply (`state` and later fields) is stored
-    with the action before it."""
     return {"start": turn.start, "end": turn.end, "role": turn.role, "media": list(turn.media),
             "text": utf8(turn.text) or None, "parts": None if turn.parts is None else _numbers(turn.parts),
             "state": None if turn.state is None else utf8(turn.state), "done": turn.done, "seconds": turn.seconds,

@@ -138,7 +138,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         _keep_reference(config, model, algorithm, likelihoods)
         task = data.served()
         prefetch = Prefetcher(encode, task, config.data.workers)
-        engine = _engine(config, model, encode, environments, make_source.apart, clock, opened)
+        engine = _engine(config, model, encode, environments, make_source.overlaps_update, clock, opened)
         generator = RolloutGenerator(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
                                      algorithm.methods if generates else ())
         for method in generator.methods:

@@ -10,7 +10,7 @@ import torch
 
 from vlrl.curriculum import Draw
 from vlrl.distributed import comm
-from vlrl.engine.base import opened
+from vlrl.engine.base import reset_sample
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.oom import each_batch
@@ -50,7 +50,7 @@ def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step:
     accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:
-            sample = opened(parts.engine, parts.task, sample, stream, number)
+            sample = reset_sample(parts.engine, parts.task, sample, stream, number)
             if has_demonstration(parts.task, sample):
                 prompt = parts.encode(parts.task, sample)
                 accepted.append(AcceptedDraw(number, Draw(number, 0), sample, prompt))

@@ -7,7 +7,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.models.cost import share_out
-from vlrl.models.shards import settle_sharding
+from vlrl.models.shards import resolve_sharding
 from vlrl.monitoring.metrics import group_metrics
 from vlrl.monitoring.mismatch import check_mismatch
 from vlrl.rollout.error_limits import check_errors, refuse_stale
@@ -24,7 +24,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
 
     The same seed gives the same weights, bit for bit on a CPU, even if the run was killed and resumed: every random
     generator is seeded by the seed and its purpose."""
-    config = settle_sharding(config)
+    config = resolve_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
     with make_session(config, accelerator) as session, comm.transport_errors():

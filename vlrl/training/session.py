@@ -96,7 +96,7 @@ class Session:
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
-                files.move_aside(self.folder.path)
+                files.move_to_backup(self.folder.path)
             latest = resume.find_checkpoint(self.folder, self.config)
             # without a checkpoint earlier evaluations may be of another model or other settings
             self.folder.truncate(latest.step, evaluated=latest.path is not None)

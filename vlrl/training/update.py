@@ -76,7 +76,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
                 _accumulate(policy, part, algorithm, config, step, meter, also)
                 with phase("optimizer"):
                     taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter,
-                                   any(one.apart for one in also))
+                                   any(one.separate_gradient for one in also))
                 if taken and algorithm.watches_entropy:
                     algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
@@ -132,7 +132,7 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
     When a micro-batch runs out of memory, it is halved and the accumulation restarts. While only the head is trained,
     only separate passes are run. In a step with only demonstrations the objective is computed without a gradient."""
     draws, head = _random_state(policy.device), policy.head
-    alone, share = head is not None and head.alone(step), algorithm.share(step)
+    alone, share = head is not None and head.warming_up(step), algorithm.share(step)
 
     def work(b: int) -> None:
         micro = part.batches[b]
@@ -165,8 +165,8 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         objective()
 
     objective()
-    for one in sorted(also, key=lambda one: one.apart):
-        if one.apart:
+    for one in sorted(also, key=lambda one: one.separate_gradient):
+        if one.separate_gradient:
             from vlrl.training.separate_pass import accumulate_separately
 
             meter.halved += accumulate_separately(policy, one, _weights(policy))

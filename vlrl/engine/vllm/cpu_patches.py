@@ -39,7 +39,7 @@ def widen_heads() -> None:
         Attention.forward = _forward(Attention.forward)
 
 
-def known_size(size: int) -> int:
+def supported_size(size: int) -> int:
     """The smallest supported head size that is at least `size`; `size` itself if there is none."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -50,7 +50,7 @@ def _init(original: Any) -> Any:
     @functools.wraps(original)
     def init(self: Any, num_heads: int, head_size: int, *args: Any, **kwargs: Any) -> None:
         own_values = kwargs.get("head_size_v") not in (None, head_size)
-        wide = head_size if own_values else known_size(head_size)
+        wide = head_size if own_values else supported_size(head_size)
         original(self, num_heads, wide, *args, **{**kwargs, **({"head_size_v": None} if wide != head_size else {})})
         self._vlrl_size = head_size
 
@@ -109,7 +109,5 @@ def wait_asleep() -> None:
 
 
 class _Asleep:
-    """vLLM's SpinCondition with a shorter busy loop."""
-
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments, busy_loop_s=SPIN_S)  # pyright: ignore[reportCallIssue]

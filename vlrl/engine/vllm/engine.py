@@ -119,7 +119,6 @@ class VLLMEngine:
             client.shutdown()
 
     def _wake(self, *parts: str) -> None:
-        """Restores the GPU memory of these parts of vLLM ("weights", "kv_cache") if they sleep."""
         sleeping = [part for part in parts if part in self._asleep]
         if sleeping:
             self.llm.wake_up(sleeping)
@@ -153,7 +152,6 @@ class Generation:
         return self._out
 
     def _step(self) -> list[int]:
-        """Decodes one more token. Returns the indices of the requests that are complete now."""
         if self.engine.abandoned.is_set():
             raise Abandoned(GIVEN_UP)
         whole = []
@@ -262,9 +260,6 @@ def _bystander() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(config: Config, what: str) -> Iterator[None]:
-    """In the block, turns an exception of vLLM into a one-line error that names the setting to change.
-
-    what: what vLLM was asked to do, as in "start"."""
     try:
         yield
     except VlrlError:
@@ -276,7 +271,6 @@ def _explained(config: Config, what: str) -> Iterator[None]:
 
 
 def _blamed(config: Config, error: Exception) -> str:
-    """The setting to change after an exception of vLLM, with its value and the remedy."""
     settings, text = config.engine, str(error).lower()
     if "max_model_len" in text or "max seq len" in text:
         return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "

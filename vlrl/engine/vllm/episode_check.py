@@ -66,7 +66,6 @@ def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperatur
 
 
 def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | None, temperature: float) -> np.ndarray:
-    """[T] log-probabilities of the tokens, computed by the trainer."""
     (batch,) = pack(pieces_of([prompt], [tokens], 10**9, [shown]), 10**9, policy.layout("shared"))
     with torch.no_grad(), policy.evaluating():
         return policy.logprobs(batch.to(policy.device), temperature).logprobs.double().cpu().numpy()
@@ -137,9 +136,6 @@ def _differing(actual: np.ndarray, expected: np.ndarray, start: int, what: str) 
 
 
 def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[str]:
-    """Yields the names of media tensors whose values differ from those of the re-encoded observation `piece`.
-
-    `rows` counts the rows of each tensor that belong to earlier observations."""
     for name, tensor in piece.mm.items():
         stored, start = shown.mm.get(name), rows.get(name, 0)
         if not isinstance(tensor, torch.Tensor) or isinstance(stored, tuple):  # clips that differ in length

@@ -179,7 +179,6 @@ class Draft:
                                self.rules.eos, self.rules.texts.decode, self._before, self.stopped)
 
     def _closing(self) -> list[int]:
-        """The tokens to force at the thinking budget; [] if the budget is not reached, or if thinking ended before."""
         budget = self.sampling.thinking_budget
         if budget is None or len(self.tokens) < budget:
             return []
@@ -188,7 +187,6 @@ class Draft:
         return self.rules.texts.ids(self.sampling.thinking_end).tolist()
 
     def _put(self, token: int, logprob: float) -> bool:
-        """Appends a token. Returns whether it ends the completion."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.stopped = token in self.rules.eos or self._completes(token)

@@ -143,7 +143,6 @@ class ServerGroup:
                 self._bury(server, f"responds, but its engine has not responded for {self.silent_s:g} s")
 
     def _bury(self, server: ServerProcess, what: str) -> None:
-        """Kills the rest of a failed server, and schedules its restart. what: description of the failure."""
         _kill(server, signal.SIGKILL)
         if server.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -366,7 +365,6 @@ def _dead(server: ServerProcess) -> bool:
 
 
 def _kill(server: ServerProcess, number: int) -> None:
-    """Sends signal `number` to a server and its child processes."""
     if server.process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(server.process.pid, number)
@@ -377,7 +375,6 @@ def _ending(code: int) -> str:
 
 
 def _health(address: str) -> int:
-    """The HTTP status of the server's health page; 0 without a response."""
     try:
         return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
     except (httpx.HTTPError, OSError):
@@ -385,7 +382,6 @@ def _health(address: str) -> int:
 
 
 def _silence(server: ServerProcess) -> float:
-    """For how many seconds the server's engine has not responded; 0 if unknown."""
     key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
     try:
         answer = httpx.get(f"{server.local}{ALIVE}", headers=key, timeout=_HEALTH_S, trust_env=False)

@@ -46,7 +46,6 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
 
 @torch.no_grad()
 def _tensors(policy: Policy, merge: bool) -> Named:
-    """Yields what saved_tensors yields, but under the names that the model in memory uses."""
     base, layers = policy.base, adapted_layers(policy)
     for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
         prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
@@ -161,7 +160,6 @@ def _plain(tensor: Any, policy: Policy) -> torch.Tensor:
 
 
 def _persistent_buffers(base: Any) -> Named:
-    """Yields (name, buffer) of the buffers that are saved with a model."""
     for path, module in base.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:

@@ -64,7 +64,7 @@ class Replica:
 
     A check may outlast the call of the pool that started it. The next call then processes the report."""
     report: tuple[int, BaseException | None] | None = None
-    """The outcome of `admit`: (number of calls of `doubt` before the check, error or None)."""
+    """The outcome of `admit`: (number of calls of `invalidate` before the check, error or None)."""
     requests: int = 0
     """Number of requests sent to this server so far."""
     retry_at: float = 0.0
@@ -96,7 +96,7 @@ class ReplicaPool:
         self._most, self._retries, self._wait_s, self._patience_s = most, retries, wait_s, patience_s
         self.setting, self.section = setting, setting.rpartition(".")[0]
         self._abandoned: VlrlError | None = None
-        self._doubts = 0
+        self._invalidations = 0
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
 
@@ -104,10 +104,10 @@ class ReplicaPool:
         """Called from another thread: makes the running `run` raise `error` within a second, and every later `run`."""
         self._abandoned = error
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Marks all servers as not ready, because the weights have changed. Each must be admitted again before it gets
         requests."""
-        self._doubts += 1
+        self._invalidations += 1
         for replica in self.replicas:
             replica.awaited = replica.ready
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
@@ -127,20 +127,17 @@ class ReplicaPool:
         return _Run(self, tasks, done).all()
 
     def _examine(self, replica: Replica) -> None:
-        """Checks one server by `admit`, in a separate thread, and stores the report."""
-        doubts, error = self._doubts, None
+        invalidations, error = self._invalidations, None
         try:
             self._admit(replica.address)
         except BaseException as raised:  # raised again in the caller's thread
             error = raised
         with self._lock:  # else it may come between the reading and the clearing of the report
-            replica.report = doubts, error
+            replica.report = invalidations, error
         self._wake()
 
 
 class _Run(Generic[T]):
-    """The state of one call of `ReplicaPool.run` or `admit_all`."""
-
     def __init__(self, pool: ReplicaPool, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None):
         self._pool, self._done = pool, done
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -182,7 +179,6 @@ class _Run(Generic[T]):
     # --- tasks and their calls ---------------------------------------------------------------------------------------
 
     def _advance(self, task: _Task[T], results: list[Any] | None) -> None:
-        """Sends the results of a round to its task, and queues the calls of the task's next round."""
         try:
             calls = task.steps.send(results)  # pyright: ignore[reportArgumentType] - None starts a generator
             while not calls:
@@ -268,8 +264,6 @@ class _Run(Generic[T]):
                 self._none_since = time.monotonic()
 
     def _revive(self) -> None:
-        """Starts a check, in a separate thread, of each server that is not ready; at most one check per server at a
-        time."""
         self._hear()
         for replica in self._pool.replicas:
             with self._pool._lock:
@@ -280,15 +274,14 @@ class _Run(Generic[T]):
                 threading.Thread(target=self._pool._examine, args=(replica,), daemon=True, name="vlrl-replica").start()
 
     def _hear(self) -> None:
-        """Processes the reports of finished checks, which this call of the pool or an earlier one started."""
         for replica in self._pool.replicas:
             with self._pool._lock:
                 report, replica.report = replica.report, None
                 replica.checking = replica.checking and report is None
             if report is None:
                 continue
-            doubts, error = report
-            if doubts != self._pool._doubts:  # about old weights
+            invalidations, error = report
+            if invalidations != self._pool._invalidations:  # about old weights
                 replica.retry_at = 0.0
             elif error is None:
                 self._admitted(replica)
@@ -333,7 +326,6 @@ class _Run(Generic[T]):
         return report
 
     def _check_alive(self) -> None:
-        """Raises TrainingError if no server has been ready for too long and no check of a server is running."""
         if self._ready():
             self._none_since = time.monotonic()
         elif self._is_late() and not any(r.checking for r in self._pool.replicas):
@@ -360,7 +352,6 @@ class _Run(Generic[T]):
         threading.Thread(target=run, daemon=True, name="vlrl-replica").start()
 
     def _next_event(self) -> None:
-        """Waits for the next report and processes it. Returns earlier if a pause ends."""
         now, ends = time.monotonic(), [time.monotonic() + _LOOK_S]
         ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
         ends += [r.retry_at for r in self._pool.replicas if not r.ready and not r.checking]

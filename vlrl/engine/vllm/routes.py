@@ -98,8 +98,6 @@ class Routes:
 
     async def _answer(self, handler: Callable[..., Awaitable[Any]], state: Any, body: bytes, receive: Any,
                       send: Any) -> None:
-        """Runs a handler and sends the response. Cancels the handler if the client disconnects or newer weights arrive.
-        """
         work = asyncio.ensure_future(handler(state, body))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -256,8 +254,6 @@ class Routes:
         self.version = version
 
     def _own(self, given: str, needed: str = "*.safetensors") -> Path:
-        """Returns the path of a folder with weights. Raises RequestError if the folder or a file in it is outside the
-        allowed folders."""
         path = Path(_text(given)).resolve()
         self._check_inside(path)
         if not path.is_dir():
@@ -318,7 +314,6 @@ async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awa
 
 
 def _status(error: Exception) -> HTTPStatus:
-    """The HTTP status for an exception: 400 if vLLM rejects the request, 503 if the engine is dead, else 500."""
     if type(error).__name__ == "EngineDeadError":
         return HTTPStatus.SERVICE_UNAVAILABLE
     malformed = (ValueError, TypeError, KeyError, RecursionError)
@@ -326,8 +321,6 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes | None:
-    """Reads the body of a request; None if the client has disconnected. Raises RequestError if it exceeds MOST_BYTES.
-    """
     length = dict(headers).get(b"content-length", b"")
     parts, left = [], MOST_BYTES
     while left >= 0 and (not length.isdigit() or int(length[:20]) <= MOST_BYTES):  # int refuses thousands of digits

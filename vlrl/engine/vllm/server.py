@@ -145,7 +145,6 @@ class ServerEngine:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _steps(self, request: Request) -> CallSteps[list[Completion]]:
-        """Converts the rounds of calls of one request to HTTP requests, and returns the completions."""
         steps, responses = completion_steps(request, self.rules, self.seed), None
         while True:
             try:
@@ -174,7 +173,7 @@ class ServerEngine:
         old, new = self._target, comm.broadcast(comm.together(lambda: self._write(policy)))
         self._target = new
         self._refusals.clear()
-        self.pool.doubt()
+        self.pool.invalidate()
         comm.on_main_alone(lambda: self._admit_all(policy))
         comm.together(lambda: comm.is_main() or self.pool.admit_all())
         if old is not None and comm.is_main():
@@ -224,10 +223,6 @@ class ServerEngine:
                 yield name, tensor, files.get(name, torch.full(tensor.shape, torch.nan))
 
     def _admit_all(self, policy: Policy) -> None:
-        """Makes all servers load the current weights.
-
-        If a server computes other log-probabilities, the error also says whether the weight files differ from the
-        policy."""
         try:
             self.pool.admit_all()
         except PolicyMismatch as error:
@@ -297,7 +292,6 @@ class ServerEngine:
     # --- what the servers are ----------------------------------------------------------------------------------------
 
     def _way(self) -> str:
-        """How the weights are transferred: "full", "adapter" or "merged" (see sync.py)."""
         if not self.policy.lora:
             return "full"
         from vlrl.engine.vllm.sync import why_merged
@@ -314,7 +308,6 @@ class ServerEngine:
         return self.policy.model.peft_config[self.policy.model.active_adapter].r
 
     def _state(self, address: str) -> dict[str, Any]:
-        """The state that a server reports. Raises ConfigError if the server was started with other settings."""
         state, wrong = state_and_mismatches(self._client, address, "engine.servers", self.folder.resolve(), {
             "dtype": self._dtype, "vocabulary": self.policy.base.config.get_text_config().vocab_size})
         if state.get("max_model_len", 0) < self.max_model_len:
@@ -328,7 +321,6 @@ class ServerEngine:
 
 
 def _sharded(policy: Policy) -> bool:
-    """Whether the policy's weights are sharded (FSDP), so that every process must take part in reading them."""
     return any(hasattr(p, "full_tensor") for p in policy.model.parameters())
 
 

@@ -89,9 +89,6 @@ def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
 
 
 def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
-    """Yields the pairs of tensors of an adapter in PEFT's format.
-
-    Names are base_model.model.LAYER.SIDE.weight. B is multiplied by the scaling in the adapter's config."""
     from vlrl.engine.vllm.weights import SIDES
 
     config = json.loads((folder / "adapter_config.json").read_text())

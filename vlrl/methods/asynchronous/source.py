@@ -75,7 +75,7 @@ class AheadBatch(DrawBatch):
 class AsyncGroupSource(GroupSource):
     """A group source that generates the groups of later steps in a thread while the current step is trained."""
 
-    apart = True
+    overlaps_update = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -138,7 +138,7 @@ class AsyncGroupSource(GroupSource):
 
     def _begin(self, batch: AheadBatch) -> None:
         """Starts the generation of a batch in the thread."""
-        writer = self.generator.apart(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
+        writer = self.generator.with_engine(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
@@ -177,7 +177,7 @@ class AsyncGroupSource(GroupSource):
             self._ahead_s = drawn.span[1] - drawn.span[0]
         if groups is None and (drawn.accepted or self.generator.collective):
             engine = ReplayEngine(drawn.completions, None if drawn.work else self.engine)
-            scorer = self.generator.apart(engine, self.clock, drawn.policy_step)
+            scorer = self.generator.with_engine(engine, self.clock, drawn.policy_step)
             groups = scorer.groups(drawn.accepted, drawn.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
 

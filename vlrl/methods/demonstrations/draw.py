@@ -17,7 +17,7 @@ from vlrl.config.schema import Config
 from vlrl.curriculum import Draw, Outcome
 from vlrl.data.samples import readable
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine, opened
+from vlrl.engine.base import Engine, reset_sample
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations import update
 from vlrl.methods.demonstrations.mixes import MIXES, interleaves
@@ -107,7 +107,7 @@ class DemonstrationSampler:
         if sample is None:
             return None
         sample = replace(sample, prompt=self.task.of(sample).template(sample, step))
-        sample = opened(self.engine, self.task, sample, _STREAM, place)
+        sample = reset_sample(self.engine, self.task, sample, _STREAM, place)
         return sample if has_demonstration(self.task, sample) else None
 
     def _shown(self, step: int, places: Sequence[tuple[int, int]]) -> list[Group]:

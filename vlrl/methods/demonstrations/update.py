@@ -41,7 +41,7 @@ class DemonstrationPass:
     """Norm of the demonstrations' gradient (times `share`) in the last epoch, over all processes."""
     norm_rl: float = 0.0
     active = True
-    apart = True
+    separate_gradient = True
 
     def begin(self) -> None:
         self.loss = self.factor = 0.0

@@ -86,7 +86,7 @@ class DistillationPass:
     """This process's share of the KL in the last epoch, before it is multiplied by `coef`."""
     done: bool = False
     active = True
-    apart = False
+    separate_gradient = False
 
     def begin(self) -> None:
         self.kl = 0.0
@@ -106,7 +106,7 @@ class DistillationPass:
             def kl(logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
                 return self.loss(TokenChunk(logits, teacher, tokens))
 
-            return self.policy.logprobs(micro.batch, temperature, more={"kl": kl}, beside=self.teacher).more["kl"]
+            return self.policy.logprobs(micro.batch, temperature, more={"kl": kl}, second=self.teacher).more["kl"]
         theirs = np.concatenate([np.zeros(0, np.float32), *(self.known[r] for r in micro.order)])
         own = self.policy.logprobs(micro.batch, temperature).logprobs
         return kl_of_sampled(own, torch.from_numpy(theirs).to(own.device))

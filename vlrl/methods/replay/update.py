@@ -51,7 +51,7 @@ class ReplayPass:
     norm_rl: float = 0.0
     """Gradient norms in the last epoch over the batch, over all processes: `norm` is that of this loss (times
     algo.stored.coef), `norm_rl` that of the objective."""
-    apart = True
+    separate_gradient = True
 
     @property
     def active(self) -> bool:

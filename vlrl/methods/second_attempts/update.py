@@ -44,7 +44,7 @@ class RetryPass:
     done: int = 0
     """Number of completed epochs over the batch."""
     active = True
-    apart = False
+    separate_gradient = False
 
     def begin(self) -> None:
         self.loss, self.logratio = 0.0, self.logratio if self.done else 0.0

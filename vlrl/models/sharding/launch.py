@@ -18,7 +18,7 @@ _LEAST = "0.19.8"
 """First version of DeepSpeed in which the training loop can choose the number of micro-batches of a step."""
 
 
-def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
+def resolved_by_launcher(config: Config, environ: MutableMapping[str, str]) -> Config:
     """The config with train.sharding=auto resolved by the options of `accelerate launch`.
 
     `--use_fsdp --fsdp_version 2` gives fsdp2, `--use_deepspeed --zero_stage 2` or `3` gives zero2 or zero3, anything

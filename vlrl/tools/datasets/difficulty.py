@@ -20,7 +20,7 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.data import write_rows
 from vlrl.distributed import comm
-from vlrl.engine.base import Request, opened
+from vlrl.engine.base import Request, reset_sample
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.progress import Progress
@@ -118,7 +118,7 @@ def _sample(ready: EvalRuntime, samples: Sequence[Sample], number: int) -> Sampl
     """The sample in the form in which its first visit in training presents it."""
     sample = samples[number]
     sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))
-    return opened(ready.engine, ready.task, sample, number, 0)
+    return reset_sample(ready.engine, ready.task, sample, number, 0)
 
 
 def _id(sample_of: Callable[[], Sample]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine, Request, opened
+from vlrl.engine.base import Engine, Request, reset_sample
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.progress import Progress
@@ -76,7 +76,7 @@ class _Pass:
     def sample(self, number: int) -> Sample:
         """The sample in the form that this setting asks for, with its environment, if any, reset with the seed."""
         sample = sample_for_setting(self.ready.task, self.setting, self.samples, number)
-        return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
+        return reset_sample(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
         """The fields that say which evaluation and sample a row belongs to."""

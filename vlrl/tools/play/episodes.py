@@ -113,7 +113,7 @@ class PlayedEpisode:
 def opened(config: Config, host: Environments, sample: Sample, n: int) -> Sample:
     """Sample number `n` with the first observation of its environment, or with the reason why the reset failed. A
     sample without an environment is returned unchanged."""
-    return host.opened(sample, int(np.random.SeedSequence([config.seed, 8, n]).generate_state(1)[0]))
+    return host.reset_sample(sample, int(np.random.SeedSequence([config.seed, 8, n]).generate_state(1)[0]))
 
 
 @prints_aside()

@@ -79,7 +79,7 @@ def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> Stag
     are wrong."""
     folder = RunFolder(Path(config.run.dir))
     if config.resume == "never":
-        files.move_aside(folder.path)
+        files.move_to_backup(folder.path)
     known = read_stages(folder.path)
     if config.resume == "must" and known is None:
         raise RunError(f"resume=must, but {folder.path} holds no run with stages. Start with resume=auto.")

@@ -77,7 +77,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
         raise DataError(f"sample={_short(sample_row)} must be a JSON object: the data row")
     task, label = _task(task, row)
     sample = replace(sample_from(task, sample_row, root), task=label)
-    given = provided.alone("score", step) if provided else None
+    given = provided.standalone("score", step) if provided else None
     with _watched(task, sample), given.turn if given else nullcontext():
         services = Services(others, given.services if given else {})
         task, skipped = without_absent_parts(task, sample, answers, services)
