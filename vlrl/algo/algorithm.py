@@ -22,10 +22,9 @@ from vlrl.models.policy import Policy
 
 
 class KLCoefficient:
-    """The coefficient of the KL term: `algo.kl_coef`, adapted towards `algo.kl_target` if that is set.
-
-    After each step: coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon). Fine-Tuning Language
-    Models from Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per completion."""
+    """The coefficient of the KL term: `algo.kl_coef`, adapted towards `algo.kl_target` if that is set. After each step:
+    coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon). Fine-Tuning Language Models from
+    Human Preferences (arXiv 1909.08593) section 2.2, with the KL per token instead of per completion."""
 
     def __init__(self, start: float, target: float | None = None, horizon: int = 10_000):
         self.value, self.target, self.horizon = start, target, horizon
@@ -49,9 +48,7 @@ class KLCoefficient:
 
 class Algorithm:
     """The functions that turn a run's rewards into a loss, with their state (advantage, KL coefficient, entropy,
-    reference).
-
-    Raises ConfigError, which names the setting, for an unknown name or option and for an invalid value."""
+    reference). Raises ConfigError, which names the setting, for an unknown name or option and for an invalid value."""
 
     def __init__(self, config: Config):
         algo = config.algo
@@ -108,9 +105,8 @@ class Algorithm:
         return self._entropy.temperature(base) if hasattr(self._entropy, "temperature") else base
 
     def after_optimizer_step(self, entropy: float) -> None:
-        """Passes the policy entropy of an optimizer step to algo.entropy, if `watches_entropy`.
-
-        entropy: mean over the tokens of the optimizer step, on all processes."""
+        """Passes the policy entropy of an optimizer step to algo.entropy, if `watches_entropy`. entropy: mean over the
+        tokens of the optimizer step, on all processes."""
         self._entropy.observe(entropy)
 
     @property
@@ -119,9 +115,8 @@ class Algorithm:
 
     def after_step(self, policy: Policy, optimizer: torch.optim.Optimizer, stats: dict[str, float],
                    done: int) -> dict[str, float]:
-        """Updates coefficients and reference after a step, given its metrics `stats`. Returns further metrics.
-
-        done: number of completed steps."""
+        """Updates coefficients and reference after a step, given its metrics `stats`. Returns further metrics. done:
+        number of completed steps."""
         tells = {**self.kl.metrics(), **(self._entropy.metrics() if hasattr(self._entropy, "metrics") else {})}
         if hasattr(self._entropy, "observe_step"):
             tells["temperature"] = self.temperature

@@ -22,42 +22,39 @@ _Bound = NonNegative | None
 
 
 def token_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(D), low, high) of each token: truncated importance sampling (TIS, Yao et al. 2025, with high = 2)."""
+    """clip(exp(D), low, high) of each token: truncated importance sampling (TIS, Yao et al. 2025, high = 2). D = log
+    p(trainer) - log p(engine)."""
     return _truncated(x, x.sampler_gap, low, high)
 
 
 def token_mask(x: LossInputs, low: _Bound = 0.5, high: _Bound = 5.0) -> tuple[torch.Tensor, Metrics]:
-    """exp(D) of each token, or 0 outside the bounds: IcePop (Every Step Evolves, arXiv 2510.18855)."""
+    """exp(D) of each token, 0 outside the bounds: IcePop (arXiv 2510.18855). D = log p(trainer) - log p(engine)."""
     return _masked(x, x.sampler_gap, x.sampler_gap, low, high)
 
 
 def sequence_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(sum of D over a rollout's tokens), low, high) for all tokens of the rollout.
-
-    The longer the rollout, the more the sum varies."""
+    """clip(exp(sum of D over a rollout's tokens), low, high) for all tokens of the rollout. D = log p(trainer) - log
+    p(engine). The longer the rollout, the more the sum varies."""
     return _truncated(x, _sequence(x), low, high)
 
 
 def sequence_mask(x: LossInputs, low: _Bound = None, high: _Bound = 3.0) -> tuple[torch.Tensor, Metrics]:
-    """exp(sum of D over a rollout's tokens) for all tokens of the rollout, or 0 outside the bounds.
-
-    Masked importance sampling (MIS), the default of TRL."""
+    """exp(sum of D over a rollout's tokens) for all tokens of the rollout, 0 outside the bounds. D = log p(trainer) -
+    log p(engine). Masked importance sampling (MIS), the default of TRL."""
     return _masked(x, _sequence(x), _sequence(x), low, high)
 
 
 def geometric_truncate(x: LossInputs, low: _Bound = None, high: _Bound = 2.0) -> tuple[torch.Tensor, Metrics]:
-    """clip(exp(mean of D over a rollout's tokens), low, high) for all tokens of the rollout; as in ms-swift.
-
-    It does not depend on the rollout's length."""
+    """clip(exp(mean of D over a rollout's tokens), low, high) for all tokens of the rollout, as in ms-swift. D = log
+    p(trainer) - log p(engine). It does not depend on the rollout's length."""
     return _truncated(x, _geometric(x), low, high)
 
 
 def geometric_mask(x: LossInputs, low: _Bound = 0.99, high: _Bound = 1.01,
                    kept: Literal["token", "geometric", "one"] = "token") -> tuple[torch.Tensor, Metrics]:
-    """0 for all tokens of a rollout whose exp(mean of D) is outside the bounds; the default bounds are SkyRL's.
-
-    `kept` is the weight of rollouts inside the bounds: exp(D) of each token (NeMo-RL, ms-swift), exp(mean of D), or 1.
-    """
+    """Masks all tokens of a rollout whose exp(mean of D) is outside the bounds (default bounds: SkyRL's). D = log
+    p(trainer) - log p(engine). `kept` is the weight inside the bounds: exp(D) of each token (NeMo-RL, ms-swift),
+    exp(mean of D), or 1."""
     mean = _geometric(x)
     return _masked(x, mean, {"token": x.sampler_gap, "geometric": mean, "one": torch.zeros_like(mean)}[kept], low, high)
 

@@ -69,9 +69,7 @@ class FunctionUse:
     @property
     def one_turn(self) -> str:
         """The beginning of a reason that applies because the task has no environment, so every completion is a single
-        turn.
-
-        "" if the task has an environment or is unknown."""
+        turn. "" if the task has an environment or is unknown."""
         if self.task is None or has_environment(self.task):
             return ""
         return f"task '{self.task.name}' has no environment, so every answer is one turn and this acts as"
@@ -81,9 +79,8 @@ class FunctionUse:
         return self.own or what in getattr(self.function, "reads", ())
 
     def in_place_of(self, what: str) -> str:
-        """A reason that says that the function reads the outcomes, not `what` ("reward" or "advantage").
-
-        "" if it may read `what`."""
+        """A reason that says that the function reads the outcomes, not `what` ("reward" or "advantage"). "" if it may
+        read `what`."""
         alone = getattr(self.function, "alone", None)
         if alone is None or self.by_reward or any(self.named.options.get(key) != value for key, value in alone.items()):
             return ""

@@ -82,9 +82,7 @@ def _count(group: torch.Tensor) -> int:
 
 def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
     """(x - mean) / sqrt(variance + eps) of the values x [n], each counted `weights` [n] times; with Bessel's
-    correction.
-
-    Exactly 0 if all counted values are equal. Values with weight 0 may be NaN and stay NaN."""
+    correction. Exactly 0 if all counted values are equal. Values with weight 0 may be NaN and stay NaN."""
     counted = values[weights > 0]
     total = weights.sum()
     if not len(counted) or total <= 1 or bool((counted == counted[0]).all()):

@@ -78,9 +78,8 @@ class Scores:
     """The text of each completion, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()
     """[R, T] log p(sampler) - log p(reference) of each token, for functions that require "token_kl" with
-    algo.kl_in=reward; else empty.
-
-    For all other functions, its sum over a completion's trained tokens is already subtracted from the reward."""
+    algo.kl_in=reward; else empty. For all other functions, its sum over a completion's trained tokens is already
+    subtracted from the reward."""
     kl_coef: float = 0.0
     """Coefficient of the KL in the reward."""
     per_token: Sequence[Mapping[str, np.ndarray]] = ()
@@ -98,9 +97,8 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
-    """N completion tokens of one micro-batch or, without gradient, of a whole optimizer step on this process.
-
-    They belong to the R rollouts of the optimizer step on this process."""
+    """N completion tokens of one micro-batch or, without gradient, of a whole optimizer step on this process. They
+    belong to the R rollouts of the optimizer step on this process."""
 
     logprobs: torch.Tensor
     """[N] log-probabilities under the current policy, with gradient."""
@@ -192,18 +190,15 @@ class LossInputs:
 
     @property
     def sampler_gap(self) -> torch.Tensor:
-        """[N] log p(old) - log p(sampler), clamped to +-20, without gradient.
-
-        0 for tokens that are not trained, and for tokens whose engine log-probability is unknown (NaN)."""
+        """[N] log p(old) - log p(sampler), clamped to +-20, without gradient. 0 for tokens that are not trained, and
+        for tokens whose engine log-probability is unknown (NaN)."""
         assert self.sampler_logprobs is not None
         gap = (self.old_logprobs - self.sampler_logprobs).detach().clamp(-20, 20)
         return torch.where((self.mask > 0) & ~gap.isnan(), gap, 0)
 
     def correct(self, above: float | None = None) -> torch.Tensor:
         """[R] bool: whether each rollout is correct, as the task decides or, with `above`, if its reward exceeds
-        `above`.
-
-        False for unscorable rollouts."""
+        `above`. False for unscorable rollouts."""
         assert self.rewards is not None
         if above is None and self.outcome is not None:
             return self.outcome & ~self.rewards.isnan()
@@ -259,9 +254,8 @@ def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
 
 
 def plan_span(texts: Sequence[str]) -> tuple[int, int]:
-    """The token span (start, end) of the first <plan>...</plan>, including tags; (0, 0) if there is none.
-
-    texts: the text of each token of an action."""
+    """The token span (start, end) of the first <plan>...</plan>, including tags; (0, 0) if there is none. texts: the
+    text of each token of an action."""
     whole = "".join(texts)
     begin = whole.find("<plan>")
     end = whole.find("</plan>", begin)

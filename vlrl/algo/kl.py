@@ -18,28 +18,27 @@ from vlrl.config.base import Rate
 
 
 def k1(x: LossInputs) -> torch.Tensor:
-    """-d. Unbiased, but as a loss its gradient is zero in expectation, so it is meant for algo.kl_in=reward."""
+    """-d with d = log p(reference) - log p. Unbiased, but as a loss its gradient is zero in expectation, so it is meant
+    for algo.kl_in=reward."""
     return -_distance(x)
 
 
 def k2(x: LossInputs) -> torch.Tensor:
-    """d^2 / 2. A biased estimate whose gradient is that of the reverse KL."""
+    """d^2 / 2 with d = log p(reference) - log p. A biased estimate whose gradient is that of the reverse KL."""
     return _distance(x) ** 2 / 2
 
 
 def k3(x: LossInputs, clamp: Rate = 20.0, limit: Rate | None = None) -> torch.Tensor:
-    """exp(d) - d - 1, at most `limit`. Unbiased and never negative; GRPO (arXiv 2402.03300) eq. 4.
-
-    verl and EasyR1 use limit=10. A token above the limit has no gradient."""
+    """exp(d) - d - 1 with d = log p(reference) - log p, at most `limit`. Unbiased and never negative; GRPO (arXiv
+    2402.03300) eq. 4. verl and EasyR1 use limit=10. A token above the limit has no gradient."""
     d = _distance(x)
     value = _exp(d, clamp) - d - 1
     return value if limit is None else value.clamp(max=limit)
 
 
 def k3_bounded(x: LossInputs, clamp: Rate = 3.0) -> torch.Tensor:
-    """k3 with clamp=3, so that no token outweighs the rest of an optimizer step. Equal to k3 for d up to 3.
-
-    With `clamp` = 20, a token with d = 12 would have a gradient of 160,000."""
+    """k3 with clamp=3, so that no token outweighs the rest of an optimizer step. Equal to k3 for log p(reference) - log
+    p up to 3; at 12, k3 with clamp=20 would have a gradient of 160,000."""
     return k3(x, clamp)
 
 
@@ -66,7 +65,6 @@ def k3_unbiased(x: LossInputs, clamp: Rate = 20.0, level: Literal["token", "sequ
 
 def k3_score(x: LossInputs, clamp: Rate = 20.0, from_sampler: bool = False) -> torch.Tensor:
     """w * k3 with w = exp(logp - stop_gradient(logp)) = 1, which adds the gradient through sampling that k3 lacks.
-
     `from_sampler`: w = exp(logp - engine's logp), or the ratio to the old weights if the engine's logp is unknown.
     arXiv 2506.09477 section 4; the default of NeMo-RL."""
     log_w = x.log_ratio + x.sampler_gap if from_sampler else x.logprobs - x.logprobs.detach()

@@ -49,10 +49,8 @@ def acts_through_ratio(
 
 
 def inert(use: FunctionUse) -> Iterator[Inert]:
-    """Yields settings of the policy term that have no effect.
-
-    These are options that act only through p / p(old) although the ratio is always 1, and bounds that no ratio reaches
-    or that another bound overrides."""
+    """Yields settings of the policy term that have no effect. These are options that act only through p / p(old)
+    although the ratio is always 1, and bounds that no ratio reaches or that another bound overrides."""
     config, options = use.config, use.named.options
     said: Ratio | None = getattr(use.function, "ratio", None)
     if said is None:

@@ -21,16 +21,14 @@ class Frozen:
 
     def after_step(self, reference: Mapping[str, torch.Tensor], policy: Mapping[str, torch.Tensor],
                    optimizer: torch.optim.Optimizer, kl: float, done: int) -> bool:
-        """Called after a step. Returns whether the reference was set to the policy.
-
-        reference, policy: trained weights by name. kl: mean KL per token. done: number of completed steps."""
+        """Called after a step. Returns whether the reference was set to the policy. reference, policy: trained weights
+        by name. kl: mean KL per token. done: number of completed steps."""
         return False
 
 
 class Ema(Frozen):
-    """A moving average: reference <- decay * reference + (1 - decay) * policy, every `every` steps.
-
-    GRPO-CARE (arXiv 2506.16141): 0.995 every 10 steps, starting from the same weights."""
+    """A moving average: reference <- decay * reference + (1 - decay) * policy, every `every` steps. GRPO-CARE (arXiv
+    2506.16141): 0.995 every 10 steps, starting from the same weights."""
 
     moves = True
 
@@ -48,10 +46,8 @@ class Ema(Frozen):
 
 class Reset(Frozen):
     """Sets the reference to the policy every `every` steps (0 = never), and after a step whose KL per token exceeds
-    `kl`.
-
-    The optimizer state is cleared too, unless `optimizer` is false. ProRL (arXiv 2505.24864) section 3.3. Kimi k1.5
-    (arXiv 2501.12599) resets in every iteration: `every=1`."""
+    `kl`. The optimizer state is cleared too, unless `optimizer` is false. ProRL (arXiv 2505.24864) section 3.3. Kimi
+    k1.5 (arXiv 2501.12599) resets in every iteration: `every=1`."""
 
     moves = True
 

@@ -20,10 +20,9 @@ def entropy() -> Statistic:
 
 
 def nucleus_entropy(p: float) -> Statistic:
-    """Entropy in nats of the distribution restricted to its nucleus and renormalized. -> [n].
-
-    The nucleus is the smallest set of most probable tokens whose total probability is at least p. The entropy is 0 if
-    one token alone reaches p. SIREN (arXiv 2509.25133)."""
+    """Entropy in nats of the distribution restricted to its nucleus and renormalized. -> [n]. The nucleus is the
+    smallest set of most probable tokens whose total probability is at least p. The entropy is 0 if one token alone
+    reaches p. SIREN (arXiv 2509.25133)."""
     if not 0 < p <= 1:
         raise ValueError(f"the probability of a nucleus must be above 0 and at most 1, not {p:g}")
 
@@ -69,7 +68,6 @@ def statistics(required: Iterable[str], kind: str = "stat:") -> dict[str, Statis
 
 def alternatives(k: int) -> dict[str, Statistic]:
     """Statistics "top_ids" and "top_logprobs" (column names of the rollout store) of the k most probable tokens.
-
     Without gradient; {} for k = 0."""
     ids, logprobs = top_ids(k), top(k)
     return {"top_ids": ids, "top_logprobs": lambda logits, targets: logprobs(logits.detach(), targets)} if k else {}

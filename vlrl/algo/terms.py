@@ -21,11 +21,9 @@ AboveOne = Annotated[float, Field(gt=1)]
 
 def surrogate(x: LossInputs, ratio: torch.Tensor, low: float, high: float, delta: float | None = None,
               dual_clip: float | None = None) -> tuple[torch.Tensor, Metrics]:
-    """The clipped surrogate loss of each token, -min(r A, clip(r, 1 - low, 1 + high) A), with the metrics of
-    `clip_metrics`.
-
-    ratio: r [N]. `delta` caps the unclipped ratio. With `dual_clip` = c, the loss of a negative advantage is at most -c
-    A."""
+    """The clipped surrogate loss of each token, -min(r A, clip(r, 1 - low, 1 + high) A), with ratio r [N] and advantage
+    A. Also returns the metrics of `clip_metrics`. `delta` caps the unclipped ratio. With `dual_clip` = c, the loss
+    of a negative advantage is at most -c A."""
     a = x.advantages
     free = ratio if delta is None else ratio.clamp(max=delta)
     gain = torch.minimum(free * a, ratio.clamp(1 - low, 1 + high) * a)
@@ -51,7 +49,8 @@ def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 @acts_through_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)
 def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2, dual_clip: AboveOne | None = None,
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
-    """The clipped loss of PPO, -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token.
+    """The clipped loss of PPO, -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, with ratio r and advantage
+    A.
 
     PPO (arXiv 1707.06347) eq. 7; GRPO (2402.03300) eq. 3. clip_high=0.28 is clip-higher of DAPO (2503.14476) eq. 8.
     `dual_clip` = c: for A < 0 the loss is at most -c A (arXiv 1912.09729, with c = 3). `delta` > 1 + clip_high is
@@ -60,10 +59,11 @@ def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.
 
 
 def reinforce(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """The loss -logp A per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv 2504.02546)."""
+    """The loss -log p * advantage per token, without a ratio (REINFORCE, Williams 1992); the loss of GPG (arXiv
+    2504.02546)."""
     return -x.logprobs * x.advantages, {}
 
 
 def supervised(x: LossInputs) -> tuple[torch.Tensor, Metrics]:
-    """The loss -logp per token: cross-entropy on given completions (supervised fine-tuning)."""
+    """The loss -log p per token: cross-entropy on given completions (supervised fine-tuning)."""
     return -x.logprobs, {}

@@ -41,9 +41,8 @@ def watch(limit: float) -> None:
 
 
 def describe_wait() -> str:
-    """Returns in which collective this process waits and for which ranks; "" if it does not wait.
-
-    Thread-safe. Takes several seconds."""
+    """Returns in which collective this process waits and for which ranks; "" if it does not wait. Thread-safe. Takes
+    several seconds."""
     return _monitor.describe_wait(time.monotonic() - here.since) if _monitor is not None and here.doing else ""
 
 
@@ -62,10 +61,9 @@ def leave() -> None:
 
 
 def _await_gloo(seconds: float = 5.0) -> None:
-    """Waits until gloo's threads have released the tensors of their last collective.
-
-    Releasing them needs the Python interpreter, and would abort the process during its shutdown. Remaining references
-    to the process group (FSDP's meshes) keep these threads alive; idle threads sleep."""
+    """Waits until gloo's threads have released the tensors of their last collective. Releasing them needs the Python
+    interpreter, and would abort the process during its shutdown. Remaining references to the process group (FSDP's
+    meshes) keep these threads alive; idle threads sleep."""
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice: a thread may just be waiting for the interpreter
         time.sleep(0.01)
@@ -83,10 +81,9 @@ def _thread_states(prefix: str) -> str:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """In the block, names the current phase of this rank, for messages of ranks that wait for it.
-
-    After an error the name remains until the next step begins. Does nothing outside the main thread, because other
-    threads call no collectives."""
+    """In the block, names the current phase of this rank, for messages of ranks that wait for it. After an error the
+    name remains until the next step begins. Does nothing outside the main thread, because other threads call no
+    collectives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,9 +94,8 @@ def within(phase: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transport_errors() -> Iterator[None]:
-    """In the block, turns errors of collectives that are not called through this module (FSDP's) into RankError.
-
-    Also records any error of this rank in the rank monitor, so that the other ranks learn about it."""
+    """In the block, turns errors of collectives that are not called through this module (FSDP's) into RankError. Also
+    records any error of this rank in the rank monitor, so that the other ranks learn about it."""
     began = time.monotonic()
     try:
         yield
@@ -182,10 +178,8 @@ def broadcast(value: Any) -> Any:
 
 
 def on_main(call: Callable[[], Any], doing: str = "") -> Any:
-    """Runs `call` on rank 0 only. Every rank returns its result or raises its error.
-
-    `doing` names work that may take long, such as saving. The other ranks then wait without a timeout as long as rank 0
-    is alive."""
+    """Runs `call` on rank 0 only. Every rank returns its result or raises its error. `doing` names work that may take
+    long, such as saving. The other ranks then wait without a timeout as long as rank 0 is alive."""
     result, error = None, None
     if is_main():
         try:
@@ -202,9 +196,8 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
 
 
 def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
-    """Records that this rank ends with an error, then calls `last`, which may do final work such as saving.
-
-    If rank 0 also ends with an error, the other ranks wait until its `last` has returned."""
+    """Records that this rank ends with an error, then calls `last`, which may do final work such as saving. If rank 0
+    also ends with an error, the other ranks wait until its `last` has returned."""
     if _monitor is not None:
         _monitor.end(error)
     try:
@@ -217,10 +210,9 @@ def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
 
 
 def all_ended_alike(value: str) -> bool:
-    """Whether every rank ends with an error and the same `value`, after the same number of collectives.
-
-    Called inside `last` of `end_by_error`. Collectives that are not called through this module are counted too. If
-    true, further collectives are possible."""
+    """Whether every rank ends with an error and the same `value`, after the same number of collectives. Called inside
+    `last` of `end_by_error`. Collectives that are not called through this module are counted too. If true, further
+    collectives are possible."""
     if _monitor is None or _lost is not None:
         return False
     group: Any = dist.distributed_c10d._get_default_group()
@@ -269,10 +261,9 @@ def together(call: Callable[[], Any]) -> Any:
 
 
 def exchange(routes: Mapping[tuple[int, int], list[bytes]]) -> list[bytes]:
-    """Sends bytes between pairs of ranks. Returns the bytes that this rank received, ordered by sender.
-
-    On every rank, `routes` must have the same keys (sender, receiver); only the sender's values are used. Every rank
-    processes the keys in the same order, which avoids deadlocks."""
+    """Sends bytes between pairs of ranks. Returns the bytes that this rank received, ordered by sender. On every rank,
+    `routes` must have the same keys (sender, receiver); only the sender's values are used. Every rank processes the
+    keys in the same order, which avoids deadlocks."""
     arrived: list[bytes] = []
     if not routes:
         return arrived

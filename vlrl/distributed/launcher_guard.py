@@ -34,7 +34,6 @@ class Launcher:
 
     def end_if_it_hangs(self) -> None:
         """Starts a guard process that kills the launcher if it does not end soon after this process. Returns at once.
-
         Does nothing if the launcher may still restart its ranks: it continues when the network is back."""
         if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
             return
@@ -64,9 +63,8 @@ def _ends(process: int, seconds: float) -> bool:
 
 
 def main(pid: int, launcher: int, rank: int, rank_s: float, launcher_s: float) -> None:
-    """Waits for the rank and the launcher to end. Kills a hanging launcher with all its child processes.
-
-    `launcher` and `rank` are pidfds."""
+    """Waits for the rank and the launcher to end. Kills a hanging launcher with all its child processes. `launcher` and
+    `rank` are pidfds."""
     if (_ends(rank, rank_s) and _ends(launcher, launcher_s)) or _ends(launcher, 0):
         return
     family = psutil.Process(pid).children(recursive=True)

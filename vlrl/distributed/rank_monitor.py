@@ -41,9 +41,8 @@ T = TypeVar("T")
 
 
 class RankMonitor:
-    """Writes this rank's record to the launcher's store, and reads the records of the other ranks when needed.
-
-    `limit` is limits.collective_s. Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
+    """Writes this rank's record to the launcher's store, and reads the records of the other ranks when needed. `limit`
+    is limits.collective_s. Needs the variables MASTER_ADDR and MASTER_PORT, which every launcher sets."""
 
     def __init__(self, here: RankPosition, rank: int, world: int, limit: float):
         self.here, self.rank, self.world, self.limit = here, rank, world, limit
@@ -142,7 +141,6 @@ class RankMonitor:
 
     def await_main(self) -> None:
         """On ranks other than 0: waits until rank 0 calls `done`, without a timeout as long as it shows signs of life.
-
         Raises RankError if rank 0 has ended or shows no sign of life for limits.collective_s."""
         self._patience += 1
         key, began, pause = f"{self._prefix}/done/{self._patience}", time.monotonic(), 0.01
@@ -161,9 +159,8 @@ class RankMonitor:
             pause = min(1.5 * pause, 1.0)
 
     def all_ended(self, place: str) -> bool:
-        """Whether all ranks have ended with an error at the same `place`. Waits some seconds for their records.
-
-        Called after `end`."""
+        """Whether all ranks have ended with an error at the same `place`. Waits some seconds for their records. Called
+        after `end`."""
         assert self._ended is not None
         self._ended["at"] = place
         self.publish()
@@ -179,9 +176,8 @@ class RankMonitor:
         return False
 
     def await_left(self) -> None:
-        """On ranks other than 0, after `end`: if rank 0 ends with an error too, waits until it calls `leave`.
-
-        This keeps the launcher from killing rank 0, since it kills all processes soon after the first one ends."""
+        """On ranks other than 0, after `end`: if rank 0 ends with an error too, waits until it calls `leave`. This
+        keeps the launcher from killing rank 0, since it kills all processes soon after the first one ends."""
         began = heard = time.monotonic()
         beat = 0
         while time.monotonic() - heard < 3 * BEAT:
@@ -222,11 +218,9 @@ class RankMonitor:
 
 
 def describe_missing(rank: int, count: int, before: Sequence[Record | None], after: Sequence[Record | None]) -> str:
-    """Describes the ranks for which `rank` waits in its collective number `count`.
-
-    `before` and `after` are all records at two moments. The missing ranks have ended with an error of their own, are
-    silent, or have not reached the collective. If there are no such ranks, those that wait in the collective like
-    `rank` are named."""
+    """Describes the ranks for which `rank` waits in its collective number `count`. `before` and `after` are all records
+    at two moments. The missing ranks have ended with an error of their own, are silent, or have not reached the
+    collective. If there are no such ranks, those that wait in the collective like `rank` are named."""
     missing: list[str] = []
     waiting: list[str] = []
     for other, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -46,10 +46,8 @@ class AnswerPrefix:
 
 @dataclass(eq=False)
 class CacheSlot:
-    """A slot in which an engine may keep the KV cache of an episode between two turns.
-
-    The next request of the episode starts with the prompt and the completion of this request, so it can reuse the
-    cache."""
+    """A slot in which an engine may keep the KV cache of an episode between two turns. The next request of the episode
+    starts with the prompt and the completion of this request, so it can reuse the cache."""
 
     cache: Any = None
     """The KV cache, in the format of the engine."""
@@ -119,7 +117,6 @@ class Engine(Protocol):
 @runtime_checkable
 class EpisodePlayer(Engine, Protocol):
     """An engine that plays multi-turn episodes, in which the environment of a sample responds to the model's actions.
-
     See vlrl/environments/episodes.py."""
 
     restarts: int
@@ -138,9 +135,8 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions after replaying the actions of recorded episodes in their environments.
-
-        If an environment responds differently than in the record, the episode gets an error."""
+        """Returns recorded completions after replaying the actions of recorded episodes in their environments. If an
+        environment responds differently than in the record, the episode gets an error."""
         ...
 
 
@@ -151,10 +147,9 @@ the action's index."""
 
 def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],
                     decode: Callable[[Any], str], turns: tuple[Turn, ...] = (), stopped: bool = False) -> Completion:
-    """Builds a Completion from [T] token ids and log-probabilities.
-
-    sampled: [T] bool, False for tokens that were forced. stop: the stop strings. turns: the turns of the completion's
-    prefix. stopped: whether the engine reported an end token or a stop string."""
+    """Builds a Completion from [T] token ids and log-probabilities. sampled: [T] bool, False for tokens that were
+    forced. stop: the stop strings. turns: the turns of the completion's prefix. stopped: whether the engine reported an
+    end token or a stop string."""
     ended = len(tokens) > 0 and int(tokens[-1]) in eos
     text = decode(tokens[:-1] if ended else tokens)
     stopped = stopped or ended or any(string in text for string in stop)
@@ -177,9 +172,8 @@ def turn_of(request: Request) -> int:
 
 def reset_sample(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
     """Resets the sample's environment, and returns the sample with the first observation or with the error of the
-    reset.
-
-    The seed of the environment is derived from `key`. A sample whose task has no environment is returned unchanged."""
+    reset. The seed of the environment is derived from `key`. A sample whose task has no environment is returned
+    unchanged."""
     return engine.reset_sample(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
 
 

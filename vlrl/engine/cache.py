@@ -118,19 +118,16 @@ def cache_argument(model: type) -> str:
 
 
 class CopiedRows:
-    """The KV cache of rows that each have their own copy of their prompt's cache.
-
-    cache: the cache of P prompts. mask: the attention mask [P, L] of the prompts. owner: [R] the index of each row's
-    prompt."""
+    """The KV cache of rows that each have their own copy of their prompt's cache. cache: the cache of P prompts. mask:
+    the attention mask [P, L] of the prompts. owner: [R] the index of each row's prompt."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor):
         self._cache, self._mask = cache, mask
         self.select(owner)
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Keyword arguments of a forward pass that adds one token to every row. Call it once per token.
-
-        argument: the name from `cache_argument`."""
+        """Keyword arguments of a forward pass that adds one token to every row. Call it once per token. argument: the
+        name from `cache_argument`."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         return {argument: self._cache, "attention_mask": self._mask}
 
@@ -141,10 +138,8 @@ class CopiedRows:
 
 class SharedRows:
     """The KV cache of rows that share one copy of their prompt's cache, for models with vlrl's attention
-    implementation.
-
-    The arguments are those of CopiedRows; `owner` must be ascending. `answers` is an empty cache for the completions.
-    """
+    implementation. The arguments are those of CopiedRows; `owner` must be ascending. `answers` is an empty cache for
+    the completions."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
         cached: list[Any] = cache.layers
@@ -186,10 +181,8 @@ class SharedRows:
 
 def answer_rows(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
                 shared: bool) -> CopiedRows | SharedRows:
-    """Creates the rows that will be decoded, from the cache of their prompts.
-
-    shared: whether the model has vlrl's attention implementation, so that rows can share the prompt's cache. For the
-    other arguments see CopiedRows."""
+    """Creates the rows that will be decoded, from the cache of their prompts. shared: whether the model has vlrl's
+    attention implementation, so that rows can share the prompt's cache. For the other arguments see CopiedRows."""
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)

@@ -57,9 +57,8 @@ class Capacity:
     """Whether the completions of a group share one copy of their prompt's cache."""
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int, shares: int = 1) -> bool:
-        """Whether a batch fits into 1 / `shares` of the memory.
-
-        The batch has `prompts` prompts of up to `widest` tokens, and `rows` completions of up to `longest` tokens."""
+        """Whether a batch fits into 1 / `shares` of the memory. The batch has `prompts` prompts of up to `widest`
+        tokens, and `rows` completions of up to `longest` tokens."""
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
         return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / shares
@@ -78,10 +77,9 @@ def automatic(policy: Policy) -> Capacity:
 
 
 def token_bytes(text: Any, size: int, adapter: bool) -> int:
-    """Size in bytes of one token's KV cache in all layers.
-
-    text: the config of the language model. size: bytes per value of the compute dtype. adapter: whether the policy uses
-    LoRA; in full fine-tuning the keys are float32, because the rotary embedding returns float32."""
+    """Size in bytes of one token's KV cache in all layers. text: the config of the language model. size: bytes per
+    value of the compute dtype. adapter: whether the policy uses LoRA; in full fine-tuning the keys are float32, because
+    the rotary embedding returns float32."""
     kv_heads = largest(text, "num_key_value_heads") or text.num_attention_heads
     return head_width(text) * text.num_hidden_layers * kv_heads * ((size if adapter else 4) + size)
 
@@ -107,10 +105,8 @@ def largest(text: Any, name: str) -> int | None:
 
 def device_bytes(device: torch.device) -> int:
     """Total memory in bytes of a device that this process may use, rounded down to whole GiB. It is the same at every
-    call.
-
-    For a CPU this is the memory of the machine or the limit of its container (Linux cgroup v2), divided by the number
-    of processes that torchrun started on the machine."""
+    call. For a CPU this is the memory of the machine or the limit of its container (Linux cgroup v2), divided by the
+    number of processes that torchrun started on the machine."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:

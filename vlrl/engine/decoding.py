@@ -29,10 +29,8 @@ class DecodedBatch:
 
 
 class DecodingBatch:
-    """The state of R completions while they are decoded. Each gets one token per decoding step.
-
-    draws: [R, N] uniform random numbers in [0, 1), one per token. begun: for each completion the prefix that it
-    continues, or None."""
+    """The state of R completions while they are decoded. Each gets one token per decoding step. draws: [R, N] uniform
+    random numbers in [0, 1), one per token. begun: for each completion the prefix that it continues, or None."""
 
     def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: TokenTexts,
                  begun: Sequence[Completion | None]):
@@ -60,9 +58,8 @@ class DecodingBatch:
             self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples the next token of each row from the logits [rows, V], and stores the tokens of `live` rows.
-
-        Returns the sampled tokens [rows], and a mask [rows] of the rows that have not ended."""
+        """Samples the next token of each row from the logits [rows, V], and stores the tokens of `live` rows. Returns
+        the sampled tokens [rows], and a mask [rows] of the rows that have not ended."""
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
@@ -120,9 +117,8 @@ def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.T
 
 
 def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Sets scores [n, V] to -inf outside the smallest set of tokens whose total probability reaches top_p [n].
-
-    At least one token per row remains."""
+    """Sets scores [n, V] to -inf outside the smallest set of tokens whose total probability reaches top_p [n]. At least
+    one token per row remains."""
     ordered, places = scores.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
     outside = (before >= top_p[:, None]) & (top_p[:, None] < 1)

@@ -74,10 +74,8 @@ class HFEngine:
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request, sampled with the model in evaluation mode.
-
-        For `done` see Engine.generate. `watch` is called after every token to observe the completions; it does not
-        change them."""
+        """Returns the `request.n` completions of each request, sampled with the model in evaluation mode. For `done`
+        see Engine.generate. `watch` is called after every token to observe the completions; it does not change them."""
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
             shares = 2 if any(r.continues for r in requests) else 1
@@ -192,10 +190,8 @@ class HFEngine:
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
         """Appends one token [R] to every row, and returns the logits [R, V] of the next token. This is the only model
-        call of a decoding step.
-
-        A compiled forward or a CUDA graph would be used here. Shapes change after `cache_rows.select` and as the cache
-        grows."""
+        call of a decoding step. A compiled forward or a CUDA graph would be used here. Shapes change after
+        `cache_rows.select` and as the cache grows."""
         at = position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
         return self.policy.model(input_ids=token[:, None], position_ids=at, use_cache=True, logits_to_keep=1,
                                  **cache_rows.inputs(self._cache_argument)).logits[:, -1]
@@ -203,7 +199,6 @@ class HFEngine:
     def _prefill_all(self, prompts: Sequence[tuple[Prompt, RowCache | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
         """Prefills prompts in chunks of at most `prefill_tokens` tokens, and concatenates the results of `_prefill`.
-
         Prompts with a cached beginning are prefilled separately."""
         parts = []
         for _, run in itertools.groupby(prompts, key=lambda pair: pair[1] is not None):
@@ -219,9 +214,8 @@ class HFEngine:
 
     def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Prefills left-padded prompts, each after its cached beginning if there is one.
-
-        Returns the last logits [P, V], the cache, the attention mask [P, L] and the next position [P]."""
+        """Prefills left-padded prompts, each after its cached beginning if there is one. Returns the last logits [P,
+        V], the cache, the attention mask [P, L] and the next position [P]."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)

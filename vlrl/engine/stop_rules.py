@@ -16,9 +16,8 @@ CLOSING = "</think>"
 
 
 class StopRules:
-    """Stop strings and thinking budgets of a batch of R rows.
-
-    `tokens` [R, N] starts with the prefix of each row, which has `begun` [R] tokens."""
+    """Stop strings and thinking budgets of a batch of R rows. `tokens` [R, N] starts with the prefix of each row, which
+    has `begun` [R] tokens."""
 
     def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: TokenTexts):
         self._sampling, self._texts = sampling, texts
@@ -39,9 +38,7 @@ class StopRules:
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
         """Returns the ids [rows] that are forced at positions `t` [rows], -1 for rows that sample. None if all rows
-        sample.
-
-        `tokens` [R, N] are all tokens so far."""
+        sample. `tokens` [R, N] are all tokens so far."""
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():

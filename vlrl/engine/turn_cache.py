@@ -33,9 +33,8 @@ class RowCache:
     """Hashes of the media among the tokens."""
 
     def rest(self, prompt: Prompt, observed: Prompt | None) -> Prompt | None:
-        """The part of a prompt after the cached tokens, which has the media of `observed`.
-
-        None if the prompt does not start with the cached tokens and media, or has no new tokens."""
+        """The part of a prompt after the cached tokens, which has the media of `observed`. None if the prompt does not
+        start with the cached tokens and media, or has no new tokens."""
         n, hashes = len(self.ids), _hashes(prompt)
         if not (n < len(prompt) and np.array_equal(prompt.ids[:n], self.ids)
                 and hashes == self.media + (_hashes(observed) if observed else ())):
@@ -56,9 +55,7 @@ class TurnCaches:
 
     def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
         """Removes the cache from the slot `continued`. Returns the part of the prompt that must still be prefilled, and
-        the cache.
-
-        None if the complete prompt must be prefilled."""
+        the cache. None if the complete prompt must be prefilled."""
         cached, continued.cache = continued.cache, None
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None

@@ -12,10 +12,9 @@ from vlrl.errors import ConfigError
 
 
 def checked_names(value: Any, what: str) -> tuple[str, ...]:
-    """Returns a list of names as strings. `what` is the argument's name for the message.
-
-    Raises ConfigError if `value` is a string (whose characters would become the names), or if an element is neither a
-    string nor an integer, e.g. because YAML reads `on` as true."""
+    """Returns a list of names as strings. `what` is the argument's name for the message. Raises ConfigError if `value`
+    is a string (whose characters would become the names), or if an element is neither a string nor an integer, e.g.
+    because YAML reads `on` as true."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
         raise ConfigError(f"{what}={value!r} must be a list: {what}=[{value}]")
     wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
@@ -34,10 +33,9 @@ def checked_variables(value: Any, what: str) -> tuple[str, ...]:
 
 
 def checked_server_url(url: str, like: str) -> str:
-    """Returns the URL of a server, with the scheme in lower case. Raises ConfigError for an invalid URL.
-
-    A URL with a user name or password is invalid too, because addresses are printed and stored with runs; the message
-    omits them. like: an example of a valid URL."""
+    """Returns the URL of a server, with the scheme in lower case. Raises ConfigError for an invalid URL. A URL with a
+    user name or password is invalid too, because addresses are printed and stored with runs; the message omits them.
+    like: an example of a valid URL."""
     try:
         parts = urlsplit(url)
         secret, right = "@" in parts.netloc, parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -38,9 +38,8 @@ class EpisodeReward:
         return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
 
     def step(self, reward: Any, ended: bool, info: Mapping[str, Any]) -> dict[str, float]:
-        """The reward parts of a turn. Raises ProtocolError if the reward is not a number.
-
-        ended: whether the environment ended the episode, as opposed to a time limit."""
+        """The reward parts of a turn. Raises ProtocolError if the reward is not a number. ended: whether the
+        environment ended the episode, as opposed to a time limit."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded

@@ -85,9 +85,8 @@ class EpisodeEngine:
         return [out[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions after replaying the actions of recorded episodes in their environments.
-
-        If an environment responds differently than in the record, the episode gets an error."""
+        """Returns recorded completions after replaying the actions of recorded episodes in their environments. If an
+        environment responds differently than in the record, the episode gets an error."""
         acting = [i for i, r in enumerate(requests)
                   if r.sample is not None and r.sample.opening is not None and not r.sample.reset_error]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
@@ -101,10 +100,8 @@ class EpisodeEngine:
 
     def reset_sample(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
         """Resets the sample's environment, and returns the sample with the first observation or with the error of the
-        reset.
-
-        The seed of the environment is derived from `key`. A sample whose task has no environment is returned unchanged.
-        """
+        reset. The seed of the environment is derived from `key`. A sample whose task has no environment is returned
+        unchanged."""
         if not has_environment(task.of(sample)):
             return sample
         seed = int(np.random.SeedSequence([self.seed, 8, *key]).generate_state(1)[0])
@@ -209,9 +206,8 @@ class EpisodeEngine:
 
 
 class _Recorded:
-    """An engine that returns the actions of recorded episodes instead of sampling.
-
-    episodes: the episodes of each group, by the key of its request."""
+    """An engine that returns the actions of recorded episodes instead of sampling. episodes: the episodes of each
+    group, by the key of its request."""
 
     def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
         self.episodes = episodes

@@ -122,9 +122,8 @@ class SeededEnvironment(Environment):
 
 
 def attach(task: Task, settings: EnvironmentSettings) -> None:
-    """Gives a task the external environment that `environment.name` selects.
-
-    Raises ConfigError if the task has its own environment, or if the name is invalid."""
+    """Gives a task the external environment that `environment.name` selects. Raises ConfigError if the task has its own
+    environment, or if the name is invalid."""
     name = _printable(settings.name)
     if len(task.members) > 1:
         raise ConfigError(f"environment.name={name!r} cannot be used with several tasks, because it is unclear which "
@@ -136,9 +135,8 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
 
 
 def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
-    """Creates the ExternalEnvironment that `environment.name` selects.
-
-    Raises ConfigError for an invalid name, address or option, and for a missing package."""
+    """Creates the ExternalEnvironment that `environment.name` selects. Raises ConfigError for an invalid name, address
+    or option, and for a missing package."""
     shown_name, options = _printable(settings.name), dict(settings.options)
     kinds = [name.partition(":")[0] for name in settings.name]
     kind = KINDS.get(kinds[0])

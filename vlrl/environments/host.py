@@ -70,9 +70,8 @@ class HostedEpisode:
 
 
 class Environments:
-    """Opens, resets, steps and closes environments in worker processes. May be used from any thread.
-
-    The calls to one process run one after another."""
+    """Opens, resets, steps and closes environments in worker processes. May be used from any thread. The calls to one
+    process run one after another."""
 
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
         self.settings, self.restarts = settings, 0
@@ -98,9 +97,8 @@ class Environments:
             return HostedEpisode(self._next, sample, seed)
 
     def reset_sample(self, sample: Sample, seed: int) -> Sample:
-        """Resets the sample's environment once, and returns the sample with the first observation or with the error.
-
-        A sample without an environment is returned unchanged."""
+        """Resets the sample's environment once, and returns the sample with the first observation or with the error. A
+        sample without an environment is returned unchanged."""
         episode = self.open(sample, seed)
         (observation,) = self.reset([episode])
         self.close_episodes([episode])

@@ -31,9 +31,8 @@ _LEAST = 64
 
 
 def image_of_array(values: Any, what: str) -> Image.Image:
-    """Converts an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] of numbers from 0 to 255 to an RGB image.
-
-    Raises ProtocolError for any other value, also for fractions from 0 to 1. `what` names the value in the message."""
+    """Converts an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] of numbers from 0 to 255 to an RGB image. Raises
+    ProtocolError for any other value, also for fractions from 0 to 1. `what` names the value in the message."""
     try:
         array: Any = np.asarray(values)
     except (ValueError, OverflowError):  # rows of different lengths

@@ -66,9 +66,7 @@ class LiveEpisode:
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
         """Compares the result of the reset with the observation in the prompt. A difference becomes the error of the
-        episode.
-
-        Returns False if the reset failed, so that the episode cannot begin."""
+        episode. Returns False if the reset failed, so that the episode cannot begin."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -86,9 +84,8 @@ class LiveEpisode:
         return action_of(known, turn) if known is not None and turn < len(known.actions) else None
 
     def matches_replay(self) -> bool:
-        """Checks that the environment has responded to the replayed actions in the same way as before.
-
-        Returns False if the episode has an error, from this check or an earlier one."""
+        """Checks that the environment has responded to the replayed actions in the same way as before. Returns False if
+        the episode has an error, from this check or an earlier one."""
         if self.replay_of is None or self.error:
             return not self.error
         known, written = self.replay_of.tokens, self.written
@@ -128,10 +125,9 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Appends an observation as a turn. Its tokens are added only if the episode continues.
-
-        closing: the tokens that close the action's turn if the action was truncated. ended: the reason why the episode
-        has ended; "" = it continues."""
+        """Appends an observation as a turn. Its tokens are added only if the episode continues. closing: the tokens
+        that close the action's turn if the action was truncated. ended: the reason why the episode has ended; "" = it
+        continues."""
         self.ended = ended
         if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))

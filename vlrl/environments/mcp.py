@@ -49,9 +49,8 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of an MCP server, with the server's schema.
-
-    call: runs the tool; None if the tool only provides its schema for the prompt."""
+    """A tool of an MCP server, with the server's schema. call: runs the tool; None if the tool only provides its schema
+    for the prompt."""
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]
@@ -59,9 +58,8 @@ class McpTool(Tool):
         self.schema, self._call = dict(schema), call
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Runs the tool and returns its result.
-
-        Raises CallError if the server rejects the call, and ProtocolError for a malformed result."""
+        """Runs the tool and returns its result. Raises CallError if the server rejects the call, and ProtocolError for
+        a malformed result."""
         if self._call is None:
             raise CallError(f"{self.name} is only shown here")
         return self._call(self.name, arguments)
@@ -96,7 +94,6 @@ class McpSession:
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
         """Returns the schemas of the server's tools for chat templates; only of the `allowed` tools if there are any.
-
         Raises ProtocolError for an invalid response or a missing tool."""
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
@@ -114,9 +111,8 @@ class McpSession:
         return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
 
     def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
-        """Runs a tool and returns its result.
-
-        Raises CallError if the server rejects the arguments, and ProtocolError for any other failure."""
+        """Runs a tool and returns its result. Raises CallError if the server rejects the arguments, and ProtocolError
+        for any other failure."""
         return self._request(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
 
     def close(self) -> None:
@@ -173,10 +169,9 @@ async def _within(seconds: float, function: Callable[..., Any], *given: Any, **n
 
 
 def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
-    """Creates an HTTP client that uses no proxies and limits the size of responses.
-
-    If it rejects a response, it calls `tell` with the reason. Callers must set time limits for requests. Only closing a
-    session is limited here, to _CLOSE_S seconds."""
+    """Creates an HTTP client that uses no proxies and limits the size of responses. If it rejects a response, it calls
+    `tell` with the reason. Callers must set time limits for requests. Only closing a session is limited here, to
+    _CLOSE_S seconds."""
     import anyio
     import httpx2
 
@@ -335,7 +330,6 @@ class McpEnvironment(ToolEnvironment):
 
 def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, Any]:
     """Combines the rewards of several calls: rewards are added, `done` and success are true if any call reports them.
-
     For other fields the last value is used. Raises ProtocolError for an invalid value."""
     done = payment.get("done", False)
     if not isinstance(done, bool):
@@ -347,9 +341,8 @@ def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, A
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
               environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
-    """Returns the tools of a server, for the prompt only. They are requested once per process.
-
-    The arguments are those of McpEnvironment. Raises ConfigError if the server does not respond."""
+    """Returns the tools of a server, for the prompt only. They are requested once per process. The arguments are those
+    of McpEnvironment. Raises ConfigError if the server does not respond."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
     return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
                         checked_variables(environment, "environment"), folder,
@@ -393,9 +386,7 @@ def _untitled(schema: Any) -> Any:
 
 def content(blocks: Sequence[Any]) -> Observation:
     """Converts the content of a tool's result to an Observation with text and images. Links are shown as text and not
-    fetched.
-
-    Raises ProtocolError for invalid content."""
+    fetched. Raises ProtocolError for invalid content."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
         raise ProtocolError(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
@@ -417,10 +408,8 @@ def content(blocks: Sequence[Any]) -> Observation:
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
-    """Checks commands or URLs of MCP servers, and returns them.
-
-    Raises ConfigError for an invalid one, for several commands, and for a URL with a user name or password, which the
-    message omits."""
+    """Checks commands or URLs of MCP servers, and returns them. Raises ConfigError for an invalid one, for several
+    commands, and for a URL with a user name or password, which the message omits."""
     checked = [checked_server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
                for address in addresses]
     for address in checked:

@@ -131,9 +131,8 @@ class OpenEnv(Environment):
         return shown
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
-        """Opens a session on the first server that accepts one. Raises ProtocolError if none does in time.
-
-        full: servers to skip, because they have no free session."""
+        """Opens a session on the first server that accepts one. Raises ProtocolError if none does in time. full:
+        servers to skip, because they have no free session."""
         from websockets.exceptions import WebSocketException
 
         self.close()
@@ -159,9 +158,7 @@ class OpenEnv(Environment):
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
         """Sends a message. Returns the data of the observation in the response, or {"error": reason} for an invalid
-        action.
-
-        Raises ProtocolError for any other failure, after which the session cannot be used."""
+        action. Raises ProtocolError for any other failure, after which the session cannot be used."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
@@ -201,9 +198,7 @@ def _session(url: str, until: Deadline) -> Any:
 
 def _refuse_more(socket: Any) -> None:
     """Raises ProtocolError if the server has sent an unrequested message, which would be mistaken for the next
-    response.
-
-    Raises ServerFull if that message says that the server has no free session."""
+    response. Raises ServerFull if that message says that the server has no free session."""
     try:
         more = socket.recv(0)
     except TimeoutError:
@@ -232,9 +227,8 @@ def _observation(text: Any) -> dict[str, Any]:
 
 
 def checked_url(url: str) -> str:
-    """Returns a URL without a trailing slash.
-
-    Raises ConfigError for an invalid URL, and for one with a user name or password, query or fragment."""
+    """Returns a URL without a trailing slash. Raises ConfigError for an invalid URL, and for one with a user name or
+    password, query or fragment."""
     address = checked_server_url(url, like := "http://127.0.0.1:8000")
     try:
         parts = httpx.URL(address)

@@ -94,11 +94,9 @@ def to_pixels(width: int) -> list[list[float]]:
 
 def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], limit: float, width: int,
          way: np.ndarray | None = None) -> Image.Image:
-    """Draws a scene as an image of `width` x `width / 2` pixels.
-
-    states: [vehicles, 5] x, y, heading, speed and acceleration of each vehicle, the ego vehicle first. things: x, y and
-    heading of obstacles on the road. limit: speed limit in metres per second. way: [points, 2] route to the goal in
-    world metres."""
+    """Draws a scene as an image of `width` x `width / 2` pixels. states: [vehicles, 5] x, y, heading, speed and
+    acceleration of each vehicle, the ego vehicle first. things: x, y and heading of obstacles on the road. limit: speed
+    limit in metres per second. way: [points, 2] route to the goal in world metres."""
     big = width * _DETAIL
     image = Image.new("RGB", (big, big // 2), _GROUND)
     pen, (a, _, u), (_, b, v) = ImageDraw.Draw(image), *to_pixels(big)[:2]

@@ -62,10 +62,9 @@ class ServerPool:
         self._servers = {address: _Server(address, (i - first) % len(addresses)) for i, address in enumerate(addresses)}
 
     def candidates(self) -> Iterator[str]:
-        """Yields the addresses of the servers in the order in which they should be tried.
-
-        Servers that did not respond come last, and only if their pause is over and they are healthy. If no server
-        responded last time, the pause is ignored."""
+        """Yields the addresses of the servers in the order in which they should be tried. Servers that did not respond
+        come last, and only if their pause is over and they are healthy. If no server responded last time, the pause is
+        ignored."""
         servers = sorted(self._servers.values(), key=lambda s: (s.sessions, s.place))
         yield from (s.address for s in servers if not s.pause)
         out = [s for s in servers if s.pause]

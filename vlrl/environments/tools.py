@@ -71,9 +71,8 @@ class Tool:
         """The tool's schema for chat templates."""
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Runs the tool and returns its result.
-
-        Raises CallError for invalid arguments, if the tool fails, and if the result cannot be shown."""
+        """Runs the tool and returns its result. Raises CallError for invalid arguments, if the tool fails, and if the
+        result cannot be shown."""
         try:
             checked = self._arguments.model_validate_json(json.dumps(arguments), strict=True)
         except ValidationError as error:
@@ -89,9 +88,8 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Builds a pydantic model of the arguments. Also returns the model's field for each argument.
-
-        The fields have other names, because an argument may have the name of a method of the model."""
+        """Builds a pydantic model of the arguments. Also returns the model's field for each argument. The fields have
+        other names, because an argument may have the name of a method of the model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}
@@ -131,9 +129,8 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _result(value: Any) -> Observation:
-    """Converts the return value of a tool to an Observation. Raises CallError if that is impossible.
-
-    Text, images and Media are shown; other values are written as JSON."""
+    """Converts the return value of a tool to an Observation. Raises CallError if that is impossible. Text, images and
+    Media are shown; other values are written as JSON."""
     shown = _shown(value)
     if shown is None and isinstance(value, (list, tuple)) and value:
         pieces = [_shown(piece) for piece in value]
@@ -186,10 +183,9 @@ def _shown(value: Any) -> Observation | None:
 
 
 class ToolEnvironment(Environment):
-    """An environment that executes the tool calls in an action, and shows their results.
-
-    An action without a call ends the episode. `Step.info` has `calls`: name, arguments and error (None if it succeeded)
-    of each call. success: whether turns with calls get the reward part SUCCESS, which is 1 if all calls succeed."""
+    """An environment that executes the tool calls in an action, and shows their results. An action without a call ends
+    the episode. `Step.info` has `calls`: name, arguments and error (None if it succeeded) of each call. success:
+    whether turns with calls get the reward part SUCCESS, which is 1 if all calls succeed."""
 
     def __init__(self, tools: Sequence[Tool], success: bool = False):
         self.tools, self.success = {tool.name: tool for tool in tools}, success
@@ -227,9 +223,8 @@ def _error_observation(error: str) -> Observation:
 
 
 def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:
-    """Replaces each tool result for which `read` raises DataError by an error message.
-
-    A model must not be able to end an episode by making a tool return something unreadable."""
+    """Replaces each tool result for which `read` raises DataError by an error message. A model must not be able to end
+    an episode by making a tool return something unreadable."""
     results, calls = list(step.observation.results), list(step.info.get("calls", ()))
     for i, result in enumerate(results):
         try:
@@ -247,10 +242,8 @@ def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Ste
 
 
 def task_tools(task: Any, sample: Sample) -> list[Tool]:
-    """Returns the tools of a sample.
-
-    Raises TaskError if the task's `tools` method fails, returns something that is not a tool, or returns two tools with
-    the same name."""
+    """Returns the tools of a sample. Raises TaskError if the task's `tools` method fails, returns something that is not
+    a tool, or returns two tools with the same name."""
     task = task.of(sample)
     try:
         tools = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]

@@ -35,9 +35,8 @@ _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "mer
 
 
 class Driver(IDMVehicle):
-    """A vehicle driven by the IDM expert. A lane change takes about three seconds.
-
-    After yielding, it returns to its own target speed; highway-env would use the lane's speed limit."""
+    """A vehicle driven by the IDM expert. A lane change takes about three seconds. After yielding, it returns to its
+    own target speed; highway-env would use the lane's speed limit."""
 
     ACC_MAX = 5.0
     COMFORT_ACC_MAX = 2.5
@@ -99,9 +98,8 @@ def empty_road(scenario: str, seed: int) -> Road:
 
 
 def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """Adds a vehicle that stays on its lane, and returns it; None if there is no room.
-
-    at: position along the lane in metres. wanted: target speed (None = its current speed)."""
+    """Adds a vehicle that stays on its lane, and returns it; None if there is no room. at: position along the lane in
+    metres. wanted: target speed (None = its current speed)."""
     where = road.network.get_lane(lane)
     if not 0 <= at <= where.length:
         return None

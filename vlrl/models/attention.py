@@ -80,10 +80,9 @@ class Bucket:
 
 
 class Layout:
-    """The runs of tokens in a row of T tokens, passed to the attention as a keyword of the model's forward.
-
-    `runs` lists all runs without gaps, each directly followed by its descendants. `kind` names the implementation.
-    Tensors that an implementation derives from the layout are cached, so that all layers share them."""
+    """The runs of tokens in a row of T tokens, passed to the attention as a keyword of the model's forward. `runs`
+    lists all runs without gaps, each directly followed by its descendants. `kind` names the implementation. Tensors
+    that an implementation derives from the layout are cached, so that all layers share them."""
 
     def __init__(self, runs: Sequence[Run], length: int, kind: str = "auto"):
         self.row, self.length, self.kind = tuple(runs), length, kind
@@ -185,10 +184,9 @@ def _grid(runs: Sequence[Span], device: torch.device | None = None) -> Grid:
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
               prefix_layout: Layout | PromptCache | None = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Attention function for transformers: query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d].
-
-    Causal attention uses `prefix_layout`. The vision tower, which receives the layout too, and padded rows, which have
-    none, use transformers' sdpa attention."""
+    """Attention function for transformers: query [B, H, T, d], key and value [B, H_kv, T, d] -> [B, T, H, d]. Causal
+    attention uses `prefix_layout`. The vision tower, which receives the layout too, and padded rows, which have none,
+    use transformers' sdpa attention."""
     if prefix_layout is None or not getattr(module, "is_causal", False):
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling,
                                             dropout=dropout, **kwargs)
@@ -273,10 +271,9 @@ def _heads(x: torch.Tensor) -> torch.Tensor:
 
 
 class Merged(torch.autograd.Function):
-    """Attention of a shared row on a CPU: (q, k, v [T, H, d], layout, scale) -> [T, H, d].
-
-    The gradient of softmax attention depends on the keys only through the output and the log-sum-exp of each query. So
-    each part uses the flash kernel's own backward pass, called with the merged output and log-sum-exp."""
+    """Attention of a shared row on a CPU: (q, k, v [T, H, d], layout, scale) -> [T, H, d]. The gradient of softmax
+    attention depends on the keys only through the output and the log-sum-exp of each query. So each part uses the flash
+    kernel's own backward pass, called with the merged output and log-sum-exp."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout,

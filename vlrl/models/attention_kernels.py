@@ -97,11 +97,9 @@ def _flash_backward(grad: torch.Tensor, saved: Sequence[torch.Tensor], of_q: Len
 
 
 class Varlen(torch.autograd.Function):
-    """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d].
-
-    One kernel call computes the attention of all runs over themselves. One call per depth of the tree computes the
-    attention of the descendants over the runs of that depth. Outputs and gradients are merged as in attention.Merged.
-    """
+    """Attention of a shared row: (q [T, H, d], k and v [T, H_kv, d], runs, scale) -> [T, H, d]. One kernel call
+    computes the attention of all runs over themselves. One call per depth of the tree computes the attention of the
+    descendants over the runs of that depth. Outputs and gradients are merged as in attention.Merged."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: RowRuns,
@@ -142,7 +140,6 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
     """Attention of a shared row by FlexAttention (arXiv 2412.05496): q [T, H, d], k and v [T, H_kv, d] -> [T, H, d].
-
     The kernel is compiled on CUDA. On other devices it is not compiled and has no gradient."""
     call, at = _compiled() if q.is_cuda else flex_attention, q.device
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -156,9 +153,8 @@ def _compiled() -> Any:
 
 
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """The BlockMask of a row, computed from the number of visible (query, key) pairs of each block.
-
-    PyTorch's `create_block_mask` would build a T x T mask."""
+    """The BlockMask of a row, computed from the number of visible (query, key) pairs of each block. PyTorch's
+    `create_block_mask` would build a T x T mask."""
     last = np.zeros(layout.length, np.int64)
     count = np.zeros((-(-layout.length // BLOCK),) * 2, np.int64)
     for start, n, end in layout.row:

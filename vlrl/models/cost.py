@@ -82,7 +82,6 @@ def _cheapest_fit(sizes: Sequence[int], costs: Sequence[float], limit: int, coun
 
 def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
     """The index (0 to count - 1) of the optimizer step that each of this rank's groups belongs to within the update.
-
     The groups of all ranks are sorted by id and cut into `count` equal slices. So a step holds the same groups for any
     number of ranks."""
     if count == 1:
@@ -93,9 +92,8 @@ def optimizer_steps(ids: Sequence[str], count: int) -> list[int]:
 
 
 def share_out(groups: Sequence[Group], cost: Cost, config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups that this rank trains on after balancing, and the metrics of balancing; called on every rank.
-
-    On a single rank, or with train.balance=false, no group moves. See balance.share_out."""
+    """The groups that this rank trains on after balancing, and the metrics of balancing; called on every rank. On a
+    single rank, or with train.balance=false, no group moves. See balance.share_out."""
     if comm.world() == 1 or not config.train.balance:
         return list(groups), {}
     return _BALANCE["share_out"](groups, cost, config)

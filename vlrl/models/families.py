@@ -98,10 +98,9 @@ class Family:
         return sorted(ids)
 
     def end_id(self, processor: Any) -> int:
-        """Id of the token with which the chat template ends a turn, and which ends a completion.
-
-        This is the tokenizer's EOS token if the template writes no such token. In some models the two differ (Gemma 3,
-        base models)."""
+        """Id of the token with which the chat template ends a turn, and which ends a completion. This is the
+        tokenizer's EOS token if the template writes no such token. In some models the two differ (Gemma 3, base
+        models)."""
         tokenizer, answer = processor.tokenizer, "There it is."
         turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
@@ -119,10 +118,9 @@ class Family:
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """[R, T] int64 rotary positions of one sequence, R = 3 with M-RoPE, else 1.
-
-        They come from the model's own rope index, with a correction for text after a video. `ids` and `types` are [1,
-        T]; a type of 1 marks an image token, 2 a video token. Media may be anywhere in the sequence."""
+        """[R, T] int64 rotary positions of one sequence, R = 3 with M-RoPE, else 1. They come from the model's own rope
+        index, with a correction for text after a video. `ids` and `types` are [1, T]; a type of 1 marks an image token,
+        2 a video token. Media may be anywhere in the sequence."""
         rows = 3 if self.mrope else 1
         grids = {k: v for k, v in mm.items() if k.endswith("grid_thw") or k == "second_per_grid_ts"}
         if not self.mrope or not grids:
@@ -133,10 +131,9 @@ class Family:
 
     def processed_sizes(self, processor: Any, mm: Mapping[str, torch.Tensor],
                         kinds: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """(width, height) in pixels of each resized image and video, in order, from the processor's patch grids.
-
-        () if the processor cuts images into tiles of fixed size. `kinds` are "image" or "video" in the order of the
-        prompt."""
+        """(width, height) in pixels of each resized image and video, in order, from the processor's patch grids. () if
+        the processor cuts images into tiles of fixed size. `kinds` are "image" or "video" in the order of the prompt.
+        """
         units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
         if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
                                or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
@@ -153,7 +150,6 @@ class Family:
 
 def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.ndarray:
     """Changes positions [3, T] so that the token after a video follows the video's last frame, as Qwen2-VL was trained.
-
     transformers 5.19 starts text after the largest side of a frame, so text after a long video would overlap the video.
     """
     if types is None:
@@ -206,10 +202,9 @@ _PREFIX_MODELS = ("paligemma",)
 
 
 def family_of(config: Any) -> Family:
-    """The Family of a transformers model config. For an unknown model type it is derived from the config.
-
-    Raises ConfigError for a model without image input, and for a model that does not decode text and images in one
-    sequence."""
+    """The Family of a transformers model config. For an unknown model type it is derived from the config. Raises
+    ConfigError for a model without image input, and for a model that does not decode text and images in one sequence.
+    """
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
         _check_depth(config, config.get_text_config())

@@ -35,9 +35,8 @@ class Products:
     """How many of the weights are applied to pixels, which need no gradient."""
 
     def operations(self, training: bool, flows: bool) -> float:
-        """Operations per token: of the forward pass, or with `training` of forward and backward pass.
-
-        `flows`: whether the gradient with respect to this part's inputs is needed."""
+        """Operations per token: of the forward pass, or with `training` of forward and backward pass. `flows`: whether
+        the gradient with respect to this part's inputs is needed."""
         forward = 2 * self.weights
         return forward + 2 * self.trained + 2 * (self.weights - self.first) * flows if training else forward
 
@@ -103,9 +102,7 @@ def _attention(backward: bool) -> int:
 
 def cost_model(model: Any, family: Family) -> Cost:
     """The Cost of a transformers model, with or without PEFT's wrapper. Parameters that require a gradient count as
-    trainable.
-
-    No weight is read, so `model` may be on the meta device."""
+    trainable. No weight is read, so `model` may be on the meta device."""
     counted = _count(model, family)
     config = model.config
     text, vision = config.get_text_config(), config.vision_config

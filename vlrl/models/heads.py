@@ -58,9 +58,7 @@ class Head(torch.nn.Module):
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The head's loss on a micro-batch (this rank's share) and metrics, given the predicted values [N] of its
-        tokens.
-
-        `x` is the algo.inputs.LossInputs of the micro-batch."""
+        tokens. `x` is the algo.inputs.LossInputs of the micro-batch."""
         raise NotImplementedError
 
 

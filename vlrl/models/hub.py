@@ -12,10 +12,8 @@ _PATIENCE_S = 10
 
 def check_hub(name: str) -> None:
     """Before the model `name` is loaded: if the hub does not answer, switches huggingface_hub to offline mode and its
-    local cache.
-
-    Without this check huggingface_hub tries to download each of a model's files six times, with pauses that add up to
-    minutes."""
+    local cache. Without this check huggingface_hub tries to download each of a model's files six times, with pauses
+    that add up to minutes."""
     if not os.path.isdir(name):
         _check_hub()
 

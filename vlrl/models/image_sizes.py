@@ -17,9 +17,7 @@ pixels."""
 
 def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:
     """A function that maps the (width, height) of an image to the reason why the model's image processor refuses it, or
-    "".
-
-    The processor is loaded at the first unusual size. If it cannot be loaded, the function `usual` decides."""
+    "". The processor is loaded at the first unusual size. If it cannot be loaded, the function `usual` decides."""
 
     @cache
     def unit() -> Any:

@@ -123,10 +123,8 @@ def adapter_base(name: str) -> str | None:
 def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
     """Loads the complete model at `source`. An adapter is merged into its base model, or with merge=False kept as a
-    PEFT model.
-
-    `what` names the source in error messages. `device`: None = the CPU. Raises ConfigError if the model cannot be
-    loaded."""
+    PEFT model. `what` names the source in error messages. `device`: None = the CPU. Raises ConfigError if the model
+    cannot be loaded."""
     name = str(source)
     what = what or f"model.name={name!r}"
     with loading_errors(what):
@@ -195,18 +193,16 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
 
 
 def forbid_repacking(model: Any) -> None:
-    """Stops bitsandbytes from repacking weights for generation on CPUs with AVX512-BF16.
-
-    The fused kernel for repacked weights has no backward pass, and the weights would stay repacked in training."""
+    """Stops bitsandbytes from repacking weights for generation on CPUs with AVX512-BF16. The fused kernel for repacked
+    weights has no backward pass, and the weights would stay repacked in training."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
-    """Marks the parameters to train, and converts all others to `dtype`.
-
-    Trainable parameters stay float32, because small updates would vanish in bfloat16."""
+    """Marks the parameters to train, and converts all others to `dtype`. Trainable parameters stay float32, because
+    small updates would vanish in bfloat16."""
     parts = () if settings.lora.rank else settings.train
     if not settings.lora.rank:
         _refuse_absent_parts(model, family, settings)

@@ -24,11 +24,9 @@ CHUNK_BYTES = 2**29
 """Largest size of a chunk's float32 logits in bytes: 883 tokens at a vocabulary of 152,000."""
 
 Statistic = Callable[..., torch.Tensor]
-"""A statistic of each token's distribution: (logits [n, V], targets [n]) -> values [n, ...].
-
-Each row of values depends only on its own row of logits. The logits are float32 at the sampling temperature, with
-banned ids at -inf. If a second model is compared, the third argument holds the second model's logits [n, V] for the
-same tokens, without gradient."""
+"""A statistic of each token's distribution: (logits [n, V], targets [n]) -> values [n, ...]. Each row of values depends
+only on its own row of logits. The logits are float32 at the sampling temperature, with banned ids at -inf. If a second
+model is compared, the third argument holds the second model's logits [n, V] for the same tokens, without gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +201,8 @@ class _Directions(torch.autograd.Function):
 
 
 class _TargetLogprobs(torch.autograd.Function):
-    """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets, and entropies.
-
-    The exponentials are computed once and in place. The logits are the only tensor of their size that is kept."""
+    """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets, and entropies. The
+    exponentials are computed once and in place. The logits are the only tensor of their size that is kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor) -> Any:

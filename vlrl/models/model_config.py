@@ -18,18 +18,16 @@ ASSETS = Path(__file__).parents[1] / "assets"
 
 
 class FamilyConvention(coordinates.Convention):
-    """The box convention of a model's family, looked up when it is first used.
-
-    Rows with a `coordinates` field do not need it."""
+    """The box convention of a model's family, looked up when it is first used. Rows with a `coordinates` field do not
+    need it."""
 
     def __init__(self, model: str):
         self._model = model
 
     @property
     def convention(self) -> str:
-        """One of coordinates.CONVENTIONS. Raises TaskError if the family's convention is unknown.
-
-        It is a TaskError because scoring passes on only this error, and turns all others into reward 0."""
+        """One of coordinates.CONVENTIONS. Raises TaskError if the family's convention is unknown. It is a TaskError
+        because scoring passes on only this error, and turns all others into reward 0."""
         try:
             return family_convention(self._model)
         except ConfigError as error:

@@ -77,9 +77,7 @@ def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
 
 def halves(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Splits the pieces of a micro-batch in two, in order. A single piece is split by completions; both halves get the
-    prompt.
-
-    Raises TrainingError for a single completion, and for the turns of a single episode."""
+    prompt. Raises TrainingError for a single completion, and for the turns of a single episode."""
     if len(pieces) > 1:
         middle = len(pieces) // 2
         return [list(pieces[:middle]), list(pieces[middle:])]

@@ -31,9 +31,8 @@ from vlrl.types import Completion, InsertedObservation, Prompt
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One prompt with some or all of its completions. A group that is too large is cut into several pieces.
-
-    A piece without completions is computed, but its outputs are not used (`with_idle`)."""
+    """One prompt with some or all of its completions. A group that is too large is cut into several pieces. A piece
+    without completions is computed, but its outputs are not used (`with_idle`)."""
 
     prompt: Prompt
     answers: tuple[np.ndarray, ...]
@@ -124,10 +123,9 @@ class Batch:
 
 
 def training_rows(done: Completion) -> list[tuple[slice, Completion]]:
-    """The rows in which a completion is trained, each as (slice of the completion's tokens, row).
-
-    Without windows, the only row is the completion itself. Otherwise there is one row per window (the part of an
-    episode that the model saw when it wrote an action), in which only the action is trained."""
+    """The rows in which a completion is trained, each as (slice of the completion's tokens, row). Without windows, the
+    only row is the completion itself. Otherwise there is one row per window (the part of an episode that the model saw
+    when it wrote an action), in which only the action is trained."""
     if not done.windows:
         return [(slice(0, len(done.tokens)), done)]
     actions = [slice(t.start, t.end) for t in done.turns if t.role == "assistant"]
@@ -142,10 +140,8 @@ def _row(done: Completion, place: slice, window: Prompt) -> Completion:
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,
               shown: Sequence[Prompt | None] = (), units: Sequence[int] = ()) -> list[Piece]:
-    """Cuts the completions of each prompt into pieces of consecutive completions and similar size.
-
-    A piece has at most `limit` tokens, unless a single unit has more. Empty completions are left out. For `shown` and
-    `units` see Piece."""
+    """Cuts the completions of each prompt into pieces of consecutive completions and similar size. A piece has at most
+    `limit` tokens, unless a single unit has more. Empty completions are left out. For `shown` and `units` see Piece."""
     rollouts = [i for i, answer in enumerate(answers) if len(answer)]
     out: list[Piece] = []
     for _, run in itertools.groupby(rollouts, key=lambda i: id(prompts[i])):
@@ -172,7 +168,6 @@ def pack(pieces: Sequence[Piece], limit: int, layout: str = "shared", cost: Cost
 def plan(pieces: Sequence[Piece], limit: int, layout: str = "shared",
          cost: Cost = balance.tokens) -> list[list[Piece]]:
     """Assigns the pieces to as few micro-batches as possible, of similar cost. Returns the pieces of each micro-batch.
-
     With padded rows a piece is one completion, and padding counts towards `limit`."""
     if layout == "padded":
         return _padded_rows(pieces, limit)
@@ -280,10 +275,9 @@ def _padded(rows: Sequence[Piece]) -> Batch:
 
 
 def aligned_inputs(lines: Sequence[Sequence[Prompt]], width: int, right: bool = False) -> dict[str, torch.Tensor]:
-    """[B, width] tensors of the prompts' `aligned` arrays (one value per token), by name.
-
-    Each line of `lines` is a prompt and the prompts that follow it. They start at the left edge of a row or, with
-    `right`, end at the right edge. All other entries of the row get the value for completion tokens."""
+    """[B, width] tensors of the prompts' `aligned` arrays (one value per token), by name. Each line of `lines` is a
+    prompt and the prompts that follow it. They start at the left edge of a row or, with `right`, end at the right edge.
+    All other entries of the row get the value for completion tokens."""
     out: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for line in lines for p in line for name in p.aligned):
         rows = np.zeros((len(lines), width), dtype=np.int64)
@@ -325,7 +319,6 @@ def _position_ids(positions: np.ndarray) -> torch.Tensor:
 
 def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """The media tensors of all prompts, concatenated in order, by name. Images with fewer tiles are padded with zeros.
-
     Processors pad the tiles of a batch in the same manner. Videos with different numbers of frames stay a tuple, which
     Family.encode handles. With a feature cache the result holds the prompts' `visuals` instead; see Policy.inputs."""
     if visuals := tuple(v for p in prompts for v in p.visuals):

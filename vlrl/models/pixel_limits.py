@@ -19,10 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
-    """Limits the area in pixels to which images, video frames and videos are resized, as the settings ask.
-
-    A setting of None keeps the processor's default, as far as the other limits allow. Raises ConfigError if a limit is
-    set that vlrl does not support for the processor's class."""
+    """Limits the area in pixels to which images, video frames and videos are resized, as the settings ask. A setting of
+    None keeps the processor's default, as far as the other limits allow. Raises ConfigError if a limit is set that vlrl
+    does not support for the processor's class."""
     images: Any = processor.image_processor
     videos: Any = getattr(processor, "video_processor", None)
     limit_images, limit_frames = _IMAGE_LIMITS.get(_class_of(images)), _FRAME_LIMITS.get(_class_of(videos))
@@ -70,10 +69,9 @@ def _limit_frames(unit: Any, settings: ModelSettings) -> None:
 
 
 def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
-    """Qwen3-VL videos: the processor only limits the total area of all frames.
-
-    So a lower limit applies to the video. The processor divides the upper limit among the frames, so the limit is set
-    for the largest number of frames. A cap per frame keeps a short video from using all of it."""
+    """Qwen3-VL videos: the processor only limits the total area of all frames. So a lower limit applies to the video.
+    The processor divides the upper limit among the frames, so the limit is set for the largest number of frames. A cap
+    per frame keeps a short video from using all of it."""
     _set_frame_area(unit, settings)
     high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:

@@ -38,10 +38,9 @@ _CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
 
 
 class Policy:
-    """A vision-language model, its processor, and its trainable parameters.
-
-    `model` is the transformers model, wrapped by PEFT under LoRA. Trainable parameters are float32 and are computed in
-    `dtype` under autocast. Frozen parameters are stored in `dtype`, or in 4 bits (`quantized`)."""
+    """A vision-language model, its processor, and its trainable parameters. `model` is the transformers model, wrapped
+    by PEFT under LoRA. Trainable parameters are float32 and are computed in `dtype` under autocast. Frozen parameters
+    are stored in `dtype`, or in 4 bits (`quantized`)."""
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
                  quantized: Quantized | None = None, features: Any = None,
@@ -111,9 +110,7 @@ class Policy:
              limit: int | None = None, shown: Sequence[Prompt | None] = (),
              units: Sequence[int] = ()) -> list[list[Piece]]:
         """Cuts completions into pieces and assigns them to micro-batches of at most `limit` tokens. Called on every
-        rank.
-
-        `limit` is train.tokens_per_batch by default. For `shown` and `units` see packing.pieces_of."""
+        rank. `limit` is train.tokens_per_batch by default. For `shown` and `units` see packing.pieces_of."""
         limit = limit or settings.tokens_per_batch
         pieces = pieces_of(prompts, answers, limit, shown, units)
         return self.fill(plan(pieces, limit, self.layout(settings.packing), self.cost))
@@ -138,10 +135,9 @@ class Policy:
         return torch.autocast(self.device.type, self.dtype)  # accelerate's has no float16 on a CPU
 
     def inputs(self, packed: dict[str, Any], base: Any = None) -> dict[str, Any]:
-        """Keyword arguments for the model's forward, from the inputs of a Batch.
-
-        `base` is another model, without PEFT's wrapper; by default it is the policy's. `visuals` are replaced by their
-        features. A reference model uses the features of the policy's frozen vision tower."""
+        """Keyword arguments for the model's forward, from the inputs of a Batch. `base` is another model, without
+        PEFT's wrapper; by default it is the policy's. `visuals` are replaced by their features. A reference model uses
+        the features of the policy's frozen vision tower."""
         if "visuals" not in packed:
             return self.family.encode(base or self.base, packed)
         assert self.features is not None
@@ -151,10 +147,8 @@ class Policy:
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
                  more: Mapping[str, Statistic] | None = None, states: bool = False, second: Any = None) -> TokenStats:
         """Log-probability, entropy and further statistics of every completion token, under this policy or under
-        `model`.
-
-        `states`: whether to return the inputs of the output layer too. `second`: a second model, for statistics that
-        compare two models."""
+        `model`. `states`: whether to return the inputs of the output layer too. `second`: a second model, for
+        statistics that compare two models."""
         engine = shards.engine_of(self.shards)
         if engine and model is None:
             return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
@@ -201,10 +195,8 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """[N] log-probabilities of the completion tokens under the reference model.
-
-        The reference is the model with its adapter disabled, the frozen copy made by `keep_reference`, or the moving
-        reference."""
+        """[N] log-probabilities of the completion tokens under the reference model. The reference is the model with its
+        adapter disabled, the frozen copy made by `keep_reference`, or the moving reference."""
         if self.lora and self.moving_reference:
             with self._as_reference():
                 return self.logprobs(batch, temperature).logprobs
@@ -215,10 +207,8 @@ class Policy:
 
     def keep_reference(self, source: str | Path | None = None) -> None:
         """Makes a frozen copy of a model as reference for the KL term: of the model at `source`, or else of the current
-        weights.
-
-        Each weight gets the type that it has in the policy, so that both models compute alike. Under LoRA no copy is
-        needed."""
+        weights. Each weight gets the type that it has in the policy, so that both models compute alike. Under LoRA no
+        copy is needed."""
         if self.lora:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
@@ -230,7 +220,6 @@ class Policy:
 
     def start_moving_reference(self) -> None:
         """Creates the tensors of `moving_reference`, which may then be written to. Call it after `keep_reference`.
-
         Under LoRA the moving reference is a second adapter, initially equal to the trained one."""
         learning = dict(self.trainable())
         own = learning if self.lora else dict(self._reference.named_parameters())
@@ -238,10 +227,9 @@ class Policy:
 
     @contextlib.contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """In the block, disables the adapter.
-
-        PEFT sets requires_grad on the tensors of the modules, which are either shards or gathered tensors. At the end
-        the modules must hold the same tensors as before, or some parameters would no longer be trained."""
+        """In the block, disables the adapter. PEFT sets requires_grad on the tensors of the modules, which are either
+        shards or gathered tensors. At the end the modules must hold the same tensors as before, or some parameters
+        would no longer be trained."""
         sharded = self.shards is not None and not self.shards.gathered
         if sharded:
             self.scatter()
@@ -311,7 +299,6 @@ class Policy:
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
         """The weights that `save` writes: trainable parameters are copied to host memory, frozen ones are not copied.
-
         Tied weights stay tied. Under LoRA only the adapter's weights are included."""
         learning = {p.data_ptr() for _, p in self.trainable()}
         copies: dict[int, torch.Tensor] = {}
@@ -328,10 +315,9 @@ class Policy:
 
     @contextlib.contextmanager
     def sharing_features(self) -> Iterator[None]:
-        """In the block, passes without gradient over one batch share the features of its images and videos.
-
-        This has no effect if the vision tower or merger is trained. The model's methods that compute features are
-        memoized, because FSDP needs them to be called inside the forward."""
+        """In the block, passes without gradient over one batch share the features of its images and videos. This has no
+        effect if the vision tower or merger is trained. The model's methods that compute features are memoized, because
+        FSDP needs them to be called inside the forward."""
         if any(self.family.part_of(name) != "language" for name, _ in self.trainable()):
             yield
             return
@@ -386,10 +372,8 @@ def _unwrapped(model: Any) -> Any:
 
 
 def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = None) -> Policy:
-    """Loads the policy of a config, with the weights of the folder `checkpoint` if it is given.
-
-    `model.name` may also be a LoRA adapter. Then full fine-tuning starts from its base model with the adapter merged.
-    """
+    """Loads the policy of a config, with the weights of the folder `checkpoint` if it is given. `model.name` may also
+    be a LoRA adapter. Then full fine-tuning starts from its base model with the adapter merged."""
     settings = config.model
     dtype = compute_dtype(settings)
     attention.check(config.train.attention, accelerator.device.type, dtype)

@@ -21,9 +21,8 @@ SHORTEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A run of tokens in the tree: the tokens start..stop of the completion with index `answer`.
-
-    `place` is the node's position after the prompt, and `end` the position at which its last descendant ends."""
+    """A run of tokens in the tree: the tokens start..stop of the completion with index `answer`. `place` is the node's
+    position after the prompt, and `end` the position at which its last descendant ends."""
 
     answer: int
     start: int
@@ -52,10 +51,9 @@ class Tree:
 
 
 def tree_of(answers: Sequence[np.ndarray], shown: Sequence[Prompt | None] = (), shortest: int | None = None) -> Tree:
-    """The prefix tree of completions, each given as token ids [T]. For `shown` see packing.Piece.
-
-    Completions share tokens that have the same ids, rotary positions and media. A completion shares nothing if its
-    media cannot be assigned to observations (`Prompt.inserted`)."""
+    """The prefix tree of completions, each given as token ids [T]. For `shown` see packing.Piece. Completions share
+    tokens that have the same ids, rotary positions and media. A completion shares nothing if its media cannot be
+    assigned to observations (`Prompt.inserted`)."""
     grower = _Grower(answers, shown or (None,) * len(answers), shortest or SHORTEST)
     grower.grow([*range(len(answers))], 0, 0)
     return Tree(tuple(node for node in grower.nodes if node), tuple(grower.places))
@@ -69,9 +67,7 @@ class _Grower:
 
     def grow(self, members: list[int], depth: int, at: int) -> int:
         """Adds nodes for the members' tokens after their first `depth` tokens, which are equal. Returns the next free
-        position.
-
-        The new nodes start at position `at`."""
+        position. The new nodes start at position `at`."""
         alike: dict[Any, list[int]] = {}
         for m in members:
             begins = self.answers[m][depth:depth + self.shortest]

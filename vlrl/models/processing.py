@@ -41,9 +41,8 @@ class PromptTooLong(DataError):
 
 
 class Encoder:
-    """Converts samples to prompts, with one processor for one model.
-
-    `positions(ids [1, T], types [1, T], mm) -> [R, T]` is the model's own rope index (see Policy.positions)."""
+    """Converts samples to prompts, with one processor for one model. `positions(ids [1, T], types [1, T], mm) -> [R,
+    T]` is the model's own rope index (see Policy.positions)."""
 
     def __init__(self, processor: Any, family: Family, positions: Callable[..., np.ndarray], config: Config):
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
@@ -63,9 +62,8 @@ class Encoder:
         self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # not <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
-        """The Prompt of a sample. The text `guidance`, if any, follows the question.
-
-        Raises DataError for unreadable media, and PromptTooLong above the limit."""
+        """The Prompt of a sample. The text `guidance`, if any, follows the question. Raises DataError for unreadable
+        media, and PromptTooLong above the limit."""
         messages = task_messages(task, sample)
         return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
                            tool_schemas(task, sample))
@@ -78,9 +76,8 @@ class Encoder:
         return other
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """The Prompt of a sample from its chat messages. Runs no code of the task.
-
-        `tools` are the tool schemas of the task. Without them the tools of the row are used."""
+        """The Prompt of a sample from its chat messages. Runs no code of the task. `tools` are the tool schemas of the
+        task. Without them the tools of the row are used."""
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
@@ -163,10 +160,9 @@ class Encoder:
             visuals=_VISUALS["visuals_of"](self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """[T] token ids of a reference answer and the end token, as supervised fine-tuning trains them.
-
-        `text` is the part of the answer that follows the prompt. Vision tokens in it are broken up by a space, because
-        a model cannot generate them."""
+        """[T] token ids of a reference answer and the end token, as supervised fine-tuning trains them. `text` is the
+        part of the answer that follows the prompt. Vision tokens in it are broken up by a space, because a model cannot
+        generate them."""
         ids = self.processor.tokenizer(_broken_up(text, self._vision), add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end], dtype=np.int64)
 

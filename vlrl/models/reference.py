@@ -22,10 +22,8 @@ from vlrl.types import Completion, Prompt
 def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion], settings: TrainSettings,
                 read: Callable[[Batch], torch.Tensor], *shape: int) -> list[np.ndarray]:
     """An array [T, *shape] float32 per completion, filled with values that `read` returns as [N, *shape] for the N
-    tokens of a batch.
-
-    Tokens outside the actions get 0 in completions with windows. Empty completions are skipped. Called on all ranks
-    together."""
+    tokens of a batch. Tokens outside the actions get 0 in completions with windows. Empty completions are skipped.
+    Called on all ranks together."""
     rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])
@@ -56,10 +54,8 @@ class Reference:
     def stacked(self, prompts: Sequence[Prompt], answers: Sequence[Completion], temperature: float,
              own: Sequence[bool] = (True, False)) -> list[np.ndarray]:
         """An array [T, len(own)] float32 per completion, with a column per entry of `own`: True = policy, False =
-        reference.
-
-        All columns are computed in one loop over the batches. Media are encoded once if policy and reference have the
-        same vision tower."""
+        reference. All columns are computed in one loop over the batches. Media are encoded once if policy and reference
+        have the same vision tower."""
         def one_pass(batch: Batch, own_weights: bool) -> torch.Tensor:
             if own_weights:
                 return self.policy.logprobs(batch, temperature).logprobs

@@ -19,9 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 def drop_unused_sampling(model: Any, name: str) -> None:
-    """Removes the sampling settings from a generation config whose do_sample is not set.
-
-    transformers ignores such settings when it reads the file, but refuses to save them."""
+    """Removes the sampling settings from a generation config whose do_sample is not set. transformers ignores such
+    settings when it reads the file, but refuses to save them."""
     config = getattr(model, "generation_config", None)
     given = [one for one in _SAMPLED if getattr(config, one, None) is not None]
     if config is None or config.do_sample or not given:
@@ -36,10 +35,8 @@ def drop_unused_sampling(model: Any, name: str) -> None:
 
 
 def write_model(model: Any, processor: Any, folder: Path, **options: Any) -> None:
-    """Writes a model or adapter, and its processor, into a folder.
-
-    Raises RunError, which says what cannot be saved. A disk failure raises OSError, or another error that is_disk_error
-    recognizes."""
+    """Writes a model or adapter, and its processor, into a folder. Raises RunError, which says what cannot be saved. A
+    disk failure raises OSError, or another error that is_disk_error recognizes."""
     with _save_errors("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
     with _save_errors("its tokenizer and processor"):
@@ -61,9 +58,8 @@ def _save_errors(what: str) -> Iterator[None]:
 
 
 def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:
-    """Calls `write` with a new folder below `place` (None: in the temporary directory), then removes the folder.
-
-    Raises RunError if writing fails."""
+    """Calls `write` with a new folder below `place` (None: in the temporary directory), then removes the folder. Raises
+    RunError if writing fails."""
     try:
         if place:
             place.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,6 @@ _LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE
 
 class Shards(ABC):
     """The sharded models of a policy: the trained model and its reference. Each process holds a part of their weights.
-
     For a checkpoint, tensors are gathered one at a time into main memory on the main process; other processes get None.
     `gather`, `whole`, `state` and `weights` must be called on all processes."""
 
@@ -94,17 +93,15 @@ def is_sharded(config: Config, *kinds: str) -> bool:
 
 
 def backend(config: Config, device: str) -> str | None:
-    """The torch.distributed backend, if it must differ from the device's default; else None.
-
-    Shards in main memory (train.cpu_offload) are summed and gathered there, which NCCL does not support. train.sharding
-    must not be auto (see `settle_sharding`)."""
+    """The torch.distributed backend, if it must differ from the device's default; else None. Shards in main memory
+    (train.cpu_offload) are summed and gathered there, which NCCL does not support. train.sharding must not be auto (see
+    `settle_sharding`)."""
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
 def resolve_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
-    """The config with train.sharding=auto resolved by the options of `accelerate launch`; see sharding.launch.
-
-    Raises ConfigError if the launcher asks for something that is unsupported or contradicts the settings."""
+    """The config with train.sharding=auto resolved by the options of `accelerate launch`; see sharding.launch. Raises
+    ConfigError if the launcher asks for something that is unsupported or contradicts the settings."""
     train = config.train
     if train.sharding in SHARDED or train.cpu_offload or any(environ.get(name) for name in _LAUNCHERS):
         return _CHECKS["launched"](config, environ)

@@ -12,10 +12,9 @@ from vlrl.models.loading import ADAPTERS, adapter_base, choose_trained, loading_
 
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
-    """Builds the model of the settings on the meta device, without weights. Returns the model and its Family.
-
-    `config` is the model's transformers config; None = that of model.name. Trainable parameters are marked as in
-    `policy.load`. Raises ConfigError if the model is not found."""
+    """Builds the model of the settings on the meta device, without weights. Returns the model and its Family. `config`
+    is the model's transformers config; None = that of model.name. Trainable parameters are marked as in `policy.load`.
+    Raises ConfigError if the model is not found."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     name = settings.name

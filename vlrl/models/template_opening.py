@@ -19,9 +19,8 @@ _BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)
 
 def turn_beginning(template: Template) -> str:
     """Text that the template writes between a user's question and the model's answer: the end of the user's turn and
-    the header of the model's turn. "" if unknown.
-
-    A block that the template writes before an earlier answer, such as an empty <think></think>, is not included."""
+    the header of the model's turn. "" if unknown. A block that the template writes before an earlier answer, such as an
+    empty <think></think>, is not included."""
     shown = [texts for form in (lambda text: [text_part(text)], str) if (texts := _shown(template, form))]
     if not shown:
         return ""
@@ -45,9 +44,8 @@ def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
 
 def opening_text(prompt: str, beginning: str, control: Collection[str]) -> str:
     """Text in a rendered `prompt` after the last header of a turn (`beginning`), such as "<think>"; "" if it is only
-    white space.
-
-    Text up to the last of the `control` tokens is left out, because it is markup that the model does not continue."""
+    white space. Text up to the last of the `control` tokens is left out, because it is markup that the model does not
+    continue."""
     if not beginning or beginning not in prompt:
         return ""
     after = prompt.rpartition(beginning)[2]

@@ -32,7 +32,6 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 class VisualInput:
     """Input of one pass of the vision tower: one image or video, or all those of a prompt if they cannot be separated.
-
     This is not a dataclass, so that `packing.to_device` does not move its tensors, most of which are never needed."""
 
     __slots__ = ("inputs", "key", "kind")
@@ -73,9 +72,8 @@ class FeatureCache:
         self._lookups = self._hits = 0
 
     def outputs(self, model: Any, visuals: Sequence[VisualInput]) -> dict[str, Any]:
-        """The `mm_encoder_outputs` of a forward pass over these visuals, which are in the order of the text.
-
-        `model` is without PEFT's wrapper. Called under the policy's autocast."""
+        """The `mm_encoder_outputs` of a forward pass over these visuals, which are in the order of the text. `model` is
+        without PEFT's wrapper. Called under the policy's autocast."""
         by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
             by_kind.setdefault(visual.kind, []).append(self._features(model, visual))

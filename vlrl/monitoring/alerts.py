@@ -43,10 +43,8 @@ class Alert:
 
 
 Columns = Mapping[str, Sequence[float]]
-"""Values of the last alerts.window steps by metric, NaN for a step without a value.
-
-For reward/mean and reward/std, the last steps with rewards count. BEST: highest mean reward over a window so far.
-HIGHEST: largest entropy so far."""
+"""Values of the last alerts.window steps by metric, NaN for a step without a value. For reward/mean and reward/std, the
+last steps with rewards count. BEST: highest mean reward over a window so far. HIGHEST: largest entropy so far."""
 BEST, HIGHEST = "reward/best", "entropy/highest"
 _RECENT = 5
 """Number of last steps that the rule zero_variance_above inspects."""
@@ -56,9 +54,8 @@ Rule = Callable[[Columns, AlertSettings], Breach | None]
 
 
 class Alerts:
-    """Checks the metrics of a run against the alert rules, on the main process only.
-
-    `paid` are the reward parts that can add to the reward."""
+    """Checks the metrics of a run against the alert rules, on the main process only. `paid` are the reward parts that
+    can add to the reward."""
 
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
                  before: Iterable[Mapping[str, Any]] = (), paid: Sequence[str] = ()):
@@ -79,9 +76,7 @@ class Alerts:
 
     def evaluated(self, evals: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
         """Alerts if the last line of eval.jsonl shows a drop of `metric` that the previous line of the same split did
-        not show.
-
-        Returns the alert as a metric for trackers."""
+        not show. Returns the alert as a metric for trackers."""
         last, share = evals[-1], self.settings.heldout_drop
         lines = [line for line in evals if line["split"] == last["split"] and _number(line.get(metric))]
         if share is None or lines[-1:] != [last] or heldout_drop(lines[:-1], metric, share):
@@ -131,9 +126,8 @@ class Alerts:
 
 
 def resolved_alerts(config: Config) -> AlertSettings:
-    """`alerts.*` with auto values resolved.
-
-    For supervised training the rules on rewards, entropy and mismatch are off, because no completions are sampled."""
+    """`alerts.*` with auto values resolved. For supervised training the rules on rewards, entropy and mismatch are off,
+    because no completions are sampled."""
     settings = config.alerts
     kinds = {"mismatch_above": "kl", "mismatch_gap_above": "gap"}
     limits = {name: expected_mismatch(config, kind) for name, kind in kinds.items()
@@ -159,10 +153,8 @@ def _number(value: Any) -> bool:
 
 def heldout_drop(lines: Sequence[Mapping[str, Any]], metric: str, share: float) -> Breach | None:
     """A Breach if `metric` in the last line is below its value in the best earlier line by more than a share; else
-    None.
-
-    `lines` are lines of eval.jsonl of one split. The drop must exceed `share` of the best value. If both lines have 95
-    % intervals, these must not overlap."""
+    None. `lines` are lines of eval.jsonl of one split. The drop must exceed `share` of the best value. If both lines
+    have 95 % intervals, these must not overlap."""
     if len(lines) < 2:
         return None
     best, last = max(lines[:-1], key=lambda line: line[metric]), lines[-1]
@@ -214,7 +206,6 @@ def _last(columns: Columns, name: str) -> float:
 
 def _above(metric: str, name: str, text: str) -> Rule:
     """A rule that breaks if the last value of `metric` is above alerts.<name> (below it if `name` ends in "_below").
-
     `text` is formatted with the value and the limit."""
     def rule(columns: Columns, settings: AlertSettings) -> Breach | None:
         value, limit = _last(columns, metric), getattr(settings, name)

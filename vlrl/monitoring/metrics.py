@@ -33,9 +33,7 @@ def last_sign_of_life() -> tuple[int, str]:
 
 def phase(name: str) -> Any:
     """Marks a phase of a step for the profiler (tools/machine/profiler.py) and the watchdog: `with phase("decode"):
-    ...`.
-
-    If neither is active, it costs almost nothing."""
+    ...`. If neither is active, it costs almost nothing."""
     sign_of_life(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 
@@ -52,16 +50,14 @@ def watching(watch: Callable[[str], Any]) -> Iterator[None]:
 
 
 class Clock:
-    """Measures the seconds of each phase of a step: `with clock("rollout"): ...`.
-
-    The time of a nested phase does not count for the outer phase."""
+    """Measures the seconds of each phase of a step: `with clock("rollout"): ...`. The time of a nested phase does not
+    count for the outer phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
-        """(phase, start, end) of each phase since the last `take_spans`, in seconds since 1970.
-
-        The span of an outer phase includes the spans of its nested phases."""
+        """(phase, start, end) of each phase since the last `take_spans`, in seconds since 1970. The span of an outer
+        phase includes the spans of its nested phases."""
         self._epoch = time.time() - time.perf_counter()
         self._inner = [0.0]
         self._started = time.perf_counter()
@@ -106,11 +102,9 @@ class Clock:
 
 
 def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[str, float]:
-    """Metrics of all groups on all ranks: rewards, reward parts, lengths and shares.
-
-    `labels` are the labels of the tasks in a mixture. Each task that has groups in this step also gets
-    `<label>/reward/...` and `<label>/groups/zero_variance_frac`. Every task gets `<label>/share`, its share of the
-    groups."""
+    """Metrics of all groups on all ranks: rewards, reward parts, lengths and shares. `labels` are the labels of the
+    tasks in a mixture. Each task that has groups in this step also gets `<label>/reward/...` and
+    `<label>/groups/zero_variance_frac`. Every task gets `<label>/share`, its share of the groups."""
     rows = [row for part in comm.gather([_group_values(g) for g in groups]) for row in part]
     if not rows:
         return {}

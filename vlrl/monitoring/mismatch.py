@@ -23,10 +23,9 @@ _ROUNDED = {"kl": 0.02, "gap": 5.0}
 
 
 def expected_mismatch(config: Config, what: str) -> float | None:
-    """The largest `mismatch/kl` (`what`="kl") or `mismatch/gap_max` ("gap") that rounding can cause.
-
-    None if the log-probabilities differ on purpose: rollouts of older or other weights, dropout, or log-probabilities
-    that are normalized over a subset of the tokens."""
+    """The largest `mismatch/kl` (`what`="kl") or `mismatch/gap_max` ("gap") that rounding can cause. None if the
+    log-probabilities differ on purpose: rollouts of older or other weights, dropout, or log-probabilities that are
+    normalized over a subset of the tokens."""
     on_purpose = (samples_with_other_weights(config), uses_dropout(config), config.engine.renormalises)
     return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
 

@@ -107,9 +107,8 @@ def terminal() -> Console:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """One line about a step's metrics, such as `reward 0.412  iou 0.400  format 0.900  1,234 tokens/s`.
-
-    Without a reward, it shows the loss."""
+    """One line about a step's metrics, such as `reward 0.412 iou 0.400 format 0.900 1,234 tokens/s`. Without a reward,
+    it shows the loss."""
     head = {"reward/mean": "reward"} if "reward/mean" in metrics else {"loss": "loss"}
     words = [f"{name} {_figure(metrics[key])}" for key, name in head.items() if key in metrics]
     for key, value in metrics.items():

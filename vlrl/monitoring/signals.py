@@ -27,10 +27,8 @@ _TWICE_S = 1.0
 
 
 class StopSignals:
-    """In the block, handles stop signals: calls `first(number)` at the first signal.
-
-    The call is made in the main thread and may come between any two lines of code. grace: see above. tell: prints a
-    message."""
+    """In the block, handles stop signals: calls `first(number)` at the first signal. The call is made in the main
+    thread and may come between any two lines of code. grace: see above. tell: prints a message."""
 
     def __init__(self, first: Callable[[int], object], grace: float, tell: Callable[[str], object]):
         self._first, self._grace, self._tell = first, grace, tell
@@ -120,9 +118,8 @@ def write_to_terminal(text: str) -> None:
 
 
 def detach_terminal() -> None:
-    """Redirects output for a closed terminal to the null device. Files and pipes are not affected.
-
-    Writing to a closed terminal would raise an error and end the run before it is saved."""
+    """Redirects output for a closed terminal to the null device. Files and pipes are not affected. Writing to a closed
+    terminal would raise an error and end the run before it is saved."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         with contextlib.suppress(OSError):

@@ -26,10 +26,9 @@ def run_id(folder: Path) -> str:
 
 
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
-    """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps.
-
-    A killed process may have logged steps after `start`. TensorBoard hides them. Weights & Biases ignores steps that it
-    already has. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
+    """Keyword arguments for opening each tracker, by tracker name, for a run that resumes after `start` steps. A killed
+    process may have logged steps after `start`. TensorBoard hides them. Weights & Biases ignores steps that it already
+    has. MLflow continues the run that `note_mlflow_run` stored, and has these steps twice."""
     name = run_id(folder)
     known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
@@ -55,10 +54,8 @@ _ANSWERED = {"completion/length_mean", "unscorable"}
 
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
     """The line of eval.jsonl with the best `metric` of a split (highest, but lowest `loss`), and among equal lines the
-    first.
-
-    None before any step was trained. Raises RunError if the lines do not have the metric. A line whose completions
-    could not be scored, as without a judge, has few metrics."""
+    first. None before any step was trained. Raises RunError if the lines do not have the metric. A line whose
+    completions could not be scored, as without a judge, has few metrics."""
     lines = [line for line in evals if line.get("split") == split]
     scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):

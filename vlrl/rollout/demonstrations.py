@@ -62,9 +62,8 @@ class Demonstrations:
 
 
 def has_demonstration(task: Task, sample: Sample) -> bool:
-    """Whether the sample has a demonstration. Raises DataError if the reset of its environment failed.
-
-    If the sample has an environment, it must have been reset."""
+    """Whether the sample has a demonstration. Raises DataError if the reset of its environment failed. If the sample
+    has an environment, it must have been reset."""
     if sample.reset_error:
         raise DataError(f"sample '{sample.id}': its environment failed: {sample.reset_error}")
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))
@@ -73,9 +72,7 @@ def has_demonstration(task: Task, sample: Sample) -> bool:
 def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[AcceptedDraw], step: int,
                  split: str = "train") -> list[Group]:
     """Returns a scored group of one demonstration for each accepted draw. `engine` is the run's engine, which plays
-    episodes.
-
-    Raises DataError if a sample has no demonstration, or if an environment does not accept the actions."""
+    episodes. Raises DataError if a sample has no demonstration, or if an environment does not accept the actions."""
     written: Any = Demonstrations(task, encode)
     if isinstance(engine, EpisodePlayer):
         written = engine.over(written)

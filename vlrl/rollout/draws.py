@@ -35,10 +35,8 @@ class RejectionCount:
     """Why prompts were rejected since the last call of `take`."""
 
     def note(self, reasons: Sequence[str], drawn: int, accepted: bool, limit: float, samples: int) -> None:
-        """Records the result of some draws.
-
-        Raises TrainingError if more than `limit` of all drawn prompts were rejected, or if none of the split's
-        `samples` prompts is usable."""
+        """Records the result of some draws. Raises TrainingError if more than `limit` of all drawn prompts were
+        rejected, or if none of the split's `samples` prompts is usable."""
         self.drawn, self.count = self.drawn + drawn, self.count + len(reasons)
         self.in_a_row = 0 if accepted else self.in_a_row + drawn
         self.fresh += reasons
@@ -144,7 +142,6 @@ class DrawEncoder:
 
 def variant_metrics(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
     """Metrics for each variant: the mean reward of its completions, and their share of all sampled completions.
-
     rewards: by name of the variant, "" = unmodified samples."""
     out: dict[str, float] = {}
     count = sum(map(len, rewards.values()))

@@ -42,9 +42,8 @@ class Fingerprint:
         return {"rows": self.rows, "sums": self.sums}
 
     def check(self, state: Mapping[str, Any], named: str) -> None:
-        """Raises RunError if the rows differ from those in a checkpoint's state.
-
-        `named`: the setting or task that provides the rows, for the message."""
+        """Raises RunError if the rows differ from those in a checkpoint's state. `named`: the setting or task that
+        provides the rows, for the message."""
         before = int(state["rows"])
         sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # a checkpoint may have none
         if before != self.rows:

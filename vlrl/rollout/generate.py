@@ -46,7 +46,6 @@ class UnscoredGroup:
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
 """Computes log-probabilities of texts under the policy or its reference: (groups, split, step) -> one result per group.
-
 See services/likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
@@ -98,7 +97,6 @@ class RolloutGenerator:
 
     def with_engine(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
         """A copy with another engine, for use in another thread. Its temperature stays fixed at the current value.
-
         policy_step: number of completed steps of the engine's weights."""
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
@@ -203,10 +201,8 @@ class RolloutGenerator:
 
     def _with_greedy_rollouts(self, accepted: Sequence[AcceptedDraw],
                        groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """If the advantage requires "greedy", adds a greedy completion of each prompt to `Group.aside`.
-
-        The greedy completion is generated separately, scored as a group of one, and excluded from all statistics of its
-        group."""
+        """If the advantage requires "greedy", adds a greedy completion of each prompt to `Group.aside`. The greedy
+        completion is generated separately, scored as a group of one, and excluded from all statistics of its group."""
         if not self._with_greedy:
             return list(groups)
         greedy_answers = self.engine.generate(self._greedy(accepted))
@@ -314,9 +310,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """The sample with the size of its first image in the row, which scoring needs to convert coordinates.
-
-    Sizes that the row already has are kept."""
+    """The sample with the size of its first image in the row, which scoring needs to convert coordinates. Sizes that
+    the row already has are kept."""
     if not prompt.media:
         return sample
     (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]

@@ -145,10 +145,8 @@ class GroupSource:
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """Generates and scores a batch. Returns this process's groups and the outcomes of all draws, both by group
-        number.
-
-        tokens: maximum number of new tokens per completion. A group with an unfinished completion has no outcome yet.
-        """
+        number. tokens: maximum number of new tokens per completion. A group with an unfinished completion has no
+        outcome yet."""
         if not drawn.draws:
             return {}, {}
         self._encode(drawn)
@@ -241,10 +239,9 @@ class GroupSource:
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-        """The state between two steps, without waiting for completions that are generated ahead.
-
-        Also returns None, or a function that takes a timeout in seconds and returns the state with these completions.
-        The function returns None if they take longer, or if other processes generate completions ahead."""
+        """The state between two steps, without waiting for completions that are generated ahead. Also returns None, or
+        a function that takes a timeout in seconds and returns the state with these completions. The function returns
+        None if they take longer, or if other processes generate completions ahead."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -266,9 +263,8 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Splits the episodes of groups into those to train on, and those that could not begin and have no tokens.
-
-    Returns two lists of groups, with the same group ids."""
+    """Splits the episodes of groups into those to train on, and those that could not begin and have no tokens. Returns
+    two lists of groups, with the same group ids."""
     begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
     lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
     return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]

@@ -45,9 +45,8 @@ class OverlappedWork(Generic[T]):
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """Returns the results of all values, in order. Work that was begun is not repeated.
-
-        Raises the error of the first failed value."""
+        """Returns the results of all values, in order. Work that was begun is not repeated. Raises the error of the
+        first failed value."""
         with self._clock(self._phase):
             if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]

@@ -100,9 +100,8 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
 
 
 def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int) -> Request:
-    """The request for a group in one step: its unfinished completions, or all completions of a new group.
-
-    tokens: maximum number of new tokens per completion."""
+    """The request for a group in one step: its unfinished completions, or all completions of a new group. tokens:
+    maximum number of new tokens per completion."""
     begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))

@@ -24,9 +24,8 @@ from vlrl.types import Prompt, Sample
 
 
 class Prefetcher:
-    """Encodes samples of a task in `workers` threads. With 0 workers, `take` encodes them in the caller's thread.
-
-    The prompts are the same in both cases. Errors are raised by `take`, never earlier."""
+    """Encodes samples of a task in `workers` threads. With 0 workers, `take` encodes them in the caller's thread. The
+    prompts are the same in both cases. Errors are raised by `take`, never earlier."""
 
     def __init__(self, encode: Encoder, task: Task, workers: int):
         self.encode, self.task, self.workers = encode, task, workers
@@ -34,18 +33,15 @@ class Prefetcher:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
-        """Starts encoding samples, in order, unless their encoding was begun before.
-
-        wanted: functions that make a sample, by key."""
+        """Starts encoding samples, in order, unless their encoding was begun before. wanted: functions that make a
+        sample, by key."""
         for key, sample_of in wanted.items() if self.workers else ():
             if key not in self._begun:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
         """Returns a sample and its prompt. Waits for them if their encoding was begun under `key`, else encodes them
-        now.
-
-        Raises the error of making the sample or the prompt."""
+        now. Raises the error of making the sample or the prompt."""
         if key not in self._begun:
             sample = sample_of()
             return sample, self.encode(self.task, sample)

@@ -37,10 +37,8 @@ _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY,
 
 
 class ChatError(Exception):
-    """A chat request failed.
-
-    retry: whether a retry may succeed. wait_s: how long to wait before the retry; None = as configured. tries: number
-    of attempts so far."""
+    """A chat request failed. retry: whether a retry may succeed. wait_s: how long to wait before the retry; None = as
+    configured. tries: number of attempts so far."""
 
     def __init__(self, message: str, retry: bool, wait_s: float | None = None):
         super().__init__(message)
@@ -62,7 +60,6 @@ class ChatReply:
 
 def address_of(url: str, option: str = "--endpoint") -> str:
     """The base address of an endpoint, e.g. http://127.0.0.1:8000/v1. Raises ConfigError for an invalid address.
-
     `option`: the option or setting to name in the message."""
     try:
         parts = urlsplit(url)
@@ -81,7 +78,6 @@ def address_of(url: str, option: str = "--endpoint") -> str:
 
 def key_of(variable: str | None, option: str) -> str:
     """The key in an environment variable; "" if `variable` is empty. Raises ConfigError if it is not a valid key.
-
     `option`: the option or setting to name in the message."""
     key = os.environ.get(variable, "").strip() if variable else ""
     if variable and not key:
@@ -98,11 +94,9 @@ def _further(option: str, name: str) -> str:
 
 
 class ChatClient:
-    """A client of one OpenAI-compatible server, for use in several threads.
-
-    key: bearer token. timeout_s: time limit of one attempt in seconds. retries: maximum number of retries per request.
-    connections: number of idle connections that are kept open. option: the option or setting with the address, for
-    error messages."""
+    """A client of one OpenAI-compatible server, for use in several threads. key: bearer token. timeout_s: time limit of
+    one attempt in seconds. retries: maximum number of retries per request. connections: number of idle connections that
+    are kept open. option: the option or setting with the address, for error messages."""
 
     def __init__(self, url: str, model: str | None, *, key: str = "", timeout_s: float = 300.0, retries: int = 4,
                  connections: int = 8, wait_s: float = WAIT_S, option: str = "--endpoint"):

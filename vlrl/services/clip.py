@@ -34,9 +34,8 @@ def of_run(config: Config, folder: Path) -> Clip:
 
 
 class Clip:
-    """The model services.clip.name in float32, on this process's GPU if it has one.
-
-    Raises ConfigError if the model cannot be loaded, or does not embed images and texts."""
+    """The model services.clip.name in float32, on this process's GPU if it has one. Raises ConfigError if the model
+    cannot be loaded, or does not embed images and texts."""
 
     def __init__(self, settings: ClipSettings):
         self.settings = settings

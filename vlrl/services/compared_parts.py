@@ -128,9 +128,8 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
 
 
 def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Assigns the ranks from `first` on to the answers eliminated in one round, in the order of their mean scores.
-
-    Ties share the mean of their ranks."""
+    """Assigns the ranks from `first` on to the answers eliminated in one round, in the order of their mean scores. Ties
+    share the mean of their ranks."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)

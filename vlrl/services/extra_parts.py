@@ -61,10 +61,8 @@ class ExtraPart:
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
-    """Resolves one entry of `task.parts` to a function with options.
-
-    Raises ConfigError for an unknown name, a function without @part, and an option that is unknown, missing or of the
-    wrong type."""
+    """Resolves one entry of `task.parts` to a function with options. Raises ConfigError for an unknown name, a function
+    without @part, and an option that is unknown, missing or of the wrong type."""
     function = resolve(setting, named.name, PARTS)
     offer = getattr(function, ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
@@ -150,10 +148,9 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
 
 def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
-    """The weights to change because some of `extras` replace the task's outcome parts.
-
-    The outcome parts get 0, and their weight is divided equally among the replacements. A weight schedule is kept if
-    one part replaces one part. Otherwise its initial value is used."""
+    """The weights to change because some of `extras` replace the task's outcome parts. The outcome parts get 0, and
+    their weight is divided equally among the replacements. A weight schedule is kept if one part replaces one part.
+    Otherwise its initial value is used."""
     given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
     weights = [own[part] for part in outcome if part in own]
     if not given or not any(weight_at(w, 0) for w in weights):

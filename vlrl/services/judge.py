@@ -77,9 +77,7 @@ def of_run(config: Config, folder: Path) -> Judge:
 
 class Judge:
     """Asks questions with the settings `services.judge`. Replies are cached in `folder`/services, or in
-    services.judge.cache.
-
-    rank: the rank of this process. Raises ConfigError for an invalid address or a missing key."""
+    services.judge.cache. rank: the rank of this process. Raises ConfigError for an invalid address or a missing key."""
 
     def __init__(self, settings: JudgeSettings, folder: Path, limits: LimitsSettings | None = None, rank: int = 0,
                  wait_s: float = WAIT_S):
@@ -126,9 +124,8 @@ class Judge:
         return JudgeCounts(sum((t.counts for t in parts), Counter()), [s for t in parts for s in t.seconds])
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Counts and cost for a split since the last call, up to a completed step, over all processes.
-
-        With `times`, also the duration of requests."""
+        """Counts and cost for a split since the last call, up to a completed step, over all processes. With `times`,
+        also the duration of requests."""
         tally, s = self.take(split, step), self.settings
         counts = comm.total(*(tally.counts[name] for name in COUNTS))
         out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
@@ -141,9 +138,8 @@ class Judge:
         return out
 
     def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
-        """Returns the reply to each question (None if there is none), and the reasons for missing replies.
-
-        Raises TrainingError if the server rejects the key, path or model."""
+        """Returns the reply to each question (None if there is none), and the reasons for missing replies. Raises
+        TrainingError if the server rejects the key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
         pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
@@ -175,7 +171,6 @@ class Judge:
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
                place: ServiceContext) -> Future[StoredReply]:
         """Returns a future of the reply. No request is sent if the reply is cached or the same question is being asked.
-
         vote: index of this repetition of the question (services.judge.votes)."""
         key = f"{digest}-{vote}"
         with self._lock:

@@ -48,9 +48,8 @@ def reference(task: Task, sample: Sample) -> str:
 
 
 def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, criterion: str = "") -> str:
-    """A prompt that asks whether an answer is correct (reply fields VERDICT).
-
-    right: the reference answer. criterion: further instructions from the config."""
+    """A prompt that asks whether an answer is correct (reply fields VERDICT). right: the reference answer. criterion:
+    further instructions from the config."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
@@ -90,9 +89,7 @@ def grades(count: int) -> Fields:
 
 def principles_prompt(question: str, right: str, answers: Sequence[str]) -> str:
     """A prompt that asks for principles, a critique of each answer by them, and a grade of each answer (reply fields
-    `grades`).
-
-    right: the reference answer."""
+    `grades`). right: the reference answer."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     listed = [f"Answer {i + 1}:\n{quoted('answer', text)}" for i, text in enumerate(answers)]
     return _joined("Write down the principles by which answers to this question are to be judged, with weights. "
@@ -126,11 +123,9 @@ _Entry = tuple[str, str, Sequence[Media]]
 
 def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
           media: bool = True) -> tuple[str, tuple[Media, ...]]:
-    """Returns the text of the question for the judge about these answers, and the images to show.
-
-    For answers that are episodes, the text also lists the turns, in at most about MOST_SHOWN characters, with the
-    beginning and end of each text. If the episodes and their resets have more than MOST_PICTURES images, only the last
-    images are shown."""
+    """Returns the text of the question for the judge about these answers, and the images to show. For answers that are
+    episodes, the text also lists the turns, in at most about MOST_SHOWN characters, with the beginning and end of each
+    text. If the episodes and their resets have more than MOST_PICTURES images, only the last images are shown."""
     question, own = question_text(task, sample), tuple(sample.media) if media else ()
     entries = _entries(sample, answers) if any(answer.turns for answer in answers) else []
     if not entries:

@@ -41,9 +41,8 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply.
-
-    An empty answer gets 0 without asking the judge."""
+    """The judge's verdict on the final text of each answer, by the answer's index: 1, 0, or None without a reply. An
+    empty answer gets 0 without asking the judge."""
     right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
@@ -57,10 +56,9 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
 @part({"judge": 1.0}, needs=("judge",), replaces_outcome=True)
 def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
           criterion: str = "") -> list[Parts]:
-    """1 if the judge finds the final answer correct, else 0.
-
-    The judge sees the question, the images, the reference answer and the final answer (for an episode all turns), but
-    not the reasoning. criterion: further instructions on what counts as correct."""
+    """1 if the judge finds the final answer correct, else 0. The judge sees the question, the images, the reference
+    answer and the final answer (for an episode all turns), but not the reasoning. criterion: further instructions on
+    what counts as correct."""
     verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
@@ -68,19 +66,16 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
 @part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",), replaces_outcome=True)
 def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
             media: bool = False) -> list[Parts]:
-    """1 if the task's rule or the judge finds the answer correct, else 0 (TinyV, arXiv 2505.14625).
-
-    The judge is only asked about answers that the rule rejects. `recovered` is 1 if the judge accepted such an answer.
-    """
+    """1 if the task's rule or the judge finds the answer correct, else 0 (TinyV, arXiv 2505.14625). The judge is only
+    asked about answers that the rule rejects. `recovered` is 1 if the judge accepted such an answer."""
     failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     verdicts = _right(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
-    """Whether the task's own rule finds an answer correct, regardless of curriculum.part and curriculum.pass_at.
-
-    False if the rule raises an exception, which scoring reports."""
+    """Whether the task's own rule finds an answer correct, regardless of curriculum.part and curriculum.pass_at. False
+    if the rule raises an exception, which scoring reports."""
     try:
         rule = task.by_rule()
         return rule.correct(sample, answer, rule.score(sample, answer)) is True
@@ -135,7 +130,6 @@ _AGREEMENT = {"same": 1.0, "other": -1.0, "unclear": 0.0}
 @part({"reasoned": 0.5}, needs=("judge",))
 def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, lines: int = 3) -> list[Parts]:
     """Whether the end of the reasoning leads to the final answer, according to the judge (R1-Reward, arXiv 2505.02835).
-
     The judge sees the last `lines` lines of the reasoning. 1 if they lead to the final answer, -1 if they lead to
     another answer, 0 if they lead to none. Only correct answers are judged; other answers get 0."""
     ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)

@@ -51,9 +51,8 @@ class Likelihoods:
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs.
-
-        The prompt of each completion is the one used in training. A collective call."""
+        """Returns for each group {service: {key of a text: [t] float32 log-probabilities}}; see services.Logprobs. The
+        prompt of each completion is the one used in training. A collective call."""
         rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.stacked([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
@@ -81,9 +80,8 @@ class Likelihoods:
         return [*rows.values()], requested
 
     def _requested_keys(self, visit: UnscoredGroup, step: int) -> dict[str, list[Key]]:
-        """The keys of the texts that the task requests for a group, by service.
-
-        An exception in the task's code ends the run, because no text of the model may cause one."""
+        """The keys of the texts that the task requests for a group, by service. An exception in the task's code ends
+        the run, because no text of the model may cause one."""
         task, sample = self.task.of(visit.sample), with_image_size(visit.sample, visit.prompt)
         answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
         if not answers:
@@ -110,9 +108,8 @@ class Likelihoods:
         return _Row(group, key, visit.prompt, completion, start, end)
 
     def _instead(self, whole: Completion | None, text: str, visit: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
-        """Replaces the answer in a completion: the tokens up to the last <answer> tag, followed by `text`.
-
-        Also returns the token range of the text."""
+        """Replaces the answer in a completion: the tokens up to the last <answer> tag, followed by `text`. Also returns
+        the token range of the text."""
         if whole is not None and whole.episode_id:
             raise TaskError(f"sample '{visit.sample.id}': a Reading that replaces the answer by a text is not "
                             "possible for an episode")
@@ -134,9 +131,7 @@ class Likelihoods:
 
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
     """The range (first, end) of the tokens [T] with characters of the last <answer> tag's content; (0, 0) without a
-    tag.
-
-    Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
+    tag. Without </answer> the content extends to the end. A token that also contains a part of a tag is included."""
     text = decode(tokens)
     begin = text.rfind(_OPEN) + len(_OPEN)
     if begin < len(_OPEN):

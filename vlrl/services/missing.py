@@ -19,9 +19,8 @@ _WAYS = {"judge": "Set services.judge.url and services.judge.model. ",
 
 def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task,
                                                                                                                list[str]]:
-    """Returns the task without the reward parts whose service is missing, and the names of these parts.
-
-    The task's scoring methods are called to find out which parts they return."""
+    """Returns the task without the reward parts whose service is missing, and the names of these parts. The task's
+    scoring methods are called to find out which parts they return."""
     given: set[str] = set()
     lacking = False
     for method in (lambda: [task.score(sample, a) for a in answers],
@@ -37,9 +36,8 @@ def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer]
 
 
 def without_parts(task: Task, left_out: Collection[str]) -> Task:
-    """Returns a copy of the task without these reward parts.
-
-    If its score_group asks for a missing service, score_group returns no parts."""
+    """Returns a copy of the task without these reward parts. If its score_group asks for a missing service, score_group
+    returns no parts."""
     reduced: Any = copy.copy(task)
     reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
 
@@ -57,9 +55,8 @@ def without_parts(task: Task, left_out: Collection[str]) -> Task:
 
 
 def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
-    """Returns the task without the reward parts whose service is not `available`; see `unserved_parts`.
-
-    In a mixture, this applies to each of its tasks."""
+    """Returns the task without the reward parts whose service is not `available`; see `unserved_parts`. In a mixture,
+    this applies to each of its tasks."""
     if isinstance(task, Mixture):
         firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
         return task.each(lambda label, one: served_task(one, available, [firsts[label]]))
@@ -68,9 +65,8 @@ def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample])
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
-    """Names of the reward parts that a run leaves out, because they need a service that is not `available`.
-
-    Raises ConfigError if such a part has a weight other than 0, and for an unknown service. If `task.needs` is a set of
+    """Names of the reward parts that a run leaves out, because they need a service that is not `available`. Raises
+    ConfigError if such a part has a weight other than 0, and for an unknown service. If `task.needs` is a set of
     services instead of {service: parts}, all parts that `score` does not return are assumed to need the service."""
     parts: list[str] = []
     for service in sorted(set(task.needs) - set(available)):

@@ -65,9 +65,8 @@ def of_run(config: Config, folder: Path) -> RewardModel:
 
 
 class RewardModel:
-    """The models in services.reward_model.name, on this process's GPU if it has one.
-
-    Raises ConfigError if a model cannot be loaded or is not a reward model."""
+    """The models in services.reward_model.name, on this process's GPU if it has one. Raises ConfigError if a model
+    cannot be loaded or is not a reward model."""
 
     def __init__(self, config: Config):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -31,11 +31,9 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
                  combine: Literal["mean", "min", "less_variance", "less_deviation"] = "mean",
                  lam: Annotated[float, Field(ge=0)] | None = None, media: bool = True,
                  reasoning: bool = False) -> list[Parts]:
-    """The score of each answer by services.reward_model.
-
-    combine: how the scores of several models are combined (rewards/ensembles.py). lam: factor of the spread; null = the
-    value in the method's paper. reasoning: score the whole completion instead of the final answer. `reward_spread` is
-    the standard deviation over the models."""
+    """The score of each answer by services.reward_model. combine: how the scores of several models are combined
+    (rewards/ensembles.py). lam: factor of the spread; null = the value in the method's paper. reasoning: score the
+    whole completion instead of the final answer. `reward_spread` is the standard deviation over the models."""
     texts = [a.text if reasoning else a.final for a in answers]
     replies = services.reward_model(question_text(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
@@ -92,10 +90,9 @@ def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 @part({"consistency": 0.5}, needs=("reference_logprobs",))
 def consistency(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                 margin: Annotated[float, Field(ge=0)] = 0.01) -> list[Parts]:
-    """1 for a correct answer that the reference policy finds likely, else 0 (rewards/groups.py).
-
-    An answer is likely if the mean probability of its final tokens, after its own reasoning, is at least the mean over
-    the correct answers of the group minus `margin`. GRPO-CARE (arXiv 2506.16141) uses services.reference=ema."""
+    """1 for a correct answer that the reference policy finds likely, else 0 (rewards/groups.py). An answer is likely if
+    the mean probability of its final tokens, after its own reasoning, is at least the mean over the correct answers of
+    the group minus `margin`. GRPO-CARE (arXiv 2506.16141) uses services.reference=ema."""
     right = [float(correct_by_rule(task, sample, a)) for a in answers]
     likely = [float(np.exp(v).mean()) if len(v) else None for v in services.reference_logprobs(answers)]
     return [{"consistency": value} for value in consistency_bonus(right, likely, margin)]

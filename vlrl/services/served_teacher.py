@@ -36,7 +36,6 @@ _MOST = 64
 
 def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:
     """Connects to the server `settings.server`, which loads the teacher's weights from `folder`. A collective call.
-
     Raises ConfigError for a server that cannot serve this teacher."""
     banned = (*(i for i in policy.banned.tolist() if i < vocabulary), *range(policy.vocabulary, vocabulary))
     found = ServedTeacher(settings, folder, vocabulary, banned, temperature)
@@ -62,16 +61,14 @@ class ServedTeacher:
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
         """Returns for each row (minibatch.TrainingRow) the [T] float32 log-probabilities of its tokens; 0 for tokens
-        that are not trained on.
-
-        All rows are requested at once. A collective call. Raises TrainingError if the server is unavailable."""
+        that are not trained on. All rows are requested at once. A collective call. Raises TrainingError if the server
+        is unavailable."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 
     def ask(self, work: Callable[[ReplicaPool], T]) -> T:
-        """Makes the server load the weights, and returns the result of `work`, which gets a pool with this server.
-
-        A collective call."""
+        """Makes the server load the weights, and returns the result of `work`, which gets a pool with this server. A
+        collective call."""
         settings = self.settings
         client = ServerClient(self._key, settings.timeout_s, _KEY)
         pool = ReplicaPool([settings.server], client, partial(self._admit, client), most=_MOST,

@@ -39,19 +39,17 @@ class Service(Protocol):
         ...
 
     def metrics(self, split: str, step: int, times: bool) -> dict[str, float]:
-        """The metrics for a split since the last call, up to a completed step, over all processes.
-
-        With `times`, also the duration of requests."""
+        """The metrics for a split since the last call, up to a completed step, over all processes. With `times`, also
+        the duration of requests."""
         ...
 
     def close(self) -> None: ...
 
 
 def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSet | None:
-    """Creates the services that the settings configure and the task needs; None if there are none.
-
-    folder: where replies are stored; None = the run's folder. Raises ConfigError for an invalid address, a missing key,
-    or a model that cannot be loaded."""
+    """Creates the services that the settings configure and the task needs; None if there are none. folder: where
+    replies are stored; None = the run's folder. Raises ConfigError for an invalid address, a missing key, or a model
+    that cannot be loaded."""
     wanted = [name for name in config.services.given if name in task.needs]
     return ServiceSet({name: KINDS[name](config, folder or Path(config.run.dir))
                        for name in wanted}) if wanted else None
@@ -59,9 +57,8 @@ def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSe
 
 @contextmanager
 def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """A context with the services that the settings configure and the task needs, for use outside of a run.
-
-    Replies are stored in services.judge.cache, or else only until the context ends."""
+    """A context with the services that the settings configure and the task needs, for use outside of a run. Replies are
+    stored in services.judge.cache, or else only until the context ends."""
     with TemporaryDirectory(prefix="vlrl-services-") as folder:
         services = provide(config, task, Path(folder))
         try:
@@ -129,9 +126,7 @@ class ServiceSet:
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
         """The metrics for a split since the last call, up to a completed step, over all processes: `judge/...`,
-        `clip/images` and `reward_model/...`.
-
-        With `times`, also the duration of requests."""
+        `clip/images` and `reward_model/...`. With `times`, also the duration of requests."""
         out: dict[str, float] = {}
         for service in self._services.values():
             out |= service.metrics(split, step, times)

@@ -101,9 +101,8 @@ def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> N
 
 
 def _swap_in(temporary: Path, target: Path) -> None:
-    """Renames a finished checkpoint to its final name.
-
-    An older checkpoint of the same step is renamed first, and remains valid until the new checkpoint has its name."""
+    """Renames a finished checkpoint to its final name. An older checkpoint of the same step is renamed first, and
+    remains valid until the new checkpoint has its name."""
     old = target.with_name(f".old-{target.name}")
     if target.exists():
         os.rename(target, old)
@@ -159,7 +158,6 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
 
 def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> None:
     """Marks the checkpoint of `step` completed steps as the best. `record` is the line of eval.jsonl of its evaluation.
-
     Until another checkpoint is marked, it is kept in addition to the `keep` newest checkpoints. Raises RunError if the
     disk is full."""
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
@@ -189,10 +187,9 @@ def write_speed(folder: Path) -> tuple[int, float] | None:
 
 
 def find(path: Path) -> NewestCheckpoint:
-    """Returns the checkpoint that `path` names. Raises RunError if there is none or it is damaged.
-
-    A run folder stands for its newest complete checkpoint, and `checkpoints/best` in it for the checkpoint of the best
-    evaluation. A folder of weights stands for itself."""
+    """Returns the checkpoint that `path` names. Raises RunError if there is none or it is damaged. A run folder stands
+    for its newest complete checkpoint, and `checkpoints/best` in it for the checkpoint of the best evaluation. A folder
+    of weights stands for itself."""
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
         path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
@@ -213,9 +210,8 @@ def find(path: Path) -> NewestCheckpoint:
 
 def model_folder(name: str) -> str:
     """Returns the checkpoint folder for a model's `name` that is a run folder (its newest checkpoint) or
-    `checkpoints/best`.
-
-    Any other name is returned unchanged. Raises RunError if a run folder has no complete checkpoint."""
+    `checkpoints/best`. Any other name is returned unchanged. Raises RunError if a run folder has no complete
+    checkpoint."""
     run = os.path.isdir(os.path.join(name, "checkpoints"))
     best = name.endswith(f"{os.sep}{BEST}") and not os.path.lexists(name) and os.path.exists(f"{name}.json")
     return str(find(Path(name)).path) if run or best else name
@@ -223,10 +219,8 @@ def model_folder(name: str) -> str:
 
 def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
     """Returns the newest complete checkpoint (path None if there is none), with a warning for each newer one that is
-    damaged.
-
-    Compares the size of each file with the manifest; with `full`, as before a resume, also its sha256. Does not write
-    to the disk."""
+    damaged. Compares the size of each file with the manifest; with `full`, as before a resume, also its sha256. Does
+    not write to the disk."""
     passed = []
     for path in all_checkpoints(folder):
         wrong = problems(path, full)
@@ -294,10 +288,8 @@ def _size(path: Path) -> int:
 
 def load_state(path: Path, check: bool = True) -> dict[str, Any]:
     """Returns the trainer's state that was passed to `save`, with tensors on the CPU. Raises RunError for a damaged
-    checkpoint.
-
-    With `check`, first verifies the sha256 of every file, which is not needed right after `latest(folder, full=True)`.
-    """
+    checkpoint. With `check`, first verifies the sha256 of every file, which is not needed right after `latest(folder,
+    full=True)`."""
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to resume from the "

@@ -58,9 +58,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether an error means that the disk failed, and not the code.
-
-    safetensors and tokenizers raise other exceptions for this, which are recognized by their messages."""
+    """Whether an error means that the disk failed, and not the code. safetensors and tokenizers raise other exceptions
+    for this, which are recognized by their messages."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
 
@@ -68,7 +67,6 @@ def is_disk_error(error: Exception) -> bool:
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """Yields a temporary path in the same folder. It replaces `path` if the block succeeds, and is removed otherwise.
-
     With `sync`, returns only after the file is on the disk. Raises RunError if the disk is full or read-only."""
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
     temporary = path.with_name(f".{path.name}.{writer}.tmp")
@@ -135,9 +133,8 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 
 
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
-    """Returns the content of a settings or status file. Raises OSError if it has more than `most` bytes.
-
-    Also raises the errors of `open_regular`."""
+    """Returns the content of a settings or status file. Raises OSError if it has more than `most` bytes. Also raises
+    the errors of `open_regular`."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -146,10 +143,8 @@ def read_small(path: Path, most: int = 64 << 20) -> bytes:
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yields (line with its line break, length in bytes) from the offset `start`.
-
-    If a line has more than MOST_LINE bytes, only its end is returned, after a "#". Raises OSError like `open_regular`.
-    """
+    """Yields (line with its line break, length in bytes) from the offset `start`. If a line has more than MOST_LINE
+    bytes, only its end is returned, after a "#". Raises OSError like `open_regular`."""
     with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
@@ -183,10 +178,8 @@ def suffix_of(head: bytes) -> str:
 
 
 def await_shared(path: Path, content: Mapping[str, Any] | None, seconds: float = 60) -> None:
-    """Waits until this host sees the JSON file that another process wrote. Network file systems need some time.
-
-    Raises RunError if `path` does not have this content in time, which happens in a folder that the hosts do not share.
-    """
+    """Waits until this host sees the JSON file that another process wrote. Network file systems need some time. Raises
+    RunError if `path` does not have this content in time, which happens in a folder that the hosts do not share."""
     end = time.monotonic() + seconds
     while read_json(path) != content:
         if time.monotonic() > end:

@@ -111,10 +111,8 @@ def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def _release(acquired: Lock) -> None:
-    """Deletes the lock file, or logs a warning if that is impossible, as on a disk that became read-only.
-
-    Raises no error, so that the error that ended this run stays visible. The next run on this host takes over the lock.
-    """
+    """Deletes the lock file, or logs a warning if that is impossible, as on a disk that became read-only. Raises no
+    error, so that the error that ended this run stays visible. The next run on this host takes over the lock."""
     try:
         if acquired.owned:
             acquired.path.unlink()
@@ -213,9 +211,8 @@ def _silence(path: Path) -> float | None:
 
 
 def owner_lives(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the owner of a lock file is running.
-
-    None if this is unknown, for a process of another host or container, or from before a reboot of this host."""
+    """Whether the owner of a lock file is running. None if this is unknown, for a process of another host or container,
+    or from before a reboot of this host."""
     if owner.get("host") != socket.gethostname() or owner.get("system", _system()) != _system():
         return None
     return _started(owner.get("pid")) == owner.get("process")

@@ -22,10 +22,8 @@ def json_text(value: Any) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Converts a value to a value that JSON can represent.
-
-    NaN and infinities become null, arrays become lists, and values of unknown types become strings. Anything nested
-    deeper than 50 levels becomes "…"."""
+    """Converts a value to a value that JSON can represent. NaN and infinities become null, arrays become lists, and
+    values of unknown types become strings. Anything nested deeper than 50 levels becomes "…"."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (np.generic, np.ndarray)):

@@ -67,9 +67,7 @@ ROLLOUT_FILE = re.compile(r"step-(\d{1,15})-(?:(.+)-)?rank-\d+\.parquet|steps-(\
 def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Sequence[np.ndarray | None]],
                   write_media: Callable[[LoadedMedia], str | None]) -> pa.Table:
     """Returns the rollouts of `groups` as a table with the columns of SCHEMA. Rollouts that are not trained on come
-    last.
-
-    `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
+    last. `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
     `write_media` stores an image or video in the run folder and returns its path."""
     media = [_media(group, write_media) for group in groups]
     found = [row for group, shown in zip(groups, media, strict=True) for row in _rows(step, group, shown)]
@@ -131,7 +129,6 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
 
 def _turn_advantages(rollout: Rollout) -> list[float] | None:
     """Returns the mean advantage over the trained tokens of each action of an episode, or of each part of a completion.
-
     Parts are those that a method stores in `extra["turns"]`. None if all have the rollout's advantage."""
     done = rollout.completion
     actions, mask = done.actions or _kept_turns(done), np.asarray(done.loss_mask, bool)
@@ -173,9 +170,8 @@ def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.nda
 
 
 def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
-    """Reads the columns `fields` of a rollout file, null if missing. With `step`, only the rows of that step.
-
-    Raises ValueError for a file with a newer schema, and pyarrow's errors for an unreadable file."""
+    """Reads the columns `fields` of a rollout file, null if missing. With `step`, only the rows of that step. Raises
+    ValueError for a file with a newer schema, and pyarrow's errors for an unreadable file."""
     with pq.ParquetFile(file) as reader:
         names = {"schema", "step", *(f.name for f in fields)} & set(reader.schema_arrow.names)
         table = reader.read([n for n in reader.schema_arrow.names if n in names])

@@ -43,7 +43,6 @@ PINS = "data_sources.json"
 
 class RunFolder:
     """The files of one run. They can be read without preparation. A training run first calls `create`, inside `lock`.
-
     `media` is the setting `store.media`. Read methods append messages about skipped files and lines to `notes`."""
 
     def __init__(self, path: str | Path, media: str = "copy"):
@@ -71,10 +70,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self, steal: bool = False) -> Iterator[Lock]:
-        """In the block, this process holds the folder's lock; see lock.lock.
-
-        Raises RunError if another process holds the lock. Write methods raise RunError once the folder has vanished or
-        was taken over."""
+        """In the block, this process holds the folder's lock; see lock.lock. Raises RunError if another process holds
+        the lock. Write methods raise RunError once the folder has vanished or was taken over."""
         try:
             with lock(self.path / "run.lock", steal) as self._lock:
                 yield self._lock
@@ -98,10 +95,9 @@ class RunFolder:
                 json_text({"step": step, "phase": name, "start": start, "end": end}) for name, start, end in spans))
 
     def heartbeat(self, record: Mapping[str, Any]) -> None:
-        """Replaces heartbeat.json by `record` plus time (seconds since 1970), pid and host.
-
-        Expected keys of `record`: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Writes
-        nothing unless this process holds the lock."""
+        """Replaces heartbeat.json by `record` plus time (seconds since 1970), pid and host. Expected keys of `record`:
+        step, steps, state (running, finished, failed, interrupted), reward, eta_s. Writes nothing unless this process
+        holds the lock."""
         beat = {**record, "time": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
         if self._lock.owned:
             write_text(self.path / "heartbeat.json", json_text(beat), sync=False)
@@ -169,10 +165,8 @@ class RunFolder:
     def rollouts(self, step: int | None = None, *, split: str | None = None,
                  columns: Sequence[str] | None = None) -> pa.Table:
         """Returns the training rollouts of one step or of all steps; with `split`, the rollouts of evaluations of that
-        split.
-
-        `columns` selects columns (default: all). Unreadable files, and files with a newer schema, are skipped and named
-        in `notes`."""
+        split. `columns` selects columns (default: all). Unreadable files, and files with a newer schema, are skipped
+        and named in `notes`."""
         fields = [SCHEMA.field(name) for name in columns or SCHEMA.names]
         tables = [pa.schema(fields).empty_table()]
         for file, steps, name in self.rollout_files("eval-rollouts" if split else "rollouts"):
@@ -199,9 +193,8 @@ class RunFolder:
         return records
 
     def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
-        """Yields (file, range of its steps, split of an evaluation) for each rollout file, sorted by name.
-
-        `folder` is "rollouts" or "eval-rollouts"."""
+        """Yields (file, range of its steps, split of an evaluation) for each rollout file, sorted by name. `folder` is
+        "rollouts" or "eval-rollouts"."""
         for file in sorted((self.path / folder).glob("*.parquet")):
             if (match := ROLLOUT_FILE.fullmatch(file.name)) and not file.is_file():
                 self.notes.append(f"skipped {file}: it is not a regular file")
@@ -210,9 +203,8 @@ class RunFolder:
 
 
 def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the lines of eval.jsonl that are comparable with the last line of their split.
-
-    If the data of a split differed after a resume, the first line after the resume has the key `changed`. Earlier lines
-    of that split are left out."""
+    """Returns the lines of eval.jsonl that are comparable with the last line of their split. If the data of a split
+    differed after a resume, the first line after the resume has the key `changed`. Earlier lines of that split are left
+    out."""
     since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
     return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]

@@ -77,7 +77,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
     """Converts `value` to JSON, and adds its tensors to `tensors`. A type that JSON lacks becomes {"$kind": content}.
-
     The name of a tensor is its path in the state, beginning with `name`."""
     import torch
 

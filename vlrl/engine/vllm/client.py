@@ -17,9 +17,8 @@ moment would be lost."""
 
 
 class Unavailable(Exception):
-    """A request to a server failed, but another server or a later attempt may succeed.
-
-    `status` is the HTTP status, or 0 if there was no response."""
+    """A request to a server failed, but another server or a later attempt may succeed. `status` is the HTTP status, or
+    0 if there was no response."""
 
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
@@ -27,9 +26,8 @@ class Unavailable(Exception):
 
 
 class ServerClient:
-    """An HTTP client for servers that share a key.
-
-    timeout_s: time limit of one response. key_file: the setting with the key's file, named in error messages."""
+    """An HTTP client for servers that share a key. timeout_s: time limit of one response. key_file: the setting with
+    the key's file, named in error messages."""
 
     def __init__(self, key: str, timeout_s: float, key_file: str = "engine.key_file"):
         self._key_file, self._http = key_file, http_client(key, timeout_s, 64, IDLE_S)
@@ -40,10 +38,8 @@ class ServerClient:
         return self._ask("GET", address, path, timeout=CONNECT_S)
 
     def post(self, address: str, path: str, body: bytes) -> Any:
-        """Returns the JSON response to a POST request.
-
-        Raises Unavailable if another server or a later attempt may succeed, ConfigError for a wrong key, and
-        TrainingError for a request that no server will accept."""
+        """Returns the JSON response to a POST request. Raises Unavailable if another server or a later attempt may
+        succeed, ConfigError for a wrong key, and TrainingError for a request that no server will accept."""
         return self._ask("POST", address, path, content=body)
 
     def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:
@@ -74,9 +70,8 @@ class ServerClient:
 
 
 def http_client(key: str, timeout_s: float, connections: int, idle_s: float = 5.0) -> httpx.Client:
-    """Creates an HTTP client that sends a bearer token, uses no proxy and follows no redirects.
-
-    connections: number of idle connections that are kept open, each for at most `idle_s` seconds."""
+    """Creates an HTTP client that sends a bearer token, uses no proxy and follows no redirects. connections: number of
+    idle connections that are kept open, each for at most `idle_s` seconds."""
     return httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, trust_env=False,
                         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
                         limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections,

@@ -75,9 +75,8 @@ class VLLMEngine:
         self.weights: Any = WeightSync(self.llm, policy, folder)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Loads the policy's weights into vLLM, and empties all caches that were computed with the old weights.
-
-        Raises TrainingError if vLLM and the trainer then assign different log-probabilities to a fixed answer."""
+        """Loads the policy's weights into vLLM, and empties all caches that were computed with the old weights. Raises
+        TrainingError if vLLM and the trainer then assign different log-probabilities to a fixed answer."""
         with _explained(self.config, "load the policy's weights"), _bystander():
             self._wake("weights")
             self.weights.push(policy)
@@ -86,9 +85,8 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns the `request.n` completions of each request. Raises Abandoned once `abandon` was called.
-
-        `done` is called when a request is complete; see Engine.generate."""
+        """Returns the `request.n` completions of each request. Raises Abandoned once `abandon` was called. `done` is
+        called when a request is complete; see Engine.generate."""
         if not self._synced:
             self.sync(self.policy, self.step)
         check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
@@ -188,10 +186,8 @@ class Generation:
 
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
-    """Starts vLLM with the config and processor, which are written to `folder`.
-
-    With tensor parallelism the weights are written to `folder` too. Otherwise vLLM reads them from the policy in
-    memory."""
+    """Starts vLLM with the config and processor, which are written to `folder`. With tensor parallelism the weights are
+    written to `folder` too. Otherwise vLLM reads them from the policy in memory."""
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)
@@ -240,10 +236,9 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """Restores what vLLM changes for the process: the random states, and the function torch.set_num_threads.
-
-    Does nothing in a thread that generates during the update (async.*): the training thread uses the random states at
-    the same time, and generation leaves them unchanged (cpu_patches.py)."""
+    """Restores what vLLM changes for the process: the random states, and the function torch.set_num_threads. Does
+    nothing in a thread that generates during the update (async.*): the training thread uses the random states at the
+    same time, and generation leaves them unchanged (cpu_patches.py)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

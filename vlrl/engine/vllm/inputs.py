@@ -53,9 +53,7 @@ class SamplingRules:
 
 def prompt_input(prompt: Prompt, written: Sequence[int] | np.ndarray = ()) -> dict[str, Any]:
     """Converts a prompt and the tokens `written` after it to vLLM's input: ids with unexpanded image placeholders, and
-    raw media.
-
-    A video is passed as frames with timestamps, and vLLM must not drop any of them."""
+    raw media. A video is passed as frames with timestamps, and vLLM must not drop any of them."""
     out: dict[str, Any] = {"prompt_token_ids": [*prompt.raw_ids.tolist(), *map(int, written)]}
     media = {kind: [_medium(m) for m in prompt.media if m.kind == kind] for kind in ("image", "video")}
     if prompt.media:
@@ -73,9 +71,8 @@ def _medium(loaded: LoadedMedia) -> Any:
 
 
 def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Sequence[Turn] = ()) -> None:
-    """Raises TrainingError unless the engine's prompt `ids`, without the last `written` ids, equal Prompt.ids.
-
-    In an episode the message names the first of the `turns` (Request.turns) that differs."""
+    """Raises TrainingError unless the engine's prompt `ids`, without the last `written` ids, equal Prompt.ids. In an
+    episode the message names the first of the `turns` (Request.turns) that differs."""
     theirs = np.asarray(ids)[:len(ids) - written]
     if np.array_equal(theirs, prompt.ids):
         return
@@ -92,10 +89,9 @@ def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Se
 
 def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules, room: int | None = None) -> dict[str,
                                                                                                                    Any]:
-    """Keyword arguments of vllm.SamplingParams, which are also the options in a request to a server.
-
-    The n completions are sampled with `seed`, `seed + 1`, ... and have at most `room` tokens (None = max_new_tokens).
-    Raises ConfigError for a temperature that vLLM does not accept."""
+    """Keyword arguments of vllm.SamplingParams, which are also the options in a request to a server. The n completions
+    are sampled with `seed`, `seed + 1`, ... and have at most `room` tokens (None = max_new_tokens). Raises ConfigError
+    for a temperature that vLLM does not accept."""
     if sampling.temperature > HOTTEST:
         raise ConfigError(f"the sampling temperature is {sampling.temperature:g}, and vLLM's maximum is {HOTTEST:g}: "
                           "lower rollout.temperature, or set engine.name=hf")
@@ -108,19 +104,17 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules
 
 
 def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> dict[str, Any]:
-    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of a forced token.
-
-    vLLM samples one token instead, which is dropped. The distribution is not truncated, because top_p or top_k may
-    exclude a forced token."""
+    """Keyword arguments of vllm.SamplingParams for a call that returns the log-probability of a forced token. vLLM
+    samples one token instead, which is dropped. The distribution is not truncated, because top_p or top_k may exclude a
+    forced token."""
     whole = replace(rules, top_p=1.0, top_k=-1)
     options = sampling_options(replace(sampling, top_p=None), 1, 0, whole, 1)
     return options | {"logprob_token_ids": [token], "logprobs": None, "stop": [], "detokenize": False}
 
 
 def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int = 0) -> int:
-    """Derives the seed for a group or, with `place`, for the rollout at this index from token `start` on.
-
-    A continuation gets a different seed, so that it does not reuse the random numbers of the first tokens."""
+    """Derives the seed for a group or, with `place`, for the rollout at this index from token `start` on. A
+    continuation gets a different seed, so that it does not reuse the random numbers of the first tokens."""
     rest = (0, 0) if place is None else (place + 1, start + 1)
     state = np.random.SeedSequence([seed, *key, *rest]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(2))  # n is added to it, and it must stay a signed 64-bit number
@@ -161,9 +155,8 @@ class Draft:
             self.ended = self.stopped = True
 
     def force(self) -> list[int]:
-        """If the thinking budget is used up without `</think>`, appends the tokens that end thinking.
-
-        Returns the positions of these tokens. Their log-probabilities are NaN until they are measured."""
+        """If the thinking budget is used up without `</think>`, appends the tokens that end thinking. Returns the
+        positions of these tokens. Their log-probabilities are NaN until they are measured."""
         start = len(self.tokens)
         for token in [] if self.ended else self._closing()[start - (self.sampling.thinking_budget or 0):]:
             if self._put(token, float("nan")):
@@ -207,9 +200,8 @@ Part = tuple[tuple[int, ...], dict[str, Any]]
 
 def completion_steps(request: Request, rules: SamplingRules,
                      seed: int) -> Generator[list[Part], list[dict[str, Any]], list[Completion]]:
-    """A generator that processes one request in rounds, and finally returns the completions.
-
-    It yields the calls of a round, and is sent their responses (wire.response_of) in the same order."""
+    """A generator that processes one request in rounds, and finally returns the completions. It yields the calls of a
+    round, and is sent their responses (wire.response_of) in the same order."""
     drafts, prompt, sampling = Draft.all_of(request, rules), request.prompt, request.sampling
     if drafts and not request.begun:
         options = sampling_options(sampling, len(drafts), seed_of(seed, request.key), rules, drafts[0].room())
@@ -257,9 +249,8 @@ def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Complet
 
 
 def model_length(config: Config, model_config: Any, episodes: bool = False) -> int:
-    """Maximum number of tokens of a prompt with its completion, or with `episodes` of an episode.
-
-    It is engine.max_model_len, or else the sum of the run's limits, capped by the model's max_position_embeddings."""
+    """Maximum number of tokens of a prompt with its completion, or with `episodes` of an episode. It is
+    engine.max_model_len, or else the sum of the run's limits, capped by the model's max_position_embeddings."""
     answer = config.episode.max_tokens if episodes else config.rollout.max_new_tokens
     wanted = config.limits.prompt_tokens + answer
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or wanted
@@ -267,9 +258,8 @@ def model_length(config: Config, model_config: Any, episodes: bool = False) -> i
 
 
 def check_lengths(requests: Sequence[Request], tokens: int, given: bool) -> None:
-    """Raises ConfigError if a prompt with its completion may exceed `tokens`, the engine's maximum length.
-
-    given: whether engine.max_model_len sets this length."""
+    """Raises ConfigError if a prompt with its completion may exceed `tokens`, the engine's maximum length. given:
+    whether engine.max_model_len sets this length."""
     for request in requests:
         prompt, most = request.prompt, request.sampling.max_new_tokens
         if len(prompt) + most > tokens:

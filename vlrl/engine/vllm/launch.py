@@ -96,9 +96,8 @@ class ServerGroup:
         return [s.address for s in self.servers]
 
     def start(self, timeout_s: float) -> bool:
-        """Starts all servers and waits until they respond. Returns False if `stop` was called meanwhile.
-
-        Raises TrainingError if a server dies or does not respond in time."""
+        """Starts all servers and waits until they respond. Returns False if `stop` was called meanwhile. Raises
+        TrainingError if a server dies or does not respond in time."""
         for server in self.servers:
             _launch(server)
         self._start_s, deadline = timeout_s, time.monotonic() + timeout_s
@@ -157,9 +156,8 @@ class ServerGroup:
         self.say(f"{server.address} {what}; the server is started again" + (f" in {pause:g} s" if pause else ""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Makes `start` and `watch` return. `close` then forwards the signal `number` to the servers.
-
-        It may be called in a signal handler."""
+        """Makes `start` and `watch` return. `close` then forwards the signal `number` to the servers. It may be called
+        in a signal handler."""
         self._signal, self._stopped = number, True
 
     def close(self) -> None:
@@ -241,10 +239,8 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
-    """Parses NAME=VALUE or NAME into {"--name": "value"}.
-
-    Raises ConfigError for an argument that vlrl already sets: one in `taken`, or a key of `set_by`, whose value names
-    the setting that determines it."""
+    """Parses NAME=VALUE or NAME into {"--name": "value"}. Raises ConfigError for an argument that vlrl already sets:
+    one in `taken`, or a key of `set_by`, whose value names the setting that determines it."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
@@ -284,9 +280,8 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 def write_key(path: Path, given: str = "") -> Path:
     """Returns the path of the file with the servers' key: `given`, or else `path`. A missing file is created with a
-    random key.
-
-    An existing key is kept, so that a run can continue with restarted servers. Only the owner can read the file."""
+    random key. An existing key is kept, so that a run can continue with restarted servers. Only the owner can read the
+    file."""
     target = Path(given or path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     if not given and target.exists() and target.stat().st_mode & 0o077:
@@ -312,9 +307,8 @@ def _key_of(file: Path) -> str:
 
 @contextlib.contextmanager
 def serve_lock(folder: Path) -> Iterator[None]:
-    """In the block, locks the folder of the servers. Raises ConfigError if another `vlrl serve` has locked it.
-
-    The folder contains the key and the logs of the servers."""
+    """In the block, locks the folder of the servers. Raises ConfigError if another `vlrl serve` has locked it. The
+    folder contains the key and the logs of the servers."""
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
         try:

@@ -35,7 +35,6 @@ def adapted_layers(policy: Policy) -> dict[str, Any]:
 
 def saved_tensors(policy: Policy, merge: bool = True) -> Named:
     """Yields (name, tensor) of every weight, without gradient. With `merge`, adapters are merged into the weights.
-
     Unchanged tensors are the policy's own memory: never write to them. Tied weights are yielded once, and 4-bit weights
     are dequantized. Tensors of the same layer are yielded consecutively, which keeps memory low."""
     from transformers.core_model_loading import revert_weight_conversion
@@ -83,10 +82,8 @@ def gathered(tensor: Any) -> torch.Tensor:
 
 
 def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
-    """Writes config, processor and weights to a folder that vLLM or from_pretrained can load.
-
-    Files of an earlier call are replaced. With merge=False, these are the weights of the base model, without the
-    adapter."""
+    """Writes config, processor and weights to a folder that vLLM or from_pretrained can load. Files of an earlier call
+    are replaced. With merge=False, these are the weights of the base model, without the adapter."""
     write_config(policy, folder)
     if policy.base.can_generate():
         policy.base.generation_config.save_pretrained(folder)
@@ -106,7 +103,6 @@ def write_config(policy: Policy, folder: Path) -> None:
 
 def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
     """Writes the weights as safetensors files of at most SHARD bytes, with an index. Returns the paths of the files.
-
     dtype: dtype of floating-point weights; None = trainable weights stay float32, the others get the policy's dtype."""
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}

@@ -29,9 +29,8 @@ _torchcodec.hide_broken()  # at import: the processes that vLLM starts import th
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Makes the kernel send signal `number` to this process when its parent process ends. Linux only.
-
-    parent: the parent's process id. If the parent has already ended, this process exits."""
+    """Makes the kernel send signal `number` to this process when its parent process ends. Linux only. parent: the
+    parent's process id. If the parent has already ended, this process exits."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it ended before this was set
@@ -40,9 +39,8 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 def kill_children_at_exit() -> None:
     """Makes the kernel kill processes that are forked later when this process ends. vLLM's engine would otherwise wait
-    for this process forever.
-
-    Processes forked outside the main thread are excluded, because they would already be killed when the thread ends."""
+    for this process forever. Processes forked outside the main thread are excluded, because they would already be
+    killed when the thread ends."""
     lasting = [True]
     os.register_at_fork(
         before=lambda: lasting.__setitem__(0, threading.current_thread() is threading.main_thread()),

@@ -31,9 +31,8 @@ _LOOK_S = 1.0
 
 @dataclass(eq=False)
 class ServerCall:
-    """One HTTP request to a server. weight: the number of requested completions.
-
-    body: builds the request's content; it is called in another thread."""
+    """One HTTP request to a server. weight: the number of requested completions. body: builds the request's content; it
+    is called in another thread."""
 
     path: str
     body: Callable[[], bytes]
@@ -60,9 +59,8 @@ class Replica:
     problem: str = "not asked yet"
     """Why the server is not ready."""
     checking: bool = False
-    """Whether a check by `admit` is running, or its report was not processed yet.
-
-    A check may outlast the call of the pool that started it. The next call then processes the report."""
+    """Whether a check by `admit` is running, or its report was not processed yet. A check may outlast the call of the
+    pool that started it. The next call then processes the report."""
     report: tuple[int, BaseException | None] | None = None
     """The outcome of `admit`: (number of calls of `invalidate` before the check, error or None)."""
     requests: int = 0
@@ -113,17 +111,14 @@ class ReplicaPool:
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
 
     def admit_all(self) -> list[Replica]:
-        """Checks every server that is not ready. Returns the servers that are ready afterwards.
-
-        Waits for all servers that were ready before, and until at least one is ready. Raises TrainingError if no server
-        becomes ready within `wait_s` seconds."""
+        """Checks every server that is not ready. Returns the servers that are ready afterwards. Waits for all servers
+        that were ready before, and until at least one is ready. Raises TrainingError if no server becomes ready within
+        `wait_s` seconds."""
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
         """Returns the results of all tasks, in order. `done(number, result)` is called for each task except the last to
-        finish.
-
-        Raises TrainingError if a request failed too often, or if no server was available for too long."""
+        finish. Raises TrainingError if a request failed too often, or if no server was available for too long."""
         return _Run(self, tasks, done).all()
 
     def _examine(self, replica: Replica) -> None:
@@ -298,9 +293,8 @@ class _Run(Generic[T]):
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
-        """Sends health checks to servers that have outstanding requests, even if they were dropped.
-
-        If a host disappears, the connection to it is not closed, so only a health check notices."""
+        """Sends health checks to servers that have outstanding requests, even if they were dropped. If a host
+        disappears, the connection to it is not closed, so only a health check notices."""
         now = time.monotonic()
         for replica in self._pool.replicas:
             quiet = now - replica.heard
@@ -340,9 +334,8 @@ class _Run(Generic[T]):
     # --- threads -----------------------------------------------------------------------------------------------------
 
     def _thread(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs `work` in a separate thread. The function that `work` returns is then called in the caller's thread.
-
-        An error in `work` is raised in the caller's thread."""
+        """Runs `work` in a separate thread. The function that `work` returns is then called in the caller's thread. An
+        error in `work` is raised in the caller's thread."""
         def run() -> None:
             try:
                 event = work()

@@ -133,10 +133,9 @@ class Routes:
                 "roots": [str(root) for root in self._roots]}
 
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Returns {"silent_s": number of seconds for which the engine has not responded}.
-
-        vLLM's own health page reports whether the engine process exists, not whether it makes progress. The engine
-        responds between two decoding steps, so a long step appears as a short silence."""
+        """Returns {"silent_s": number of seconds for which the engine has not responded}. vLLM's own health page
+        reports whether the engine process exists, not whether it makes progress. The engine responds between two
+        decoding steps, so a long step appears as a short silence."""
         owed = self._owed
         if owed is None or owed.done():
             owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
@@ -207,10 +206,9 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}.
-
-        Returns the number of compared tensors, and a list of those that differ, worst first: name, largest difference,
-        largest absolute value."""
+        """Compares the loaded weights with {"version": ..., "base": folder, "adapter": folder or None}. Returns the
+        number of compared tensors, and a list of those that differ, worst first: name, largest difference, largest
+        absolute value."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:
@@ -289,10 +287,8 @@ def _text(value: Any) -> str:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awaitable[None]]) -> None:
-    """Awaits work that must not be interrupted; a cancellation takes effect after the work.
-
-    Meanwhile calls `healthy` regularly, and raises its error: a dead engine never responds, and the server would wait
-    forever."""
+    """Awaits work that must not be interrupted; a cancellation takes effect after the work. Meanwhile calls `healthy`
+    regularly, and raises its error: a dead engine never responds, and the server would wait forever."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:

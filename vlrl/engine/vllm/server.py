@@ -93,10 +93,9 @@ class PolicyMismatch(TrainingError):
 
 
 class ServerEngine:
-    """An engine that generates on vLLM servers.
-
-    folder: a folder of this process, from which the servers load weights. episodes: whether prompts grow over the turns
-    of episodes. Waits until a server responds. Raises ConfigError if a server was started with other settings."""
+    """An engine that generates on vLLM servers. folder: a folder of this process, from which the servers load weights.
+    episodes: whether prompts grow over the turns of episodes. Waits until a server responds. Raises ConfigError if a
+    server was started with other settings."""
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step, self.folder = policy, config, config.seed, 0, folder.absolute()
@@ -165,7 +164,6 @@ class ServerEngine:
 
     def sync(self, policy: Policy, step: int) -> None:
         """Makes the servers load the policy's weights, and checks that they reproduce the trainer's log-probabilities.
-
         A collective call; no process may generate at the same time. The main process writes the weights and notifies
         the servers. A server that does not respond gets no requests until it has loaded the weights."""
         self.policy, self.step = policy, step
@@ -181,10 +179,9 @@ class ServerEngine:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, policy: Policy) -> TargetWeights:
-        """Writes the weights on the main process, and computes the log-probabilities of the probe.
-
-        Under FSDP the other processes take part in gathering the weights. In the first syncs the files are read back.
-        Raises TrainingError if they differ from the policy."""
+        """Writes the weights on the main process, and computes the log-probabilities of the probe. Under FSDP the other
+        processes take part in gathering the weights. In the first syncs the files are read back. Raises TrainingError
+        if they differ from the policy."""
         self._syncs += 1
         version = f"{self._run}-{self._syncs}"
         base, adapter = (version, str(self.folder / f"weights-{version}")), None
@@ -234,10 +231,8 @@ class ServerEngine:
 
     def _admit(self, address: str) -> None:
         """Makes a server load the current weights, and checks it, in a separate thread. Raises Unavailable if that
-        fails.
-
-        A server that was dropped before must also compute the probe again, since its HTTP routes respond even while its
-        engine hangs."""
+        fails. A server that was dropped before must also compute the probe again, since its HTTP routes respond even
+        while its engine hangs."""
         target, state = self._target, self._state(address)
         if target is None:
             return
@@ -257,9 +252,8 @@ class ServerEngine:
         self._checks[address] = self._checks.get(address, 0) + 1
 
     def _prove(self, address: str, target: TargetWeights, whole: bool) -> None:
-        """Raises PolicyMismatch if the log-probabilities of the probe differ between server and trainer.
-
-        With `whole`, all weights that the server has loaded are also compared with their files."""
+        """Raises PolicyMismatch if the log-probabilities of the probe differ between server and trainer. With `whole`,
+        all weights that the server has loaded are also compared with their files."""
         gap = self._gap(address, target)
         alike = gap <= target.allowed
         if alike and not whole:
@@ -275,9 +269,8 @@ class ServerEngine:
                              f"for a fixed answer they differ by {gap:.2g}, more than {target.allowed:g}. {cause}")
 
     def _gap(self, address: str, target: TargetWeights) -> float:
-        """The largest difference between server and trainer in a log-probability of the probe's answer.
-
-        The log-probabilities are requested token by token, like completions: with adapters, vLLM's log-probabilities of
+        """The largest difference between server and trainer in a log-probability of the probe's answer. The
+        log-probabilities are requested token by token, like completions: with adapters, vLLM's log-probabilities of
         prompt tokens can be wrong or crash the engine when other requests run at the same time."""
         prompt, answer, measured = self._proof.prompt, tuple(map(int, self._proof.answer)), []
         for i, token in enumerate(answer):
@@ -326,9 +319,8 @@ def _sharded(policy: Policy) -> bool:
 
 def state_and_mismatches(client: ServerClient, address: str, setting: str, folder: Path,
                          expected: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the state that a server reports, and a list that describes how it differs from the `expected` values.
-
-    It also counts as a difference if the server does not accept weights from `folder`. Raises ConfigError for a server
+    """Returns the state that a server reports, and a list that describes how it differs from the `expected` values. It
+    also counts as a difference if the server does not accept weights from `folder`. Raises ConfigError for a server
     that was not started by `vlrl serve`."""
     try:
         state = client.get(address, "/vlrl/state")
@@ -348,9 +340,7 @@ def state_and_mismatches(client: ServerClient, address: str, setting: str, folde
 
 def read_key(file: str, setting: str = "engine.key_file") -> str:
     """The servers' key, from the file `file` or, if that is "", from the environment variable VLRL_ENGINE_KEY ("" if
-    not set).
-
-    `setting` is the setting that names the file. Raises ConfigError for an unreadable file."""
+    not set). `setting` is the setting that names the file. Raises ConfigError for an unreadable file."""
     if not file:
         return os.environ.get(KEY, "")
     try:

@@ -45,9 +45,8 @@ _PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices",
 
 
 def why_merged(policy: Policy, taken: bool | None = None) -> str:
-    """The reason why vLLM cannot load the policy's adapter, so that it must be merged; "" if vLLM can load it.
-
-    taken: whether vLLM supports adapters for this model; None = ask the installed vLLM."""
+    """The reason why vLLM cannot load the policy's adapter, so that it must be merged; "" if vLLM can load it. taken:
+    whether vLLM supports adapters for this model; None = ask the installed vLLM."""
     config = policy.model.peft_config[policy.model.active_adapter]
     used = [name for name in _PLAIN if getattr(config, name, None)]
     if used:
@@ -77,18 +76,16 @@ def lora_options(policy: Policy) -> dict[str, Any]:
 
 
 def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
-    """Keyword arguments of vllm.LLM for a transfer by CUDA IPC; {} if CUDA IPC is not used.
-
-    `inside`: whether vLLM's worker is this process. CUDA IPC also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1."""
+    """Keyword arguments of vllm.LLM for a transfer by CUDA IPC; {} if CUDA IPC is not used. `inside`: whether vLLM's
+    worker is this process. CUDA IPC also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1."""
     if inside or policy.device.type != "cuda" or way(policy) == "adapter":
         return {}
     return {"weight_transfer_config": {"backend": "ipc"}}
 
 
 class WeightSync:
-    """Transfers the policy's weights to an in-process vLLM. `seconds` is the duration of the last transfer.
-
-    folder: a scratch folder of this process."""
+    """Transfers the policy's weights to an in-process vLLM. `seconds` is the duration of the last transfer. folder: a
+    scratch folder of this process."""
 
     def __init__(self, llm: Any, policy: Policy, folder: Path):
         self.llm, self.folder, self.pushes, self.seconds = llm, folder, 0, 0.0
@@ -112,9 +109,8 @@ class WeightSync:
 
     @torch.no_grad()
     def push(self, policy: Policy) -> None:
-        """Transfers the weights to vLLM and empties all caches. Raises TrainingError if vLLM cannot load the weights.
-
-        A collective call under FSDP. Nothing may be generated at the same time."""
+        """Transfers the weights to vLLM and empties all caches. Raises TrainingError if vLLM cannot load the weights. A
+        collective call under FSDP. Nothing may be generated at the same time."""
         begun = time.perf_counter()
         try:
             with _quiet("vllm.model_executor.model_loader.reload.layerwise"):  # layers without weights of their own
@@ -187,10 +183,9 @@ class WeightSync:
                         dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
-        """Yields (name, the policy's tensor, vLLM's tensor) for all weights that can be found in vLLM.
-
-        vLLM's tensors are those that it computes with: slices of fused layers, and the unpacked contents of packed
-        copies. With several workers nothing is yielded."""
+        """Yields (name, the policy's tensor, vLLM's tensor) for all weights that can be found in vLLM. vLLM's tensors
+        are those that it computes with: slices of fused layers, and the unpacked contents of packed copies. With
+        several workers nothing is yielded."""
         if not self.inside:
             return
         engine = EngineWeights(self.llm.apply_model(lambda model: model)[0])

@@ -76,10 +76,9 @@ class SyncCheck:
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """Returns the largest difference of a log-probability. A collective call under FSDP.
-
-        `parameters()` yields the weights of trainer and engine; without it the error cannot name a parameter. Raises
-        TrainingError if a log-probability differs too much or, in the first checks, if any weight differs."""
+        """Returns the largest difference of a log-probability. A collective call under FSDP. `parameters()` yields the
+        weights of trainer and engine; without it the error cannot name a parameter. Raises TrainingError if a
+        log-probability differs too much or, in the first checks, if any weight differs."""
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
         if not difference <= self.allowed(policy):  # nan too
@@ -136,10 +135,9 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
 
 
 def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float]]]:
-    """Compares pairs of tensors. Returns the number of pairs, and the tensors that differ, worst first.
-
-    Each is (name, largest difference, largest absolute value). Tensors are compared in the engine's dtype and may
-    differ by a few units in the last place, because merging an adapter rounds."""
+    """Compares pairs of tensors. Returns the number of pairs, and the tensors that differ, worst first. Each is (name,
+    largest difference, largest absolute value). Tensors are compared in the engine's dtype and may differ by a few
+    units in the last place, because merging an adapter rounds."""
     out: list[tuple[str, float, float]] = []
     count = 0
     for name, ours, theirs in pairs:

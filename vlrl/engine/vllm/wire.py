@@ -30,7 +30,6 @@ def unpack(data: bytes) -> Any:
 
 def parse(data: bytes) -> Any:
     """Parses the JSON but leaves images and arrays encoded, so that a request can be checked before they are decoded.
-
     Raises the same errors as `unpack`."""
     return _checked(json.loads, data)
 

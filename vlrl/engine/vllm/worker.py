@@ -29,10 +29,8 @@ class Extension:
     """Methods that vLLM's `collective_rpc` can call. Their names must differ from those of the worker."""
 
     def vlrl_reload(self, path: str) -> list[str]:
-        """Loads the safetensors in a folder. Returns the names of the modules whose packed copies were rebuilt.
-
-        On CPUs the output layer has a packed copy, which would keep the old weights if the layer is tied to the
-        embedding."""
+        """Loads the safetensors in a folder. Returns the names of the modules whose packed copies were rebuilt. On CPUs
+        the output layer has a packed copy, which would keep the old weights if the layer is tied to the embedding."""
         from vllm.platforms import current_platform
 
         worker: Any = self
@@ -40,10 +38,8 @@ class Extension:
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
     def vlrl_choices(self, temperature: float, banned: Sequence[int]) -> None:
-        """Makes the model divide logits by `temperature` and set the logits of `banned` ids to -inf.
-
-        vLLM does neither for the log-probabilities of prompt tokens, so servers that score given completions need this.
-        """
+        """Makes the model divide logits by `temperature` and set the logits of `banned` ids to -inf. vLLM does neither
+        for the log-probabilities of prompt tokens, so servers that score given completions need this."""
         worker: Any = self
         model = worker.model_runner.get_model()
         model.__dict__.pop("compute_logits", None)
@@ -58,11 +54,9 @@ class Extension:
         model.compute_logits = compute_logits
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
-        """Compares the loaded weights with the files in the folders `base` and `adapter` ("" for none).
-
-        Includes a tied output layer. Returns the number of compared tensors, and (name, largest difference, largest
-        absolute value) of those that differ, worst first. With several workers nothing is compared, because each holds
-        only slices."""
+        """Compares the loaded weights with the files in the folders `base` and `adapter` ("" for none). Includes a tied
+        output layer. Returns the number of compared tensors, and (name, largest difference, largest absolute value) of
+        those that differ, worst first. With several workers nothing is compared, because each holds only slices."""
         from vlrl.engine.vllm.sync_check import counted_differences
         from vlrl.engine.vllm.weights import EngineWeights
 
@@ -123,7 +117,6 @@ def repack_heads(model: Any) -> list[str]:
 
 def prepare() -> None:
     """Prepares a worker process of a server: pads attention heads on a CPU, and registers the load format EMPTY.
-
     Repeated calls have no effect."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
@@ -138,9 +131,8 @@ def prepare() -> None:
 
 
 def register_loader(name: str, load: Callable[[Any], Any]) -> None:
-    """Registers a load format with vLLM in which `load(model)` sets the weights, without reading files.
-
-    vLLM's "dummy" would also overwrite buffers that are not in checkpoints."""
+    """Registers a load format with vLLM in which `load(model)` sets the weights, without reading files. vLLM's "dummy"
+    would also overwrite buffers that are not in checkpoints."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 

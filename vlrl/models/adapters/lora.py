@@ -59,9 +59,7 @@ def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | 
 
 def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.device | None, merge: bool) -> Any:
     """Loads the adapter `name` onto its base model `base`. Returns the merged model, or the PEFT model if `merge` is
-    false.
-
-    `what` names the base model in error messages. For `dtype` and `device` see loading.load_model."""
+    false. `what` names the base model in error messages. For `dtype` and `device` see loading.load_model."""
     from peft import PeftModel
     from transformers.utils import cached_file
 

@@ -42,7 +42,6 @@ class Quantization(BaseModel):
     @classmethod
     def read(cls, adapter: str) -> Quantization | None:
         """The quantization that a saved adapter (folder or Hub name) records; None if its base model was not quantized.
-
         Raises ConfigError if the record cannot be read."""
         from transformers.utils.hub import cached_file
 
@@ -64,9 +63,8 @@ class Quantization(BaseModel):
         return getattr(torch, self.dtype)
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
-        """Keyword arguments with which from_pretrained loads the model at `source` quantized on a device.
-
-        Raises ConfigError if bitsandbytes is missing or does not support the device."""
+        """Keyword arguments with which from_pretrained loads the model at `source` quantized on a device. Raises
+        ConfigError if bitsandbytes is missing or does not support the device."""
         _check(device)
         from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 

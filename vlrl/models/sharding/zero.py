@@ -186,9 +186,8 @@ def _shape(parameter: Any) -> torch.Size:
 
 
 def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
-    """Shards the policy over all ranks with DeepSpeed. Returns the optimizer that replaces `optimizer`.
-
-    A frozen copy of the model as reference is not sharded."""
+    """Shards the policy over all ranks with DeepSpeed. Returns the optimizer that replaces `optimizer`. A frozen copy
+    of the model as reference is not sharded."""
     if policy.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -217,9 +216,8 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
 
 
 def _keep(optimizer: Any, layer: Any) -> None:
-    """Keeps the output layer's weights complete on each rank.
-
-    The layer is called once per chunk of tokens, and ranks have different numbers of chunks."""
+    """Keeps the output layer's weights complete on each rank. The layer is called once per chunk of tokens, and ranks
+    have different numbers of chunks."""
     for parameter in layer.parameters() if layer is not None else ():
         if not parameter.ds_persist:
             parameter.ds_persist = True
