@@ -50,7 +50,7 @@ def task_file(folder: Path, body: str) -> str:
     ("task.rewards.vowel=1", "task.rewards.vowel.*Did you mean 'vowels'"),
     ("task=groundin", "Did you mean 'grounding'"),
     ("task=nowhere.py:T", "nowhere.py' does not exist"),
-    ("model.name=no/such-model", "model.name='no/such-model' cannot be loaded.*Give a folder"),
+    ("model.name=no/such-model", "model.name='no/such-model' cannot be loaded.*Give the folder"),
     ("model.name=embedded/tiny", "no such embedded model"),
     ("algo.advantage=grop", "algo.advantage='grop' is not known.*Did you mean 'grpo'"),
     ("algo.loss=my.module:loss", "algo.loss='my.module:loss'.*No module named"),

@@ -192,7 +192,7 @@ def test_a_teacher_of_other_tokens_or_pictures_is_refused(scene, tiny_models, tm
 
 def test_a_teacher_that_is_not_there(scene):
     *_, folder, _ = scene
-    with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='/nowhere' cannot be loaded.*Give a folder"):
+    with pytest.raises(ConfigError, match=r"algo\.distillation\.teacher='/nowhere' cannot be loaded.*Give the folder"):
         teacher.check(of(folder, "/nowhere"))
 
 

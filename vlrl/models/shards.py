@@ -95,7 +95,7 @@ def is_sharded(config: Config, *kinds: str) -> bool:
 def backend(config: Config, device: str) -> str | None:
     """The torch.distributed backend, if it must differ from the device's default; else None. Shards in main memory
     (train.cpu_offload) are summed and gathered there, which NCCL does not support. train.sharding must not be auto (see
-    `settle_sharding`)."""
+    `resolve_sharding`)."""
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
