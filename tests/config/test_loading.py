@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.tables import each
 from vlrl import config
 from vlrl.config import loading
 from vlrl.config.base import Named
@@ -101,7 +102,7 @@ def test_anchors_and_merges_are_no_duplicates(file):
         loading._parse("a: {<<: [1]}")
 
 
-def test_extends_reaches_the_configs_that_come_with_vlrl(tmp_path, monkeypatch):
+def test_a_file_of_vlrl_or_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("extends: classification/digits.yaml\nsteps: 3\n")
     loaded = loading.load("own.yaml")
@@ -112,16 +113,13 @@ def test_extends_reaches_the_configs_that_come_with_vlrl(tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text("extends: tinny.yaml\n")
     with pytest.raises(ConfigError, match=r"own\.yaml: extends: 'tinny.yaml' does not exist.*Did you mean 'tiny.yaml'"):
         loading.load("own.yaml")
-
-
-def test_a_path_that_is_too_long():
     with pytest.raises(ConfigError, match="does not exist"):
         loading.load("x" * 5000 + ".yaml")
 
 
 # --- own code by name ---
 
-def test_resolve(tmp_path, monkeypatch):
+def test_own_code_by_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_variant.py").write_text("def f(x): return x\nnumber = 3\n")
     (tmp_path / "own_broken.py").write_text("x = 1\ny = 1 / 0\n")
@@ -134,9 +132,6 @@ def test_resolve(tmp_path, monkeypatch):
                        ("nope", "is not known")):
         with pytest.raises(ConfigError, match=f"algo.loss={re.escape(repr(name))}.*{says}"):
             resolve("algo.loss", name, {})
-
-
-def test_failures_outside_own_code_name_no_place():
     try:
         import json
 
@@ -174,16 +169,13 @@ def test_a_supervised_run_and_an_rl_run_are_told_apart(file):
     loading.refuse_other_kind(rl, loading.load(file, ["algo.loss=cispo"]), "runs/a")
 
 
-def test_merge_keys_bring_so_many_settings_at_most(tmp_path):
+def test_files_that_are_refused(tmp_path):
     levels = "\n".join(f"m{i}: &m{i} {{{', '.join(['<<: [' + ', '.join([f'*m{i - 1}'] * 10) + ']', f'k{i}: 1'])}}}"
                        for i in range(1, 50))
     file = tmp_path / "many.yaml"
     file.write_text(f"m0: &m0 {{k0: 1, j0: 1}}\n{levels}\n")
     with pytest.raises(ConfigError, match=r"many\.yaml: the merge keys \(<<\) add more than 10,000 settings"):
         loading.load(file)
-
-
-def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
     file = tmp_path / "off.yaml"
     file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
     with pytest.raises(ConfigError, match=r"run\.dir=False: a string is needed, but YAML reads no.*in quotes"):
@@ -214,7 +206,7 @@ def test_an_empty_dictionary_of_own_keys_clears_it_and_an_empty_section_changes_
     assert loaded.environment.options == {} and loaded.train.lr == 0.5 and loaded.train.part_lr == {"vision": 0.1}
 
 
-@pytest.mark.parametrize("words, found", [
+@each("words found", [
     (["algo.demonstrations.mix=relift", "algo.demonstrations.mix.size=3"], {"name": "relift", "size": 3}),
     (["extends=algorithms/chord.yaml", "algo.demonstrations.mix.peak=0.5"],
      {"name": "chord", "peak": 0.5, "valley": 0.05, "warmup": 0, "decay": 200}),

@@ -37,12 +37,17 @@ def load(project, text, *words):
     return loading.load(project / "a.yaml", words)
 
 
-def test_the_folder_of_the_file_comes_first(project):
+def test_paths_go_by_the_file_then_by_the_working_directory(project):
     loaded = load(project, "task: mine.py:Mine\nalgo: {loss: 'mine.py:Mine'}\ndata: {heldout: 'more-*.jsonl'}")
     assert loaded.data.train == str(project / "rows.jsonl")  # both folders have it
     assert loaded.data.heldout == str(project / "more-*.jsonl")
     assert loaded.algo.loss.name == f"{project / 'mine.py'}:Mine"
     assert task.load(loaded.task.name).weights == {"right": 2.5}  # which its neighbour says
+    loaded = load(project, "tasks: [{name: mine.py, data: {train: other.jsonl}}]", "data.train=rows.jsonl")
+    assert loaded.data.train == "rows.jsonl" and loaded.tasks[0].data.train == "other.jsonl"
+    assert loaded.tasks[0].name == str(project / "mine.py")
+    loaded = load(project, "task: qa\ndata: {train: /rows.jsonl}\nmodel: {name: Qwen/Qwen2.5-VL-3B-Instruct}")
+    assert loaded.data.train == "/rows.jsonl" and loaded.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 def test_a_split_of_a_folder_is_a_path_too(project, tmp_path):
@@ -54,14 +59,6 @@ def test_a_split_of_a_folder_is_a_path_too(project, tmp_path):
     assert split_of_folder(str(tmp_path / "a@b/rows.jsonl")) is None
     assert split_of_folder(str(tmp_path / "a@b.jsonl")) is None
     assert split_of_folder(str(tmp_path / "a@b")) == (str(tmp_path / "a"), "b")
-
-
-def test_then_the_working_directory_which_is_all_for_a_command_line(project):
-    loaded = load(project, "tasks: [{name: mine.py, data: {train: other.jsonl}}]", "data.train=rows.jsonl")
-    assert loaded.data.train == "rows.jsonl" and loaded.tasks[0].data.train == "other.jsonl"
-    assert loaded.tasks[0].name == str(project / "mine.py")
-    loaded = load(project, "task: qa\ndata: {train: /rows.jsonl}\nmodel: {name: Qwen/Qwen2.5-VL-3B-Instruct}")
-    assert loaded.data.train == "/rows.jsonl" and loaded.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 def test_a_message_names_both_places(project, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import by_hand
 from vlrl import config
 from vlrl.cli.main import main
 from vlrl.config import presets
@@ -24,7 +25,7 @@ def unmet(path, *words: str) -> list[str]:
     return [one.need for one in needs.find(found, make_task(found))]
 
 
-def test_every_file_has_a_section_that_is_read_and_is_no_setting():
+def test_every_file_and_need_is_known():
     assert [presets.name_of(ROOT / "configs" / name) for name in FILES] == FILES
     for name in FILES:
         found = presets.find_preset(name)
@@ -34,9 +35,6 @@ def test_every_file_has_a_section_that_is_read_and_is_no_setting():
     assert laid.presets == ("algorithms/gspo.yaml", "algorithms/tis.yaml", "curricula/sec.yaml")
     assert "preset" not in laid.model_dump() and config.validate(laid.model_dump(mode="json")) == laid
     assert resumable("presets")
-
-
-def test_every_need_has_a_check():
     assert {*needs.CHECKS} == {*presets.NEEDS}
 
 
@@ -53,7 +51,7 @@ def test_a_section_that_says_something_else_is_refused(tmp_path, section, said):
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(("path", "words", "expected"), [
+test_what_is_not_given_is_named = by_hand(lambda path, words: unmet(path, *words), [
     ("recall.yaml", ["extends=algorithms/gigpo.yaml"], []),
     ("quickstart.yaml", ["extends=algorithms/gigpo.yaml"], ["episodes"]),
     ("recall.yaml", ["extends=algorithms/webrl.yaml"], ["answers", "unbuilt replay of episodes"]),
@@ -72,14 +70,14 @@ def test_a_section_that_says_something_else_is_refused(tmp_path, section, said):
     ("quickstart.yaml", ["extends=algorithms/decoupled_ppo.yaml"], ["setting async.max_staleness"]),
     ("quickstart.yaml", ["extends=algorithms/decoupled_ppo.yaml", "async.max_staleness=1"], []),
     ("quickstart.yaml", ["extends=algorithms/expo.yaml"], ["writes <answer>"])])
-def test_what_is_not_given_is_named(path, words, expected):
-    assert unmet(path, *words) == expected
 
 
-def test_a_stage_says_what_it_needs(tmp_path):
+def test_needs_of_stages_and_a_preset_of_before(tmp_path):
     path = ROOT / "configs" / "stages" / "vision_r1.yaml"
     assert [one.need for one in needs.of_stages(config.load(path))] == ["setting stages.0.data.train"]
     assert needs.of_stages(config.load(path, ["stages.0.data.train=cold.jsonl"])) == []
+    with pytest.raises(ConfigError, match=r"It is now algorithms/rorecomp\.yaml, which has the buffer"):
+        config.load(QUICKSTART, ["extends=algorithms/rorecomp_buffer.yaml"])
 
 
 def test_the_command_lists_and_filters_them(capsys):
@@ -94,8 +92,3 @@ def test_the_command_lists_and_filters_them(capsys):
     assert {row["for"] for row in rows("--for", "recall")} == {"recall.yaml"}
     assert rows("--for", "recall") == rows("--for", "recall.yaml")
     assert main(["presets", "--for", "recal"]) == 1 and "Did you mean 'recall'?" in capsys.readouterr().err
-
-
-def test_a_preset_of_before_says_where_it_is_now():
-    with pytest.raises(ConfigError, match=r"It is now algorithms/rorecomp\.yaml, which has the buffer"):
-        config.load(QUICKSTART, ["extends=algorithms/rorecomp_buffer.yaml"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.tables import each
 from vlrl.config import Config, config_of, derived, differences, dump, load, shipped_configs, stages_of, validate
 from vlrl.config.base import Named
 from vlrl.config.plain import plain
@@ -38,7 +39,7 @@ def assert_read_back(found: Config) -> None:
     assert read == found and dump(read) == dump(found)
 
 
-@pytest.mark.parametrize(("name", "word"), [*product(
+@each("name word", [*product(
     ["quickstart.yaml", "preference/reward_model.yaml"],
     ["eval.samples=0", "eval.splits=[]", "save.best=", "save.best=accuracy", "services.reference=start",
      "services.reference=ema", "algo.critic={}", "engine=vllm", "algo.guided={}", "task.extra=null"]),
@@ -57,7 +58,7 @@ def test_settings_of_every_shipped_config(folder):
         assert_read_back(load(base, ["model.name=m", *([f"extends={path}"] if base != path else [])]))
 
 
-@pytest.mark.parametrize("value", [
+@each("value", [
     "2024-01-01", "2024-01-01 10:00:00", "{1: a, true: {1.5: b}}", ".inf", ".nan", "1e-7", "!!set {a, b}",
     "!!binary aGVsbG8=", "'1e3'", "'2024-01-01'", "'a: b # c'", "null", "[[1], {}]", '"\\x85\\u2028\\0"'])
 def test_values_of_every_kind(value):
@@ -66,12 +67,15 @@ def test_values_of_every_kind(value):
         assert repr(validate(yaml.safe_load(dump(found)))) == repr(found)
 
 
-def test_values_of_python():
+def test_values_of_python_and_derived_settings():
     found = config_of(CONFIGS / "quickstart.yaml", task={"cap": np.float32(0.5), "most": np.int64(3), "at": Path("a")})
     assert repr(found.task.model_extra) == "{'drawn': True, 'cap': 0.5, 'most': 3, 'at': 'a'}"
     assert validate(yaml.safe_load(dump(found))) == found
     with pytest.raises(ConfigError, match=r"task\.f=<built-in.*: a setting must be a string, .* a builtin_function"):
         config_of(CONFIGS / "quickstart.yaml", task={"f": print})
+    found = load(CONFIGS / "quickstart.yaml", ["eval.samples=0"])
+    with pytest.raises(ConfigError, match=r"save\.best='accuracy' keeps the checkpoint of the best evaluation"):
+        derived(found, save=found.save.model_copy(update={"best": "accuracy"}))
 
 
 def test_a_supervised_run_without_evaluations_goes_on(tmp_path):
@@ -79,9 +83,3 @@ def test_a_supervised_run_without_evaluations_goes_on(tmp_path):
     own = supervised_config(load(CONFIGS / "preference/reward_model.yaml", words))
     RunFolder(tmp_path).create(dump(own), own.seed)
     assert refuse_other_settings(RunFolder(tmp_path), own) == own
-
-
-def test_derived_settings_are_checked():
-    found = load(CONFIGS / "quickstart.yaml", ["eval.samples=0"])
-    with pytest.raises(ConfigError, match=r"save\.best='accuracy' keeps the checkpoint of the best evaluation"):
-        derived(found, save=found.save.model_copy(update={"best": "accuracy"}))

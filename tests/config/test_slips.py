@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.tables import each
 from vlrl import config
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
@@ -16,7 +17,7 @@ class Own(Task):
 BASE = {"task": {"name": "grounding"}, "model": {"name": "x"}}
 
 
-@pytest.mark.parametrize("tree, said", [
+@each("tree said", [
     ({"task": Own}, r"task=tests\.config\.test_slips:Own"), ({"model": "x"}, r"write model\.name=x"),
     ({"data": {"train": object()}}, r"dataset\.to_parquet"),
     ({"task": {"name": "grounding", "prompt": {"question": None}}}, r"quotes, 'task\.prompt=\"\{question\}\"'"),

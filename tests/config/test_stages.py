@@ -4,6 +4,7 @@ from functools import reduce
 
 import pytest
 
+from tests.tables import each, refused
 from vlrl.config import load, shipped, stages_of, validate
 from vlrl.errors import ConfigError
 
@@ -43,7 +44,8 @@ def test_a_stage_may_extend_files(tmp_path):
         load(written(tmp_path, "  - {name: a, kind: rl, extends: none.yaml}\n"))
 
 
-@pytest.mark.parametrize(("stages", "message"), [
+test_mistakes_are_found_at_load = refused(
+    ConfigError, lambda stages, tmp_path: load(written(tmp_path, f"  {stages}\n")), [
     ("- {name: a, kind: sfd}", "stages.0.kind='sfd'"), ("- {name: a/b, kind: rl}", "a stage's name becomes a folder"),
     ("- {name: a, kind: rl}\n  - {name: a, kind: rl}", "stages.0 and stages.1 are both called 'a'"),
     ("- {name: a, kind: rl, stepz: 3}", r"stages.0 \(a\): unknown setting 'stepz'.* Did you mean 'steps'"),
@@ -58,9 +60,6 @@ def test_a_stage_may_extend_files(tmp_path):
     ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is not an earlier.*: before, start, a"),
     ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
     ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0")])
-def test_mistakes_are_found_at_load(tmp_path, stages, message):
-    with pytest.raises(ConfigError, match=message):
-        load(written(tmp_path, f"  {stages}\n"))
 
 
 def test_rounds_are_of_one_task(tmp_path):
@@ -83,7 +82,7 @@ def test_every_preset_is_known():
     assert {path.stem for path in (shipped("stages/raft.yaml").parent).glob("*.yaml")} == {*ROUNDS, *RECIPES}
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@each("name", ROUNDS)
 def test_rounds_lie_on_any_config(name):
     ((stage, found),) = stages_of(load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml", "steps=3"]))
     rounds = found.rounds
@@ -91,7 +90,7 @@ def test_rounds_lie_on_any_config(name):
     assert stage.kind == "rounds" and found.task.name == "grounding" and found.steps == 3
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_recipes_of_several_stages(name):
     file = f"configs/stages/{name}.yaml"
     anywhere = name in ("kimi_long2short", "redistill")
@@ -130,8 +129,7 @@ def test_a_stage_has_a_setting_of_the_run_so_many_times(tmp_path):
         load(file, ["stages.1.times={model.name: 2}"])
 
 
-@pytest.mark.parametrize("word", ["model.lora.rank=16", "model.name=Qwen/Qwen3-VL-4B-Instruct", "train.lr=2e-05",
-                                  "rollout.group_size=4"])
+@each("word", ["model.lora.rank=16", "model.name=Qwen/Qwen3-VL-4B-Instruct", "train.lr=2e-05", "rollout.group_size=4"])
 def test_curr_reft_is_one_run_of_one_model(word):
     key, _, value = word.partition("=")
     found = stages_of(load("configs/stages/curr_reft.yaml", [word]))

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.tables import each
 from vlrl.data.sources.box_forms import box_doubt, boxes_to_pixels
 
 WIDE, HIGH = 1280, 960
@@ -28,7 +29,7 @@ WRITTEN = {
     "": lambda x, y, w, h: [x, y, x + w, y + h]}
 
 
-@pytest.mark.parametrize("form", WRITTEN)
+@each("form", WRITTEN)
 def test_what_boxes_seem_to_be(form):
     rows = drawn(40, WRITTEN[form])
     found = box_doubt(rows)
@@ -42,7 +43,7 @@ def test_a_thousand_in_small_pictures_lies_outside_of_many():
     assert "data.boxes=norm1000 " in box_doubt(rows).message
 
 
-@pytest.mark.parametrize("rows", [
+@each("rows", [
     [], [{"boxes": []}], [{"width": 640, "height": 480, "boxes": None, "points": "x", "action": 3}],
     [{"width": 1, "height": 1, "box": [0, 0, 1, 1]}], [{"width": 1024, "height": 768, "box": [10, 10, 990, 700]}] * 9,
     [{"width": 3840, "height": 2160, "box": [10 * n, 5, 10 * n + 9, 20]} for n in range(40)],  # a toolbar

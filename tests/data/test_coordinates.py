@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import each
 from vlrl.data.coordinates import CONVENTIONS, make
 from vlrl.errors import ConfigError, DataError
 from vlrl.types import Sample
@@ -11,7 +12,7 @@ def sample(width=640, height=480, **row):
     return Sample(id="r1", row={"width": width, "height": height, **row})
 
 
-@pytest.mark.parametrize(("convention", "written", "original"), [
+@each("convention written original", [
     ("original", [64, 48, 320, 240], [64, 48, 320, 240]), ("norm1000", [100, 100, 500, 1000], [64, 48, 320, 480]),
     ("norm999", [0, 0, 999, 999], [0, 0, 640, 480]), ("norm1", [0.1, 0.5, 0.5, 1.0], [64, 240, 320, 480]),
     ("processed", [28, 14, 140, 84], [64, 32, 320, 192]),  # 280x210 processed, so 16/7 original pixels each
@@ -53,7 +54,7 @@ def test_a_row_overrides_the_setting():
     assert make("norm1000").to_original(sample(coordinates="original"), [500, 500]) == [500, 500]
 
 
-@pytest.mark.parametrize(("convention", "row", "words"), [
+@each("convention row words", [
     ("processed", {}, ["r1", "processed_size", "task.coordinates"]),
     ("processed", {"processed_size": [0, 5]}, ["r1", "processed_size=0"]),
     ("processed", {"processed_size": 28}, ["r1", "processed_size=28"]),

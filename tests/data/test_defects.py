@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import make_video
+from tests.tables import each
 from vlrl.checks import CheckedRow, Context, MediaFile
 from vlrl.checks.fields import field_problems
 from vlrl.checks.files import leaks
@@ -166,7 +167,7 @@ TRACK = {"width": 64, "height": 32, "answer_type": "track",
          "tracks": [{"boxes": [[1, 2, 3, 4], None], "times": [0, 1]}]}
 
 
-@pytest.mark.parametrize("row, words", [
+@each("row words", [
     (TRACK, None), ({**TRACK, "tracks": []}, "tracks=[]"),
     ({**TRACK, "tracks": [{"boxes": [None]}]}, "needs a box in at least one of them"),
     ({**TRACK, "tracks": [{"boxes": [[1, 2, 300, 4]]}]}, "extends beyond the image"),

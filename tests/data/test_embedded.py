@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from tests.data.sets import encoded
 from tests.data.test_video import CONSTANT, films
+from tests.tables import each, refused
 from vlrl.cli.main import app
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import Samples, read_samples, sample_from_row
@@ -82,7 +83,7 @@ def test_the_row_keeps_a_hash_alone():
     assert len(json.dumps(sample.row)) < 600
 
 
-@pytest.mark.parametrize(("value", "words"), [
+@each("value words", [
     (b"no picture", "not an image of"), (encoded("red", (99, 99))[:-30], "cannot be read"), (bomb(), "pixels"),
     (url(b"no picture"), "not an image of"), (encoded("red", (900, 900), "BMP"), "limits.media_bytes=9999"),
     (b"%!PS-Adobe-3.0 EPSF-3.0", "not an image of a known format")])
@@ -92,14 +93,11 @@ def test_hostile_bytes_name_the_row(value, words):
     assert len(str(raised.value)) < 500
 
 
-@pytest.mark.parametrize(("row", "words"), [
+test_what_is_no_media = refused(DataError, lambda row: sample_from_row({"id": "r", **row}), [
     ({"image": {"bytes": None, "path": None}}, "needs 'bytes' or 'path'"), ({"image": {}}, "needs 'bytes'"),
     ({"image": "data:image/png;base64,###"}, "is not valid base64"), ({"image": "data:text/html,<b>"}, "is a URL"),
     ({"image": [[[1, 2, 300]]]}, "whole numbers from 0 to 255"), ({"image": [[1, 2], [3]]}, "whole numbers"),
-    ({"image": [[[1, 2, 3, 4]]]}, r"1 or 3")])
-def test_what_is_no_media(row, words):
-    with pytest.raises(DataError, match=f"row 'r'.*{words}"):
-        sample_from_row({"id": "r", **row})
+    ({"image": [[[1, 2, 3, 4]]]}, r"1 or 3")], start="row 'r'.*")
 
 
 def test_pixels_as_numbers():

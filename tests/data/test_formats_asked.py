@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.data.test_formats import one
+from tests.tables import each
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, sample_from_row
 from vlrl.data.sources.reading import canonical_rows, rows_in
@@ -48,7 +49,7 @@ TOLD = {
     "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "only turns can")}
 
 
-@pytest.mark.parametrize(("talk", "words"), TOLD.values(), ids=TOLD)
+@each("talk words", TOLD.values())
 def test_a_conversation_that_no_row_holds_is_refused(talk, words):
     for field in ("conversations", "messages"):
         (row,) = canonical_rows({"id": 1, "image": "a.png", field: talk})
@@ -112,7 +113,7 @@ def test_which_answer_counts_where_two_are_given():
     assert isinstance(row, DataError) and "the assistant answers 'b', but a separate field" in str(row)
 
 
-@pytest.mark.parametrize(("beside", "words"), [
+@each("beside words", [
     ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
     ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
     ({"system": "Be loud."}, "the system prompt is 'Be brief.' in its conversation, but 'Be loud.'"),
@@ -158,7 +159,7 @@ MARKS = {
     "numbered, one of two": ("Look at <image 2>.", {"image_1": "a.png", "image_2": "b.png"}, "Look at image 2.")}
 
 
-@pytest.mark.parametrize(("question", "media", "wanted"), MARKS.values(), ids=MARKS)
+@each("question media wanted", MARKS.values())
 def test_marks_keep_their_places(question, media, wanted):
     asks = [{**media, "question": question, "answer": "yes", "pid": 3}]
     if "image_1" not in media:
@@ -169,14 +170,13 @@ def test_marks_keep_their_places(question, media, wanted):
         assert row["question"] == wanted and not list(field_problems(row))
 
 
-@pytest.mark.parametrize(("record", "words"), [
+@each("record words", [
     ({"image": "a.png", "question": "Is <image> like <image>?"}, "for 2 images or videos, but the record has 1"),
     ({"question": "<image> What is it?"}, "for 1 images or videos, but the record has 0"),
     ({"images": ["a.png", "b.png"], "question": "Is <image> red?"}, "for 1 images or videos, but the record has 2"),
     ({"image": "a.png", "question": "Is <image 3> red?"}, "refers to image 3, but the record has only 1"),
     ({"image": "a.png", "question": "Hear <audio>"}, "is about audio"),
-    ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image"),
-], ids=lambda v: v if isinstance(v, str) else "")
+    ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image")])
 def test_marks_that_do_not_fit_are_refused(record, words):
     (row,) = canonical_rows({"answer": "A" if "options" in record else "no", **record})
     assert isinstance(row, DataError) and words in str(row)

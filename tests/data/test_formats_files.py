@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import BASE, CASES, make_video, one, save
+from tests.tables import each, refused
 from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows, read_samples, sample_from_row
@@ -143,16 +144,13 @@ def test_hostile_lines_are_refused_alone(tmp_path, line, words):
     assert first == {"id": 1} and where.endswith(":2") and isinstance(row, DataError) and words in str(row)
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [
+test_files_that_hold_no_rows = refused(DataError, lambda name, text, tmp_path: read_rows(save(tmp_path / name, text)), [
     ("a.json", '{"id": 1}', "must hold a list of rows, not a dict"),
     ("a.json", '"x"', "must hold a list of rows, not a str"),
     ("a.csv", "image,label\na.png,b,c\n", r"a\.csv:2: the line has more values"),
     ("a.csv", "1,2,3,4\n", "the first line has no column names"),
     ("a.csv", 'image,label\n"a.png,b\n', r"a\.csv:\d: not CSV"),
     ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet, \.arrow or \.tar")])
-def test_files_that_hold_no_rows(tmp_path, name, text, words):
-    with pytest.raises(DataError, match=words):
-        read_rows(save(tmp_path / name, text))
 
 
 def test_refs_of_refcoco():
@@ -179,7 +177,7 @@ def test_actions_as_json_text():
     assert row["action"] == {"type": "click", "point": [1, 2]}
 
 
-@pytest.mark.parametrize("annotations, words", [
+@each("annotations words", [
     ([], "the task has no valid annotation"),
     ([{"was_cancelled": True, "result": []}], "the task has no valid annotation"),
     ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is a brush mask")])

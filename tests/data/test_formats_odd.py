@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import make_video, one, save
+from tests.tables import each, refused
 from vlrl.checks.fields import field_problems, length_problem
 from vlrl.cli.main import main
 from vlrl.data import read_rows
@@ -34,7 +35,7 @@ def coco(bbox: list, categories: list, category: object = 1) -> dict:
 
 
 CAT = {"id": 1, "name": "cat"}
-REFUSED = {
+test_what_was_read_wrongly_is_refused = refused(DataError, one, {
     "options out of order": ({**ASK, "options": ["B. dog", "A. cat"], "answer": "A"}, "begin with B, A, which do not"),
     "options with a gap": ({**ASK, "options": ["A. x", "B. y", "D. z"], "answer": "D"}, "begin with A, B, D, which"),
     "keys from 1": ({**ASK, "options": {"1": "cat", "2": "dog"}, "answer": "1"}, "keys ['1', '2']"),
@@ -63,17 +64,11 @@ REFUSED = {
     "no class of a clip": ({"video": "a.mp4", "instruction": "Choose from ['run', 'walk'].", "answer": "swim"},
                            "answer='swim' is none of the classes that its instruction lists: ['run', 'walk']"),
     "one sentence as text": ({"timestamps": [[1, 3]], "sentences": "He sits."}, "sentences='He sits.' must be a list"),
-    "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends")}
+    "an interval reversed": ({**FILM, "answer": "7.5-3.1"}, "'7.5-3.1' must begin before it ends")
+}.values(), plain=True)
 
 
-@pytest.mark.parametrize(("record", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_was_read_wrongly_is_refused(record, words):
-    with pytest.raises(DataError) as error:
-        one(record)
-    assert words in str(error.value)
-
-
-@pytest.mark.parametrize(("record", "row"), [
+@each("record row", [
     ({**FILM, "answer": "3.1-7.5"}, {"answer_type": "span", "spans": [[3.1, 7.5]]}),  # TVGBench without a duration
     ({**FILM, "answer": "0:03 – 0:07"}, {"answer_type": "span", "spans": [[3, 7]]}),
     ({**FILM, "answer": "2-5"}, {"answer_type": "text", "answer": "2-5"}),  # a score, say
@@ -128,7 +123,7 @@ def test_a_broken_picture_is_told_without_an_address(tmp_path):
     assert "BytesIO" not in str(error.value)
 
 
-@pytest.mark.parametrize(("row", "words"), [
+@each("row words", [
     ({"boxes": [[60, 70, 10, 20]]}, "boxes=[[60, 70, 10, 20]] must be a list of"), ({"boxes": {"box": [1]}}, "boxes={"),
     ({"boxes": [{"box": ["1", 2, 3, 4]}]}, "boxes=[{"), ({"boxes": []}, None), ({"boxes": None}, None),
     ({"box": [1, 2, 3]}, "box=[1, 2, 3] must be"), ({"box": [1, 2, 3, 4]}, None),

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import one
+from tests.tables import each
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
 from vlrl.data.sources.fields import RecordSource
@@ -86,14 +87,14 @@ CASES = {
          "box": [100, 100, 300, 200], "element_type": "text"})}
 
 
-@pytest.mark.parametrize(("record", "wanted"), CASES.values(), ids=CASES)
+@each("record wanted", CASES.values())
 def test_a_record_of_a_public_set(record, wanted):
     row = one(record)
     assert {k: v for k, v in row.items() if k in FIELDS - {"meta", "id"} or k in wanted} == wanted
     assert not list(field_problems(row)) and sample_from_row(row).id == str(wanted.get("id", "r-1"))
 
 
-READ = {
+@each("record answer kind images", {
     # sets that the general formats read: record, answer, answer_type, number of images
     "ScienceQA": ({"image": "a.png", "question": "Which is a solid?", "choices": ["milk", "ice"], "answer": 1,
                    "hint": "", "lecture": "l", "solution": "Ice is solid."}, "B", "choice", 1),
@@ -120,10 +121,7 @@ READ = {
                  "question_id": 0}, "A", "choice", 1),
     "DriveLM": ({"id": "s", "image": ["a.png", "b.png"], "conversations": [
         {"from": "human", "value": "<image>\nWhat is ahead?"}, {"from": "gpt", "value": "A truck."}]},
-        "A truck.", "text", 2)}
-
-
-@pytest.mark.parametrize(("record", "answer", "kind", "images"), READ.values(), ids=READ)
+        "A truck.", "text", 2)}.values())
 def test_a_set_that_the_general_formats_read(record, answer, kind, images):
     row = one(record)
     assert (row["answer"], row["answer_type"]) == (answer, kind) and len(sample_from_row(row).media) == images
@@ -192,7 +190,7 @@ def test_a_document_of_questions(document, wanted, tmp_path):
     assert {k: row[k] for k in wanted} == wanted
 
 
-@pytest.mark.parametrize(("record", "words"), [
+@each("record words", [
     ({**CASES["VSR"][0], "label": 2}, "label=2 must be true or false"),
     ({**CASES["HallusionBench"][0], "gt_answer": "2"}, "gt_answer='2' must be true or false"),
     ({**CASES["VQAv2"][0], "answers": ["yes", "no"]}, "1 of its answers are yes and as many are no"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.test_video import video_times
+from tests.tables import each, refused
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
@@ -71,7 +72,7 @@ def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
     assert load(load(Media(source=image), LIMITS).as_media(), LIMITS).frames == (image,)
 
 
-BAD = [
+@each("times words", [
     ([0, 1, 2], r"frame_times=\[0, 1, 2\]: it must be a list of 4 numbers"),
     ([], "must be a list of 4 numbers"), ("0 1 2 3", "must be a list of 4 numbers"), (2.0, "must be a list of 4"),
     ([0, 1, 1, 2], "the time 1 of frame 3 must be later than 1, the time of the previous frame: sort the frames"),
@@ -81,10 +82,7 @@ BAD = [
     ([0, 1, 2, float("inf")], "time inf of frame 4 must be"), ([0, 1, 2, 1e300], r"1e\+300 of frame 4 must be"),
     ([-1, 0, 1, 2], "the time -1 of frame 1 must be a number of seconds of at least 0"),
     ([False, 1, 2, 3], "False of frame 1 must be"), ([0, "1", 2, 3], "'1' of frame 2 must be"),
-    ([[0, 1, 2, 3], [0, 1]], "one list per video; the row has 1 videos")]
-
-
-@pytest.mark.parametrize("times, words", BAD)
+    ([[0, 1, 2, 3], [0, 1]], "one list per video; the row has 1 videos")])
 def test_times_that_are_none_of_these_frames(times, words):
     with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
         sample_from_row({"id": "r", "video": NAMES, "frame_times": times})
@@ -93,16 +91,13 @@ def test_times_that_are_none_of_these_frames(times, words):
             load(replace(clip(TIMES), times=times), LIMITS)
 
 
-@pytest.mark.parametrize("row, words", [
+test_times_that_contradict_the_rest_of_the_row = refused(DataError, lambda row: sample_from_row({"id": "r", **row}), [
     ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, but frame_times=\[.* mean 0.75 frames per second"),
     ({"video": NAMES, "frame_times": TIMES, "fps": -1}, "fps=-1 must be a number above 0"),
     ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's video is a file, which has its own"),
     ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),
     ({"video": [NAMES, NAMES], "frame_times": TIMES}, "one list per video; the row has 2 videos"),
-    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each")])
-def test_times_that_contradict_the_rest_of_the_row(row, words):
-    with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
-        sample_from_row({"id": "r", **row})
+    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each")], start="^row 'r': .*")
 
 
 def test_the_rate_beside_times_is_their_mean(folder):
@@ -112,7 +107,7 @@ def test_the_rate_beside_times_is_their_mean(folder):
     assert [m.times for m in sample_from_row(row, folder).media] == row["frame_times"]
 
 
-@pytest.mark.parametrize("told, fps, times", [
+@each("told fps times", [
     ({"times": TIMES}, None, TIMES), ({"timestamps": TIMES}, None, TIMES),
     ({"frame_times": TIMES, "fps": 0.75}, 0.75, TIMES), ({"fps": 4}, 4, None), ({"sample_fps": 4}, 4, None)])
 def test_parts_of_a_conversation_tell_the_times_of_their_frames(told, fps, times):
@@ -124,13 +119,13 @@ def test_parts_of_a_conversation_tell_the_times_of_their_frames(told, fps, times
     assert (media.fps, media.times) == (fps, times)
 
 
-@pytest.mark.parametrize("record", [
+@each("record", [
     {"messages": [{"role": "user", "content": "<video>When?"}, ANSWERED], "videos": [NAMES]},
     {"problem": "When?", "data_type": "video", "problem_type": "free-form", "solution": "<answer>2</answer>",
      "path": NAMES},
     {"question": "When?", "answer": "2", "options": ["1", "2"], "video": NAMES},
     {"question": "When?", "answer": "2", "video": NAMES}])
-@pytest.mark.parametrize("written", [TIMES, json.dumps(TIMES), [str(t) for t in TIMES]], ids=["list", "JSON", "texts"])
+@each("written", [TIMES, json.dumps(TIMES), [str(t) for t in TIMES]])
 def test_other_formats_keep_the_times_of_frames(record, written):
     if record.keys() == {"question", "answer", "video"} and written != TIMES:
         return  # a canonical row holds numbers

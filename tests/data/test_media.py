@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.tables import each, refused
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, as_rgb, load, resolve
 from vlrl.data.row_samples import sample_from_row
@@ -119,7 +120,7 @@ MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK",
          "I;16", "I;16B", "I;16L")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_a_drawn_picture_of_any_mode_is_the_same_here_and_in_another_process(mode):
     image = Image.new(mode, (3, 2))
     here, there = (load(Media(source=i), LIMITS).frames[0] for i in (image, pickle.loads(pickle.dumps(image))))
@@ -136,7 +137,7 @@ def bad_pictures():
                 pickle.dumps(Image.new("P", (3, 3), 7)))}
 
 
-@pytest.mark.parametrize("name", bad_pictures())
+@each("name", bad_pictures())
 def test_whatever_is_wrong_with_a_drawn_picture_is_an_error_of_the_data(name):
     image = bad_pictures()[name]
     for source in (image, [image]):
@@ -252,11 +253,8 @@ def test_frames_may_be_files(tmp_path):
     assert [f.getpixel((0, 0))[0] for f in loaded.frames] == [0, 1]
 
 
-@pytest.mark.parametrize(("media", "words"), [
+test_bad_frames = refused(DataError, lambda media: load(media, LIMITS, VideoSampling(fps=2)), [
     (Media(kind="video", source=grey(2)), "fps=None"), (Media(kind="video", source=grey(2), fps=0.0), "fps=0.0"),
     (Media(kind="video", source=grey(2), fps="1"), "fps='1'"),
     (Media(kind="video", source=[], fps=1.0), "has no frame"),
     (Media(kind="video", source=[*grey(1), *grey(1, (2, 2))], fps=1.0), "differ in size")])
-def test_bad_frames(media, words):
-    with pytest.raises(DataError, match=words):
-        load(media, LIMITS, VideoSampling(fps=2))

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from PIL import Image
 
 from tests.conftest import TWO, noise
+from tests.tables import each
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings
 from vlrl.data import FIELDS
@@ -208,7 +209,7 @@ def _turns(record: dict) -> tuple | None:
                  if isinstance(record.get(name), list)), None)
 
 
-@pytest.mark.parametrize("project", SHAPES)
+@each("project", SHAPES)
 def test_a_fault_is_an_error_that_names_the_row(project, folder):
     record, _, _, image, asks, answer = SHAPES[project]
     many = "<image>" * 3
@@ -235,7 +236,7 @@ def test_a_row_of_every_shape_is_canonical(folder):
         assert set(row) - {"data_source", "ability", "extra_info"} <= FIELDS  # verl's own stay as they are
 
 
-@pytest.mark.parametrize("project", SHAPES)
+@each("project", SHAPES)
 def test_the_shape_is_named_with_its_project(project):
     record = SHAPES[project][0]
     assert project.partition(":")[0].split(",")[0] in shape_of(record, recognised_format(record) or "canonical")

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from tests.data import films
+from tests.tables import each
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
@@ -59,7 +60,7 @@ def numbers(loaded: LoadedMedia) -> list[int]:
 
 # --- files of many kinds ---
 
-@pytest.mark.parametrize("name", films.FILES)
+@each("name", films.FILES)
 def test_the_model_is_told_true_times(made, name):
     """Of upright frames, within one frame of the file, whatever its rate, first time, size, rotation and order."""
     film = films.FILES[name]
@@ -70,7 +71,7 @@ def test_the_model_is_told_true_times(made, name):
     assert row.error(np.array(loaded.timestamps)) < 0.05
 
 
-@pytest.mark.parametrize("name", ["ntsc.mp4", VARIABLE, "late.ts", "old.ts", "cut.mp4", "old.avi", "turned90.mp4"])
+@each("name", ["ntsc.mp4", VARIABLE, "late.ts", "old.ts", "cut.mp4", "old.avi", "turned90.mp4"])
 def test_frames_by_seeking_are_those_of_the_whole(made, name):
     film, draw = films.FILES[name], random.Random(0)
     found = video_decoders.read_track(made[name])
@@ -219,7 +220,7 @@ def test_false_statements_of_length_and_rate_do_not_matter(tmp_path, made):
     assert read(tmp_path / "a.mp4").metadata["duration"] == 6.0
 
 
-@pytest.mark.parametrize("rate, last, expected", [(10, 5.9, 10), (10.2, 5.9, 59 / 5.9), (1e9, 5.9, 10), (0, 5.9, 10),
+@each("rate last expected", [(10, 5.9, 10), (10.2, 5.9, 59 / 5.9), (1e9, 5.9, 10), (0, 5.9, 10),
                                                   (float("inf"), 5.9, 10), (15, 3.933, 15)])
 def test_a_declared_rate_must_fit_the_times(rate, last, expected):
     assert video_decoders._rate(np.linspace(0, last, 60), rate) == pytest.approx(expected)
@@ -248,7 +249,7 @@ def test_without_a_decoder(made, monkeypatch):
 
 # --- which frames ---
 
-@pytest.mark.parametrize(("frames", "fps", "sampling", "span", "expected"), [
+@each("frames fps sampling span expected", [
     (100, 10, VideoSampling(fps=1, max_frames=64), (None, None), [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]),
     (100, 10, VideoSampling(fps=1, max_frames=5), (None, None), [0, 33, 66, 99]),  # 5 is taken as 4
     (100, 10, VideoSampling(fps=0.01, min_frames=2), (None, None), [0, 99]),

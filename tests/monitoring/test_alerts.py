@@ -103,11 +103,15 @@ def test_rules(tmp_path, settings, rows, told):
     assert path.exists() == bool(told)
 
 
-def test_a_resumed_run_tells_nothing_twice(tmp_path):
+def test_a_resumed_run_and_one_of_given_answers(tmp_path):
     rows = [{"step": i, **row} for i, row in enumerate(rewards(.8, .8, .1, .1, .1, .1, .8, .8, .1, .1))]
     settings = {"window": 2}
     whole = [list(alerts(tmp_path, [], rows[:i], **settings).check(rows[i])) for i in range(len(rows))]
     assert [i for i, names in enumerate(whole) if names] == [3, 9]
+    base = {"task": "x", "model": {"name": "x"}}
+    assert resolved_alerts(config.validate(base)) == AlertSettings(mismatch_above=1e-4, mismatch_gap_above=0.1)
+    given = resolved_alerts(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
+    assert given.entropy_drop is None is given.constant_rewards and given.heldout_drop == 0.1
 
 
 def evaluations(*values, split="heldout", half=0.05):
@@ -142,14 +146,7 @@ def test_a_part_that_is_never_paid_is_told(tmp_path):
     assert len(said) == 1 and "reward part accuracy is 0 in all answers of 3 steps" in said[0]
 
 
-def test_given_answers_have_no_rules_on_rewards():
-    base = {"task": "x", "model": {"name": "x"}}
-    assert resolved_alerts(config.validate(base)) == AlertSettings(mismatch_above=1e-4, mismatch_gap_above=0.1)
-    given = resolved_alerts(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
-    assert given.entropy_drop is None is given.constant_rewards and given.heldout_drop == 0.1
-
-
-def test_an_alert_is_posted(tmp_path):
+def test_an_alert_is_posted(tmp_path, monkeypatch):
     said = []
     with Server() as server:
         found = alerts(tmp_path, said, kl_above=1, webhook=server.url)
@@ -160,9 +157,6 @@ def test_an_alert_is_posted(tmp_path):
     assert body == json.loads((tmp_path / "alerts.jsonl").read_text())
     assert (body["alert"], body["step"], body["value"], body["limit"]) == ("kl_above", 7, 2.5, 1)
     assert str(tmp_path) == body["run"] and "2.5" in body["text"] and "alerts.kl_above" in body["text"]
-
-
-def test_an_infinite_value_is_valid_json(tmp_path):
     with Server() as server:
         found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
         found.check({"step": 7, "kl": float("inf")})
@@ -170,27 +164,28 @@ def test_an_infinite_value_is_valid_json(tmp_path):
         found.close()
     def refuse(text):
         raise AssertionError(text)
-    (line,) = (tmp_path / "alerts.jsonl").read_text().splitlines()
+    _, line = (tmp_path / "alerts.jsonl").read_text().splitlines()
     assert json.loads(line, parse_constant=refuse) == body and body["value"] is None and "inf" in body["text"]
-
-
-def test_no_proxy_of_the_environment_sees_a_hook_of_this_machine(tmp_path, monkeypatch):
     with Server() as server, Server() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         found = alerts(tmp_path, [], kl_above=1, webhook=server.url)
         found.check({"step": 0, "kl": 2})
         found.close()
         assert len(server.seen) == 1 and not proxy.seen
+    with Server() as server:
+        url = server.url
+    said = []
+    found = alerts(tmp_path, said, kl_above=1, webhook=url)
+    found.check({"step": 0, "kl": 2})
+    found.close()
+    assert any("refused" in s for s in said)
 
 
-def test_the_steps_before_are_looked_at_once(tmp_path, monkeypatch):
+def test_what_is_kept_and_asked(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setitem(alerts_module.RULES, "kl_above", lambda columns, settings: asked.append(len(columns["kl"])))
     alerts(tmp_path, [], [{"step": i, "kl": 0.0} for i in range(1000)])
     assert asked == [20]  # the window, and not after each of them
-
-
-def test_what_it_keeps_does_not_grow_and_the_best_is_kept(tmp_path):
     found = alerts(tmp_path, [], window=4)
     rows = rewards(*[.9] * 4, *[.8] * 1000, *[.4] * 4)
     assert [i for i, names in enumerate(steps(found, rows)) if names] == [1007]  # .4 is less than half of .9
@@ -211,16 +206,6 @@ def test_a_webhook_that_fails_is_told_once_and_harms_nothing(tmp_path, how, reas
         found.close()
     assert [s for s in said if s.startswith("warning")] == [s for s in said if reason in s]
     assert len([s for s in said if s.startswith("ALERT")]) == 2 and len(said) == 3
-
-
-def test_a_webhook_that_nobody_serves(tmp_path):
-    with Server() as server:
-        url = server.url
-    said = []
-    found = alerts(tmp_path, said, kl_above=1, webhook=url)
-    found.check({"step": 0, "kl": 2})
-    found.close()
-    assert any("refused" in s for s in said)
 
 
 @pytest.mark.parametrize("url, problem", [

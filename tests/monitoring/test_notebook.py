@@ -9,20 +9,14 @@ from hypothesis import strategies as st
 from vlrl.monitoring.notebook import curve, page
 
 
-def test_the_curve_goes_through_its_points():
+def test_curves_and_the_page():
     svg = curve([(0, 1.0), (5, 2.0), (10, 1.5)])
     assert re.search(r'points="([^"]*)"', svg)[1] == "40.0,120.0 320.0,20.0 600.0,70.0"
     assert ">2</text>" in svg and ">1</text>" in svg and ">step 0</text>" in svg and ">10</text>" in svg
-
-
-def test_few_many_equal_and_unknown_points():
     assert curve([]) == curve([(0, 1.0)]) == curve([(0, 1.0), (1, float("nan"))]) == ""
     assert "40.0,120.0 600.0,120.0" in curve([(3, 0.5), (4, 0.5)])
     places = re.search(r'points="([^"]*)"', curve([(i, i) for i in range(10_000)]))[1].split()
     assert 600 <= len(places) <= 640 and places[-1] == "600.0,20.0"
-
-
-def test_the_page_says_how_far_it_is():
     html = page(3, 8, "reward <b>0.4</b>", [])
     assert '<progress value="3" max="8"' in html and "3/8 reward &lt;b&gt;0.4&lt;/b&gt;" in html
     assert "> 3 x<" in page(3, None, "x", [])

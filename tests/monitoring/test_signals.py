@@ -10,6 +10,7 @@ import termios
 
 import pytest
 
+from tests.tables import each
 from vlrl.monitoring.signals import StopSignals, as_interrupt
 
 PROGRAM = """
@@ -66,7 +67,7 @@ def test_under_nohup_a_closed_terminal_is_none():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+@each("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_what_runs_others_is_interrupted_once(number):
     """Its `finally` has the runs save, which a second signal, as shell and kernel send it, does not end."""
     saved = []

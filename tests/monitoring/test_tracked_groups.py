@@ -45,14 +45,8 @@ def test_pictures_have_the_marks_at_their_places():
     assert picture.size == (256, 128) and caption == "s0: rewards - 0.75"
     at = [picture.getpixel(place) for place in ((10, 50), (150, 40), (200, 40), (5, 5))]
     assert at == [GREEN, BLUE, ORANGE, (255, 255, 255)] and TARGET == "#22c55e"
-
-
-def test_small_pictures_are_enlarged_and_large_ones_made_smaller():
     sizes = [group_view([group(size=size)], 1, 0).pictures[0][0].size for size in ((64, 32), (1024, 64))]
     assert sizes == [(256, 128), (512, 32)]
-
-
-def test_marks_that_are_none_are_left_out():
     ((picture, _),) = group_view([group(marks=False)], 1, 0).pictures
     assert picture.getcolors() == [(256 * 128, (255, 255, 255))]
 

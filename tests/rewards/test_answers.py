@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, each
 from vlrl.rewards import answers, groups
 from vlrl.rewards.stem import stem
 
 OPTIONS = ["A. a cat", "B. a dog", "C. vitamin D", "D. A"]
-LETTERS = [
+@each("text letter", [
     ("B", "B"), ("b", "B"), (" B.", "B"), ("(B)", "B"), ("[b]", "B"), ("B)", "B"), ("**B**", "B"),
     ("**B.** a dog", "B"), ("B: a dog", "B"), ("B a dog", "B"), ("a dog", "B"), ("A Dog.", "B"),
     ("B. because it barks", "B"), ("B \nbecause it barks", "B"), ("C. vitamin D", "C"),
@@ -19,22 +20,25 @@ LETTERS = [
     ("Both", None), ("A cat sat", None), ("B because", None), ("A, B", None),
     ("A or B", None), ("A. B. C. D.", None), ("ABCD", None), ("E", None), ("the answer is B", None), ("", None),
     ("B's", None), ("\u0392", None), ("\U0001f642", None), ("B" * 100_000, None), ("A " * 100_000, None),
-    ("(" * 100_000, None)]
-
-
-@pytest.mark.parametrize(("text", "letter"), LETTERS, ids=range(len(LETTERS)))
+    ("(" * 100_000, None)])
 def test_the_option_that_a_text_names(text, letter):
     assert answers.option_letter(text, OPTIONS) == letter
     assert answers.choice(text, "B", OPTIONS) == float(letter == "B")
 
 
-def test_options_and_truths_in_words():
+def test_options_and_types():
     assert answers.bare_options(OPTIONS) == ["a cat", "a dog", "vitamin D", "A"]
     assert answers.bare_options(["U. S. army", "a dog"]) == ["U. S. army", "a dog"]
     assert answers.choice("b", "A dog", OPTIONS) == 1
     assert answers.choice("Z", "Z") == 1
     assert answers.choice("what", "nothing like it", OPTIONS) == 0
     assert answers.option_letter("same", ["same", "same"]) is None
+    assert set(answers.STRICT) == {"choice", "number", "ocr", "text", "regression"}
+    assert [answers.STRICT[kind]("5.", "5") for kind in answers.STRICT] == [0, 0, 0, pytest.approx(2 / 3), 1]
+    assert answers.tolerant("choice", OPTIONS)("(b) a dog", "B") == 1
+    assert answers.tolerant("number", tolerance=1)("4 cars", "5") == 1
+    assert answers.tolerant("text", labels=["Left turn"])("left turn.", "Left turn") == 1
+    assert answers.tolerant("text")("left turn", "Left turn") == 1
 
 
 def table(function, rows):
@@ -42,7 +46,7 @@ def table(function, rows):
         assert function(*texts) == pytest.approx(expected, abs=1e-9), (function.__name__, [str(t)[:60] for t in texts])
 
 
-def test_numbers():
+def test_numbers_and_texts():
     table(answers.exact, [("B", "B", 1), (" B\n", "B", 1), ("B.", "B", 0), ("(B)", "B", 0), ("b", "B", 0), ("", "", 1)])
     table(answers.same_number, [
         ("12", "12", 1), ("12.0", "12", 0), ("12.0", "12.00", 1), ("1,200", "1,200", 1), ("1200", "1,200", 0),
@@ -58,15 +62,16 @@ def test_numbers():
     table(answers.closeness, [("5", "5", 1), ("4", "5", 0.8), ("6", "5", 0.8), ("10", "5", 0), ("-5", "5", 0),
                               ("0", "0", 1), ("0.1", "0", 0), ("5 m", "5", 0), ("1e999", "5", 0), ("", "5", 0),
                               ("-4", "-5", 0.8)])
-
-
-def test_texts():
     table(answers.word_error_rate, [("a b c", "a b c", 0), ("a x c", "a b c", 1 / 3), ("a c", "a b c", 1 / 3),
                                     ("", "a b", 1), ("a b c d", "a b", 1), ("x y z", "a", 3), ("", "", 0)])
     table(answers.ocr, [("a b c", "a b c", 1), ("a x c d", "a b c", 1 / 3), ("x " * 100_000, "a b", 0),
                         ("A b", "a b", 0.5)])
     table(answers.edit_similarity, [("abc", "abc", 1), ("abd", "abc", 2 / 3), ("", "abc", 0), ("", "", 1),
                                     ("a" * 300_000, "a", 1e-5)])
+    table(answers.rouge, ROUGE)
+    assert {word: stem(word) for word in STEMS} == STEMS
+    assert answers.rouge_tokens("It was Running! 3rd--days") == ["it", "was", "run", "3rd", "day"]  # short words stay
+    assert stem("y" * 100_000 + "ing")
 
 
 ROUGE = [
@@ -83,41 +88,25 @@ STEMS = {"running": "run", "days": "day", "says": "say", "relational": "relat", 
          "yyy": "yyy"}
 
 
-def test_rouge():
-    table(answers.rouge, ROUGE)
-    assert {word: stem(word) for word in STEMS} == STEMS
-    assert answers.rouge_tokens("It was Running! 3rd--days") == ["it", "was", "run", "3rd", "day"]  # short words stay
-    assert stem("y" * 100_000 + "ing")
-
-
-def test_by_type():
-    assert set(answers.STRICT) == {"choice", "number", "ocr", "text", "regression"}
-    assert [answers.STRICT[kind]("5.", "5") for kind in answers.STRICT] == [0, 0, 0, pytest.approx(2 / 3), 1]
-    assert answers.tolerant("choice", OPTIONS)("(b) a dog", "B") == 1
-    assert answers.tolerant("number", tolerance=1)("4 cars", "5") == 1
-    assert answers.tolerant("text", labels=["Left turn"])("left turn.", "Left turn") == 1
-    assert answers.tolerant("text")("left turn", "Left turn") == 1
-
-
 # --- beside the group -------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("ordered", "shuffled", "paid"), [
+test_temporal_bonus = by_hand(groups.temporal_bonus, [
     ([1, 1, 0, 0], [1, 0], [1, 1, 0, 0]),  # .5 > .8 * .5
     ([1, 0, 0, 0, 0], [0.25, 0.25], [0, 0, 0, 0, 0]),  # .2 is not above .8 * .25
     ([1, 1, 1, 1, 0], [1, 1], [0, 0, 0, 0, 0]),  # .8 is not above .8 * 1
     ([1, 1, 1, 1], [1, 1], [1, 1, 1, 1]), ([0.1, 0.11], [0, 0], [0, 1]), ([0, 0], [0, 0], [0, 0]), ([1, 1], [], [0, 0]),
     ([], [1], [])])
-def test_temporal_bonus(ordered, shuffled, paid):
-    assert groups.temporal_bonus(ordered, shuffled) == paid
 
 
-def test_length_bonus():
+def test_lengths_and_consistency_without_a_margin():
     assert groups.length_bonus([1, 1, 0, 1, 1], [320, 512, 400, 319, 513]) == [1, 1, 0, 0, 0]
     assert groups.length_bonus([1, 0, 0.1], [400, 400, 400]) == [0, 0, 0]  # one right answer is not enough
     assert groups.length_bonus([0.2, 0.9], [5, 9], 5, 8) == [1, 0]
+    assert groups.consistency_bonus([1, 1], [0.8, 0.79], margin=0) == [1, 0]
+    assert groups.consistency_bonus([1, 1, 1], [0.3, 0.3, 0.3], margin=0) == [1, 1, 1]
 
 
-CONSISTENT = [
+@each("right likely paid", [
     ([1, 1, 1, 0], [0.8, 0.7, 0.6, 0.99], [1, 1, 0, 0]),  # mean .7, from .69
     ([1, 1], [0.8, 0.78], [1, 1]),  # on the margin
     ([1, 1], [0.8, 0.7799], [1, 0]), ([1, 1, 1], [1.0, 0.95, 0.99], [1, 1, 1]),  # all at the cap
@@ -127,18 +116,10 @@ CONSISTENT = [
     ([0.1, 0.05], [0.9, 0.9], [0, 0]),  # nothing right
     ([1, 1], [None, 0.2], [0, 1]), ([1, 1], [None, None], [0, 0]),
     ([0.1 + 0.2, 0.3, 0.3], [0.5, 0.5, 0.5], [0.1 + 0.2, 0.3, 0.3]),  # equal up to rounding
-    ([], [], [])]
-
-
-@pytest.mark.parametrize(("right", "likely", "paid"), CONSISTENT)
+    ([], [], [])])
 def test_consistency_bonus(right, likely, paid):
     assert groups.consistency_bonus(right, likely) == pytest.approx(paid)
     assert groups.consistency_bonus(right[::-1], likely[::-1]) == pytest.approx(paid[::-1])
-
-
-def test_consistency_without_a_margin():
-    assert groups.consistency_bonus([1, 1], [0.8, 0.79], margin=0) == [1, 0]
-    assert groups.consistency_bonus([1, 1, 1], [0.3, 0.3, 0.3], margin=0) == [1, 1, 1]
 
 
 PIECES = st.sampled_from(["A", "B.", "(C)", " ", ",", "3", "-2.5", "1e9", "1,200", "nan", "red car", "running", "y",

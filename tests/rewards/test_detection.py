@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand
 from vlrl.rewards.detection import (
     assign,
     average_precision,
@@ -33,28 +34,23 @@ def detections(draw, most=6):
     return out
 
 
-@pytest.mark.parametrize(("cost", "pairs"), [
-    ([], []), ([[]], []), ([[5]], [(0, 0)]), ([[3, 1, 2]], [(0, 1)]), ([[3], [1]], [(1, 0)]),
-    ([[1, 2], [1, 9]], [(0, 1), (1, 0)]),  # 3 in all; the greedy pair (0, 0) would cost 10
-])
-def test_assignment(cost, pairs):
-    assert assign(cost) == pairs
-
-
-def test_the_larger_count_divides():
+def test_matching_by_hand():
     assert mean_matched([[1.0, 0.0], [0.0, 0.5]], 2, 2) == 0.75
     assert mean_matched([[1.0], [1.0], [1.0]], 3, 1) == pytest.approx(1 / 3)
     assert mean_matched([], 0, 0) == 1 and mean_matched([], 0, 2) == 0 and mean_matched([[], []], 2, 0) == 0
-
-
-@pytest.mark.parametrize(("found", "truths", "expected"), [
-    ([MUG, CAT], [MUG, CAT], 1), ([CAT, MUG], [MUG, CAT], 1), ([MUG], [MUG, CAT], 0.5), ([], [MUG], 0), ([MUG], [], 0),
-    ([], [], 1), ([HALF], [MUG], 0.1),  # at .5 alone, of ten thresholds
-    ([HALF, CAT], [MUG, CAT], 0.55), ([{**MUG, "label": "dog"}], [MUG], 0), ([MUG, MUG], [MUG], 1),
-    ([{**CAT, "label": "mug"}, MUG], [MUG], 0.5),  # the first of equal score is wrong: precision 1/2 at every recall
-])
-def test_average_precision_by_hand(found, truths, expected):
-    assert average_precision(found, truths) == pytest.approx(expected, abs=1e-9)
+    shifted = {"box": [24, 10, 64, 50], "label": "mug"}
+    assert match_quality([CAT, shifted], [MUG, CAT]) == pytest.approx([1, 36 / 44])
+    assert match_quality([MUG, CAT], [MUG]) == [1]
+    assert match_quality([], [MUG]) == []
+    far = match_quality([{"box": [0, 0, 1, 1], "label": "mug"}], [CAT])
+    assert -1 <= far[0] < 0
+    close = {"box": [20, 10, 60, 42], "label": "mug", "score": 0.9}  # IoU .8
+    exact = {**MUG, "score": 0.8}
+    assert greedy_matches([exact, close], [MUG]) == [0, 0.8]  # the surer one takes the object
+    assert greedy_matches([exact], [CAT]) == [0] and greedy_matches([], [CAT]) == []
+    assert greedy_matches([{**HALF, "score": 1.0}], [MUG]) == [0]  # .5 is not above .5
+    assert calibration([exact, close], [0, 0.8]) == pytest.approx((0.2 + 0.9) / 2)
+    assert calibration([], []) == 0
 
 
 @settings(max_examples=15)
@@ -66,14 +62,11 @@ def test_average_precision_is_that_of_pycocotools(found, truths):
         assert average_precision(found, truths, (0.5,)) == pytest.approx(expected["map@.5"] if found else 0, abs=1e-6)
 
 
-def test_map_of_a_split():
+def test_map_of_a_split_and_its_crowds():
     assert coco_map([], []) == {} and coco_map([[MUG]], [[]]) == {}
     assert coco_map([[MUG], []], [[MUG], [CAT]]) == pytest.approx({"map": 0.5, "map@.5": 0.5}, abs=1e-9)
     assert coco_map([[]], [[MUG]]) == {"map": 0, "map@.5": 0}
-
-
-def test_what_lies_in_a_crowd_or_is_inverted_is_not_counted_in_the_map_of_a_split():
-    """The wrong one comes first: precision 1/2 at every recall, unless it is not counted."""
+    # The wrong one comes first: precision 1/2 at every recall, unless it is not counted.
     other = {"box": [100, 20, 140, 60], "label": "mug"}
     assert coco_map([[other, MUG]], [[MUG]])["map"] == pytest.approx(0.5)
     assert coco_map([[other, MUG]], [[MUG]], [[{**other, "box": [90, 0, 200, 90]}]])["map"] == pytest.approx(1)
@@ -81,33 +74,19 @@ def test_what_lies_in_a_crowd_or_is_inverted_is_not_counted_in_the_map_of_a_spli
     assert coco_map([[{**other, "box": [140, 20, 100, 60]}, MUG]], [[MUG]])["map"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("found", "truths", "factor"), [(0, 0, 1), (1, 2, 1), (2, 2, 1), (4, 2, 0.5), (100, 1, 0.01)])
-def test_length_penalty(found, truths, factor):
-    assert length_penalty(found, truths) == factor
-
-
-def test_matching_prefers_near_boxes_and_equal_labels():
-    shifted = {"box": [24, 10, 64, 50], "label": "mug"}
-    assert match_quality([CAT, shifted], [MUG, CAT]) == pytest.approx([1, 36 / 44])
-    assert match_quality([MUG, CAT], [MUG]) == [1]
-    assert match_quality([], [MUG]) == []
-    far = match_quality([{"box": [0, 0, 1, 1], "label": "mug"}], [CAT])
-    assert -1 <= far[0] < 0
-
-
-@pytest.mark.parametrize(("value", "expected"), [(0.4, 0), (0.5, 0.5), (0.7, 0.7), (0.75, 0.75), (0.8, 1), (-1, 0)])
-def test_clipped(value, expected):
-    assert clipped(value, 0.5, 0.75) == expected
-
-
-def test_greedy_matching_goes_by_confidence():
-    close = {"box": [20, 10, 60, 42], "label": "mug", "score": 0.9}  # IoU .8
-    exact = {**MUG, "score": 0.8}
-    assert greedy_matches([exact, close], [MUG]) == [0, 0.8]  # the surer one takes the object
-    assert greedy_matches([exact], [CAT]) == [0] and greedy_matches([], [CAT]) == []
-    assert greedy_matches([{**HALF, "score": 1.0}], [MUG]) == [0]  # .5 is not above .5
-    assert calibration([exact, close], [0, 0.8]) == pytest.approx((0.2 + 0.9) / 2)
-    assert calibration([], []) == 0
+test_assignment = by_hand(assign, [
+    ([], []), ([[]], []), ([[5]], [(0, 0)]), ([[3, 1, 2]], [(0, 1)]), ([[3], [1]], [(1, 0)]),
+    ([[1, 2], [1, 9]], [(0, 1), (1, 0)]),  # 3 in all; the greedy pair (0, 0) would cost 10
+])
+test_average_precision_by_hand = by_hand(average_precision, [
+    ([MUG, CAT], [MUG, CAT], 1), ([CAT, MUG], [MUG, CAT], 1), ([MUG], [MUG, CAT], 0.5), ([], [MUG], 0), ([MUG], [], 0),
+    ([], [], 1), ([HALF], [MUG], 0.1),  # at .5 alone, of ten thresholds
+    ([HALF, CAT], [MUG, CAT], 0.55), ([{**MUG, "label": "dog"}], [MUG], 0), ([MUG, MUG], [MUG], 1),
+    ([{**CAT, "label": "mug"}, MUG], [MUG], 0.5),  # the first of equal score is wrong: precision 1/2 at every recall
+], abs=1e-09)
+test_length_penalty = by_hand(length_penalty, [(0, 0, 1), (1, 2, 1), (2, 2, 1), (4, 2, 0.5), (100, 1, 0.01)])
+test_clipped = by_hand(
+    lambda value: clipped(value, 0.5, 0.75), [(0.4, 0), (0.5, 0.5), (0.7, 0.7), (0.75, 0.75), (0.8, 1), (-1, 0)])
 
 
 @settings(max_examples=40)

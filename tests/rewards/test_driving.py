@@ -8,29 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, each
 from vlrl.rewards import driving
 
 SETS = st.lists(st.sets(st.sampled_from(list(driving.HEADS["speed"])), max_size=2), min_size=1, max_size=9)
 AHEAD = [[5, 0, 0.5], [10, 0, 1.0]]
 CAR = (4.0, 2.0)
-
-
-@pytest.mark.parametrize(("text", "speed", "path"), [
-    ("KEEP, STRAIGHT", ["KEEP"], ["STRAIGHT"]), ("LEFT_TURN STOP", ["STOP"], ["LEFT_TURN"]),
-    ("STOP, KEEP, KEEP", ["KEEP", "STOP"], []), ("keep, straight", [], []), ("KEEPING UNSTOPPABLE STOP_", ["STOP"], []),
-    ("LEFT_TURN_LATER, LEFT TURN", [], []), ("", [], []), ("A" * 100_000, [], []), ("KEEP\0STRAIGHT\ud800", ["KEEP"],
-                                                                                   ["STRAIGHT"])])
-def test_words_of_a_plan(text, speed, path):
-    assert driving.read_plan(text) == {"speed": speed, "path": path}
-
-
-@pytest.mark.parametrize(("text", "expected"), [
-    ("KEEP, STRAIGHT", 1), (" KEEP ,STRAIGHT\n", 1), ("KEEP, STOP, LEFT_TURN, STRAIGHT", 1), ("STRAIGHT, KEEP", 0),
-    ("KEEP STRAIGHT", 0), ("KEEP, KEEP, STRAIGHT", 0), ("KEEP", 0), ("STRAIGHT", 0), ("KEEP, STRAIGHT, fast", 0),
-    ("KEEP, STRAIGHT.", 0), ("", 0), ("KEEP, STRAIGHT, STOP", 0), (", ".join([*driving.HEADS["speed"], "STRAIGHT"]), 0),
-    ("<answer>KEEP, STRAIGHT</answer>", 0)])
-def test_format_of_a_plan(text, expected):
-    assert driving.plan_format(text) == expected
 
 
 @given(st.sets(st.sampled_from(list(driving.HEADS["path"]))), st.sets(st.sampled_from(list(driving.HEADS["path"]))))
@@ -40,18 +23,18 @@ def test_a_wrong_word_pays_nothing(given, truth):
     assert driving.subset_f1([*given, "BACK"], truth) == 0
 
 
-def test_f1_and_worth():
+def test_plans_by_hand():
     assert driving.word_f1({"KEEP"}, ["KEEP", "STOP"]) == pytest.approx(2 / 3)
     assert driving.word_f1([], []) == driving.word_f1(["KEEP"], []) == driving.word_f1(["KEEP"], ["STOP"]) == 0
     assert driving.mean_weight(["KEEP", "STOP"], driving.HEADS["speed"]) == 0.9 and driving.mean_weight([], {}) == 0
-
-
-def test_diversity_by_hand():
     assert driving.diversity([["KEEP"]]) == [0.8]
     assert driving.diversity([["KEEP"]] * 7 + [["STOP"]] + [[]]) == pytest.approx([0.8] * 7 + [0.875, 1])
     assert driving.diversity([["KEEP", "STOP"], ["STOP", "KEEP"], ["KEEP"]]) == pytest.approx([0.8] * 3)
     five = [[word] for word in "ABCDEFGH"]
     assert driving.diversity(five) == [1 - 1 / 8] * 8
+    pairs = [(["KEEP"], ["KEEP"]), (["KEEP"], ["STOP"]), ([], ["KEEP"]), (["STOP", "KEEP"], ["STOP"])]
+    assert driving.class_f1(pairs) == {"KEEP": 2 / 5, "STOP": 2 / 3}
+    assert driving.class_f1([(["DECELERATE"], ["KEEP"])]) == {"KEEP": 0}
 
 
 @settings(max_examples=50)
@@ -78,25 +61,7 @@ def test_the_order_of_a_group_does_not_matter(answers, order):
         assert rule([answers[i] for i in order]) == [found[i] for i in order]
 
 
-def test_f1_by_class():
-    pairs = [(["KEEP"], ["KEEP"]), (["KEEP"], ["STOP"]), ([], ["KEEP"]), (["STOP", "KEEP"], ["STOP"])]
-    assert driving.class_f1(pairs) == {"KEEP": 2 / 5, "STOP": 2 / 3}
-    assert driving.class_f1([(["DECELERATE"], ["KEEP"])]) == {"KEEP": 0}
-
-
-@pytest.mark.parametrize(("text", "points"), [
-    ("[[1, 2, 0.5], [3.5, -4, 1]]", [[1, 2, 0.5], [3.5, -4, 1]]), ("way: [(1, 2, 0.5)] done", [[1, 2, 0.5]]),
-    ("```json\n[[1, 2, 3]]\n```", [[1, 2, 3]]), ("[[1, 2, 1], [3, 4, 1]]", None), ("[[1, 2, 0]]", None), ("[]", None),
-    ("[[1, 2]]", None), ("[1, 2, 3]", None), ("[[[1, 2, 3]]]", None), ("[[1, 2, NaN]]", None),
-    ("[[1e999, 2, 1]]", None),
-    ("[[1001, 0, 1]]", None), ("[[1, 2, 61]]", None), ("[[true, 2, 1]]", None), ('[["1", 2, 1]]', None), ("", None),
-    (f"[{', '.join(f'[0, 0, {i}]' for i in range(1, 103))}]", None), ("[[1, 2, 1]] [[3, 4, 1]]", None),
-    ("[[1, 2, 1]", None), ("{}", None), ("[" * 100_000, None)])
-def test_way_points(text, points):
-    assert driving.read_trajectory(text) == points
-
-
-def test_distances_by_hand():
+def test_ways_by_hand():
     positions = driving.positions_at(AHEAD, [0, 0.25, 0.5, 0.75, 9])
     assert positions.tolist() == [[0, 0], [2.5, 0], [5, 0], [7.5, 0], [10, 0]]
     assert driving.distances([[5, 3, 0.5], [10, 4, 1]], AHEAD).tolist() == [3, 4]
@@ -105,9 +70,18 @@ def test_distances_by_hand():
     assert driving.distance_score([[5, 3, 0.5], [10, 4, 1]], AHEAD, 2.0) == pytest.approx(math.exp(-3.5 / 2))
     assert driving.sample_times(1.0).tolist() == [0.25, 0.5, 0.75, 1]
     assert driving.sample_times(0.3).tolist() == [0.15, 0.3]
+    times = driving.sample_times(3.0)
+    assert driving.collides(driving.footprints([[60, 0, 3]], CAR, times), [{"center": [33, 0], "size": [4, 2]}], times)
+    times = np.array([1.0, 2.0, 3.0])
+    boxes = driving.footprints([[10, 0, 1], [10, 10, 2], [10.01, 10, 3]], CAR, times)
+    assert [tuple(np.round(box.bounds, 6)) for box in boxes] == [(8, -1, 12, 1), (9, 8, 11, 12), (9.01, 8, 11.01, 12)]
+    above = [[0, -10, 100], [-10, 0, 200], [0, 0, 1]]  # ten pixels a metre, ahead is up
+    assert driving.project([[0, 0], [5, 1]], above) == [[100, 200], [90, 150]]
+    camera = [[50, -100, 0, 0], [40, 0, -100, 150], [1, 0, 0, 0]]  # 1.5 m high, focal length 100, middle at 50, 40
+    assert driving.project([[10, 0], [10, 2], [-5, 0], [1e-9, 1]], camera) == [[50, 55], [30, 55]]
 
 
-OBSTACLES = [  # the vehicle's front is 2 m ahead of its middle, which is at 10 after a second
+@each("obstacle expected", [  # the vehicle's front is 2 m ahead of its middle, which is at 10 after a second
     ({"center": [14.1, 0], "size": [4, 2]}, False), ({"center": [13.9, 0], "size": [4, 2]}, True),
     ({"center": [10, 2.1], "size": [4, 2]}, False), ({"center": [10, 1.9], "size": [4, 2]}, True),
     ({"center": [15, 0], "size": [4, 2], "velocity": [-2, 0]}, True),
@@ -121,28 +95,33 @@ OBSTACLES = [  # the vehicle's front is 2 m ahead of its middle, which is at 10 
     ({"polygon": [[11, -1], [13, 0], [11, 1]]}, True), ({"polygon": [[12.5, -1], [13, 0], [12.5, 1]]}, False),
     ({"polygon": [[16, -1], [17, 0], [16, 1]], "velocity": [-5, 0]}, True),
     ({"center": [5, 0], "size": [0.2, 0.2]}, True),  # met on the way
-    ({"center": [-3, 0], "size": [1, 1]}, False)]
-
-
-@pytest.mark.parametrize(("obstacle", "expected"), OBSTACLES)
+    ({"center": [-3, 0], "size": [1, 1]}, False)])
 def test_collisions_by_hand(obstacle, expected):
     assert driving.obstacle_problem(obstacle) is None
     times = driving.sample_times(1.0)
     assert driving.collides(driving.footprints(AHEAD, CAR, times), [obstacle], times) is expected
 
 
-def test_a_vehicle_that_jumps_over_an_obstacle_meets_it():
-    times = driving.sample_times(3.0)
-    assert driving.collides(driving.footprints([[60, 0, 3]], CAR, times), [{"center": [33, 0], "size": [4, 2]}], times)
-
-
-def test_footprints_follow_the_motion():
-    times = np.array([1.0, 2.0, 3.0])
-    boxes = driving.footprints([[10, 0, 1], [10, 10, 2], [10.01, 10, 3]], CAR, times)
-    assert [tuple(np.round(box.bounds, 6)) for box in boxes] == [(8, -1, 12, 1), (9, 8, 11, 12), (9.01, 8, 11.01, 12)]
-
-
-@pytest.mark.parametrize(("drivable", "expected"), [
+test_words_of_a_plan = by_hand(lambda text: tuple(driving.read_plan(text).values()), [
+    ("KEEP, STRAIGHT", ["KEEP"], ["STRAIGHT"]), ("LEFT_TURN STOP", ["STOP"], ["LEFT_TURN"]),
+    ("STOP, KEEP, KEEP", ["KEEP", "STOP"], []), ("keep, straight", [], []), ("KEEPING UNSTOPPABLE STOP_", ["STOP"], []),
+    ("LEFT_TURN_LATER, LEFT TURN", [], []), ("", [], []), ("A" * 100_000, [], []), ("KEEP\0STRAIGHT\ud800", ["KEEP"],
+                                                                                   ["STRAIGHT"])], values=2)
+test_format_of_a_plan = by_hand(driving.plan_format, [
+    ("KEEP, STRAIGHT", 1), (" KEEP ,STRAIGHT\n", 1), ("KEEP, STOP, LEFT_TURN, STRAIGHT", 1), ("STRAIGHT, KEEP", 0),
+    ("KEEP STRAIGHT", 0), ("KEEP, KEEP, STRAIGHT", 0), ("KEEP", 0), ("STRAIGHT", 0), ("KEEP, STRAIGHT, fast", 0),
+    ("KEEP, STRAIGHT.", 0), ("", 0), ("KEEP, STRAIGHT, STOP", 0), (", ".join([*driving.HEADS["speed"], "STRAIGHT"]), 0),
+    ("<answer>KEEP, STRAIGHT</answer>", 0)])
+test_way_points = by_hand(driving.read_trajectory, [
+    ("[[1, 2, 0.5], [3.5, -4, 1]]", [[1, 2, 0.5], [3.5, -4, 1]]), ("way: [(1, 2, 0.5)] done", [[1, 2, 0.5]]),
+    ("```json\n[[1, 2, 3]]\n```", [[1, 2, 3]]), ("[[1, 2, 1], [3, 4, 1]]", None), ("[[1, 2, 0]]", None), ("[]", None),
+    ("[[1, 2]]", None), ("[1, 2, 3]", None), ("[[[1, 2, 3]]]", None), ("[[1, 2, NaN]]", None),
+    ("[[1e999, 2, 1]]", None),
+    ("[[1001, 0, 1]]", None), ("[[1, 2, 61]]", None), ("[[true, 2, 1]]", None), ('[["1", 2, 1]]', None), ("", None),
+    (f"[{', '.join(f'[0, 0, {i}]' for i in range(1, 103))}]", None), ("[[1, 2, 1]] [[3, 4, 1]]", None),
+    ("[[1, 2, 1]", None), ("{}", None), ("[" * 100_000, None)])
+test_leaving_the_road_by_hand = by_hand(
+    lambda drivable: driving.leaves(driving.footprints(AHEAD, CAR, driving.sample_times(1.0)), drivable), [
     ([[[-3, -2], [13, -2], [13, 2], [-3, 2]]], False), ([[[-3, -2], [11, -2], [11, 2], [-3, 2]]], True),
     ([[[-3, -2], [6, -2], [6, 2], [-3, 2]], [[5, -2], [13, -2], [13, 2], [5, 2]]], False),  # two that overlap
     ([[[-3, -2], [6, -2], [6, 2], [-3, 2]], [[6, -2], [13, -2], [13, 2], [6, 2]]], False),  # two that touch
@@ -151,11 +130,9 @@ def test_footprints_follow_the_motion():
     ([[[-3, -0.9], [13, -0.9], [13, 2], [-3, 2]]], True),
     ([[[-3, -2], [13, 2], [13, -2], [-3, 2]]], True),  # crosses itself
     ([[[0, 0], [1, 1], [2, 2]]], True)])
-def test_leaving_the_road_by_hand(drivable, expected):
-    assert driving.leaves(driving.footprints(AHEAD, CAR, driving.sample_times(1.0)), drivable) is expected
 
 
-@pytest.mark.parametrize("obstacle", [
+@each("obstacle", [
     5, {}, {"center": [1, 2]}, {"center": [1, 2], "size": [0, 1]}, {"center": "x", "size": [4, 2]},
     {"center": [1, 2], "size": [4, 2], "velocity": 3}, {"center": [1, 2], "size": [4, 2], "heading": None},
     {"polygon": [[1, 2], [3, 4]]}, {"polygon": 3}, {"size": [4, 2], "track": []},
@@ -180,10 +157,3 @@ def test_any_shapes_can_be_compared(points, polygons):
     vehicle = driving.footprints(way, CAR, times)
     driving.leaves(vehicle, polygons)
     driving.collides(vehicle, [{"polygon": p, "velocity": [1e6, -1e6]} for p in polygons], times)
-
-
-def test_projection_by_hand():
-    above = [[0, -10, 100], [-10, 0, 200], [0, 0, 1]]  # ten pixels a metre, ahead is up
-    assert driving.project([[0, 0], [5, 1]], above) == [[100, 200], [90, 150]]
-    camera = [[50, -100, 0, 0], [40, 0, -100, 150], [1, 0, 0, 0]]  # 1.5 m high, focal length 100, middle at 50, 40
-    assert driving.project([[10, 0], [10, 2], [-5, 0], [1e-9, 1]], camera) == [[50, 55], [30, 55]]

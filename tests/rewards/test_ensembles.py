@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import by_hand
 from vlrl.rewards.ensembles import ENSEMBLES, combined, spread
 
 SCORES = (1.0, 2.0, 6.0)
 """Mean 3, variance (4 + 1 + 9) / 3."""
 
 
-@pytest.mark.parametrize(("name", "lam", "wanted"), [
+test_each_by_hand = by_hand(lambda name, lam: ENSEMBLES[name](SCORES, lam), [
     ("mean", 0.5, 3), ("min", 0.5, 1), ("less_variance", 0.5, 3 - 7 / 3), ("less_variance", 0.0, 3),
-    ("less_deviation", 1.0, 3 - math.sqrt(14 / 3))])
-def test_by_hand(name, lam, wanted):
-    assert ENSEMBLES[name](SCORES, lam) == pytest.approx(wanted, abs=1e-9)
-    assert spread(SCORES) == pytest.approx(math.sqrt(14 / 3), abs=1e-9)
+    ("less_deviation", 1.0, 3 - math.sqrt(14 / 3))], abs=1e-9)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(0, 10), st.integers(1, 5))
@@ -28,8 +26,7 @@ def test_caution_never_pays_more_and_equal_members_change_nothing(scores, lam, c
 
 
 def test_without_lam_each_has_that_of_its_paper():
-    mean = sum(SCORES) / len(SCORES)
-    variance = sum((s - mean) ** 2 for s in SCORES) / len(SCORES)
-    assert combined("less_deviation", SCORES) == pytest.approx(mean - math.sqrt(variance))
-    assert combined("less_variance", SCORES) == pytest.approx(mean - 0.1 * variance)
-    assert combined("less_deviation", SCORES, 0.5) == pytest.approx(mean - 0.5 * math.sqrt(variance))
+    assert spread(SCORES) == pytest.approx(math.sqrt(14 / 3), abs=1e-9)
+    assert combined("less_deviation", SCORES) == pytest.approx(3 - math.sqrt(14 / 3))
+    assert combined("less_variance", SCORES) == pytest.approx(3 - 0.1 * 14 / 3)
+    assert combined("less_deviation", SCORES, 0.5) == pytest.approx(3 - 0.5 * math.sqrt(14 / 3))

@@ -1,9 +1,9 @@
 import time
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, each
 from vlrl.rewards.literals import (
     decimals,
     first_object,
@@ -15,7 +15,18 @@ from vlrl.rewards.literals import (
 )
 
 
-@pytest.mark.parametrize(("text", "value"), [
+def test_fences_and_detections():
+    assert json_block("a ```json\n[1]\n``` b ```json\n[2]\n```") == "\n[2]\n"
+    assert json_block("```json [1]") is None and json_block("[1]") is None
+    assert read_fenced("so ```json\n[1, 2]\n``` there") == [1, 2] and read_fenced("[3]") == [3]
+    entries = [{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, {"bbox_2d": [1, 2]}, "x", {"label": "y"}]
+    assert [(d["box"], d["label"]) for d in read_detections(entries)] == [([1, 2, 3, 4], "cat")]
+    assert read_detections({"bbox_2d": [1, 2, 3, 4]}) == [] and read_detections(None) == []
+    assert len(read_detections([{"bbox_2d": [1, 2, 3, 4]}] * 5000)) == 1000
+    assert first_object([{"a": 1}, {"b": 2}]) == {"a": 1} and first_object([]) is None and first_object([1]) is None
+
+
+test_read_literal = by_hand(read_literal, [
     ('[{"a": 1}]', [{"a": 1}]), ("[{'a': 1, 'b': 'x'}]", [{"a": 1, "b": "x"}]), (" (1, 2) ", [1, 2]),
     ("{'a': None, 'b': True, 'c': False}", {"a": None, "b": True, "c": False}),
     ("{'a': 'say \"hi\"'}", {"a": 'say "hi"'}),
@@ -25,33 +36,13 @@ from vlrl.rewards.literals import (
     ('{"a": ' * 300 + "1" + "}" * 300, None), ("[[1], " * 2 + "[]" + "]" * 2, [[1], [[1], []]]),
 
     ("[" + "9" * 5000 + "]", None)])
-def test_read_literal(text, value):
-    assert read_literal(text) == value
-
-
-def test_fences():
-    assert json_block("a ```json\n[1]\n``` b ```json\n[2]\n```") == "\n[2]\n"
-    assert json_block("```json [1]") is None and json_block("[1]") is None
-    assert read_fenced("so ```json\n[1, 2]\n``` there") == [1, 2] and read_fenced("[3]") == [3]
-
-
-@pytest.mark.parametrize(("value", "count", "numbers"), [
+test_numbers_of = by_hand(numbers_of, [
     ([1, 2.5], 2, [1, 2.5]), ([[1, 2]], 2, [1, 2]), ([1, 2, 3], 2, None), ([True, 2], 2, None), (["1", 2], 2, None),
     ([float("nan"), 2], 2, None), ([float("inf"), 2], 2, None), ([10**400, 2], 2, None), ([1e9, 2], 2, None),
     (None, 2, None), ({"a": 1}, 1, None)])
-def test_numbers_of(value, count, numbers):
-    assert numbers_of(value, count) == numbers
 
 
-def test_detections_leave_out_what_is_malformed():
-    entries = [{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, {"bbox_2d": [1, 2]}, "x", {"label": "y"}]
-    assert [(d["box"], d["label"]) for d in read_detections(entries)] == [([1, 2, 3, 4], "cat")]
-    assert read_detections({"bbox_2d": [1, 2, 3, 4]}) == [] and read_detections(None) == []
-    assert len(read_detections([{"bbox_2d": [1, 2, 3, 4]}] * 5000)) == 1000
-    assert first_object([{"a": 1}, {"b": 2}]) == {"a": 1} and first_object([]) is None and first_object([1]) is None
-
-
-@pytest.mark.parametrize(("text", "values"), [
+@each("text values", [
     ("[10, 20.5, -3, 4]", [10, 20.5, -3, 4]), ('{"bbox_2d": [1, 2]}', [1, 2]), ("x=10, y=20", [10, 20]), ("", []),
     ("1e5 v2.3 0x1", []), ("٣ 4", [4]), ("9" * 20, [])])
 def test_decimals(text, values):
@@ -70,7 +61,7 @@ def test_reading_never_raises(text):
         assert numbers_of(value, n) is None or len(numbers_of(value, n)) == n
 
 
-@pytest.mark.parametrize("text", ["'" * 100_000, "('" * 50_000, "[" + "'a\"" * 30_000 + "]", "```json" * 15_000,
+@each("text", ["'" * 100_000, "('" * 50_000, "[" + "'a\"" * 30_000 + "]", "```json" * 15_000,
                                   "(" * 19_999 + ")", "1." * 50_000, "[" + "None" * 4_000 + "]"])
 def test_hostile_text_takes_linear_time(text):
     began = time.perf_counter()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, each
 from vlrl.errors import ConfigError
 from vlrl.rewards import math
 
@@ -30,17 +31,13 @@ def fresh(monkeypatch):
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("text", "expected"), [
+test_boxed = by_hand(math.boxed, [
     ("\\boxed{12}", ["12"]), ("so \\boxed{\\frac{1}{2}}.", ["\\frac{1}{2}"]), ("\\boxed{1} \\boxed{2}", ["1", "2"]),
     ("\\boxed{\\boxed{3}}", ["\\boxed{3}"]), ("\\boxed{ \\boxed{3}", ["3"]), ("\\boxed{3", []), ("}\\boxed{3}", ["3"]),
     ("{\\boxed{3}", ["3"]), ("<|begin_of_box|> 3 <|end_of_box|>", ["3"]), ("<|begin_of_box|>3", []),
     ("<|begin_of_box|>\\boxed{3}<|end_of_box|>", ["\\boxed{3}"]), ("<|end_of_box|>", []), ("\\boxed{}", [""]), ("", []),
 ])
-def test_boxed(text, expected):
-    assert math.boxed(text) == expected
-
-
-@pytest.mark.parametrize(("text", "expected"), [
+test_expression = by_hand(math.expression, [
     ("12", "12"), (" 12. ", "12"), ("The answer is 12.", "12"), ("about 1,234 apples", "1234"), ("3 1/2", "7/2"),
     ("-3 1/2", "-7/2"), ("x = 3", "x = 3"), ("2\\pi \\text{ metres}", "2\\pi \\text{ metres}"), ("$x=3$", "x=3"),
     ("so $3$, that is $3$", "3"), ("\\boxed{3} and \\boxed{ 3 }", "3"), ("it costs $5 only", "5"), ("1/2 of it", "1/2"),
@@ -50,11 +47,9 @@ def test_boxed(text, expected):
     ("145\u00b0", "145^\\circ"), ("10\u221a3", "10\\sqrt{3}"), ("\u221a(x+1)", "\\sqrt{x+1}"), ("x\u00b2", "x^{2}"),
     ("10\u207b\u00b3", "10^{-3}"), ("it is \u22123", "-3"), ("\u03c0/2", "\\pi /2"),
     ("\\boxed{}", None), ("x" * 501, None), ("1+" * 251, None), ("a word " * 2000 + "12", None), ("٣", "٣")])
-def test_expression(text, expected):
-    assert math.expression(text) == expected
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "<|begin_of_box|>", "{", "}", "$", "\\text{", "1/", "1.", "1,", "1", " ",
+@each("piece", ["\\boxed{", "<|begin_of_box|>", "{", "}", "$", "\\text{", "1/", "1.", "1,", "1", " ",
                                    "\\", "a", "ab1 ", "\\boxed{<|begin_of_box|>}"])
 def test_long_texts_take_little_time(piece):
     start = time.process_time()
@@ -81,32 +76,17 @@ def test_a_hang_is_an_error_once_and_the_next_question_is_answered(monkeypatch):
         math.equal(HANGS, "\\frac{1}{2}", 0.3)
 
 
-@pytest.mark.parametrize(("answer", "gold", "expected"), [
-    ("12", "12", True), ("12.0", "12", True), ("112", "12", False), ("1,200", "1200", True),
-    ("0.3333333", "0.3333334", True), ("1000001", "1000000", False), ("0.0000001", "0", False), ("0.5", "1/2", True),
-    ("\\frac{1}{2}", "0.5", True), ("x=12", "12", True), ("12,13,14", "12", False), ("12 or 13", "12", False),
-    ("\\{12,13\\}", "13,12", True), ("\\pm 12", "12", False), ("2\\pi", "\\pi + \\pi", True),
-    ("2\\sqrt{2}", "\\sqrt{8}", True), ("(1,2)", "(2,1)", False), ("x+1", "1+x", True),
-    ("30^\\circ", "30", True), ("7/2", "3.5", True), ("3+1/2", "3.5", False), ("\\text{12 cm}", "12", False),
-    ("12\\text{ cm}", "12", True), (None, "12", False), ("1" * 501, "1" * 501, False)])
-def test_verdicts_by_hand(answer, gold, expected):
-    assert math.equal(answer, gold) is expected
-
-
-UNWORKED = [
+@each("answer gold", [
     ("3*4+5", "17"), ("10!", "3628800"), ("3=2", "2"), ("x=3=2", "2"), ("x=3*4+5", "17"), ("24/2", "12"),
     ("17/1", "17"), ("\\frac{24}{2}", "12"), ("2^3", "8"), ("2^{10}", "1024"), ("\\sqrt{4}", "2"),
     ("\\binom{5}{2}", "10"), ("5 \\cdot 2\\sqrt{3}", "10\\sqrt{3}"), ("|-3|", "3"), ("\\sum_{i=1}^{3} i", "6"),
     ("\\gcd(4,6)", "2"), ("\\max(2,1)", "2"), ("34-17", "17"), ("17+0", "17"), ("\\sin(0)", "0"), ("0.5*34", "17"),
-    ("5-3,3", "2,3")]
-
-
-@pytest.mark.parametrize(("answer", "gold"), UNWORKED)
+    ("5-3,3", "2,3")])
 def test_arithmetic_that_is_left_to_do_is_no_answer(answer, gold):
     assert not math.equal(answer, gold) and math.equal(answer, gold, worked_out=False)
 
 
-@pytest.mark.parametrize(("answer", "gold"), [
+@each("answer gold", [
     ("3*4+5=17", "17"), ("x=3*4+5=17", "17"), ("7/2", "3.5"), ("3\\frac{1}{2}", "3.5"), ("\\sqrt{300}", "10\\sqrt{3}"),
     ("-3\\sqrt{2}", "-\\sqrt{18}"), ("\\frac{3\\sqrt{2}}{2}", "\\frac{3}{\\sqrt{2}}"), ("50\\%", "0.5"),
     ("3 \\times 10^{5}", "300000"), ("-2\\times 10^{3}", "-2000"), ("10^5", "100000"), ("2^{10}", "4^5"),
@@ -124,15 +104,6 @@ def test_powers_that_no_computer_holds_take_no_time(monkeypatch):
     assert time.monotonic() - start < 2
 
 
-@pytest.mark.parametrize(("answer", "gold", "question", "expected"), [
-    ("2x+3x", "5x", "Simplify $2x + 3x$.", True), ("x^2-1", "(x-1)(x+1)", "Factor $x^2-1$", True),
-    ("30/8", "3.75", "What is 30/8?", True), ("10\u221a3", "\\sqrt{300}", "Write 10\u221a3 as one root", True),
-    ("x+1", "1+x", "(x+1)^2", False), ("x-1", "-1+x", "what is 2x - 1", False), ("5x", "x+4x", "2x+5x", False),
-    ("x-1", "x - 1", "x-1 or x+1?", False), ("12", "12.0", "Is it 12?", False), ("-3", "-3.0", "-3", False)])
-def test_the_questions_own_expression(answer, gold, question, expected):
-    assert math.repeats(answer, gold, question) is expected
-
-
 @given(st.text(alphabet="0123456789x+-*/^(){}=.$\\ ab\u221a\u00b2", max_size=30), st.text(max_size=40))
 def test_no_text_makes_repeats_raise(answer, question):
     assert math.repeats(answer, answer, question + answer) is False
@@ -145,10 +116,20 @@ def test_plain_numbers_and_equal_texts_ask_nobody(monkeypatch):
     assert math.readable("-1,200.5")
 
 
-@pytest.mark.parametrize(("gold", "expected"), [
-    ("\\frac{1}{2}", True), ("x^2+1", True), ("", False), ("\\frac{1}{", False)])
-def test_readable(gold, expected):
-    assert math.readable(gold) is expected
+test_verdicts_by_hand = by_hand(math.equal, [
+    ("12", "12", True), ("12.0", "12", True), ("112", "12", False), ("1,200", "1200", True),
+    ("0.3333333", "0.3333334", True), ("1000001", "1000000", False), ("0.0000001", "0", False), ("0.5", "1/2", True),
+    ("\\frac{1}{2}", "0.5", True), ("x=12", "12", True), ("12,13,14", "12", False), ("12 or 13", "12", False),
+    ("\\{12,13\\}", "13,12", True), ("\\pm 12", "12", False), ("2\\pi", "\\pi + \\pi", True),
+    ("2\\sqrt{2}", "\\sqrt{8}", True), ("(1,2)", "(2,1)", False), ("x+1", "1+x", True),
+    ("30^\\circ", "30", True), ("7/2", "3.5", True), ("3+1/2", "3.5", False), ("\\text{12 cm}", "12", False),
+    ("12\\text{ cm}", "12", True), (None, "12", False), ("1" * 501, "1" * 501, False)])
+test_the_questions_own_expression = by_hand(math.repeats, [
+    ("2x+3x", "5x", "Simplify $2x + 3x$.", True), ("x^2-1", "(x-1)(x+1)", "Factor $x^2-1$", True),
+    ("30/8", "3.75", "What is 30/8?", True), ("10\u221a3", "\\sqrt{300}", "Write 10\u221a3 as one root", True),
+    ("x+1", "1+x", "(x+1)^2", False), ("x-1", "-1+x", "what is 2x - 1", False), ("5x", "x+4x", "2x+5x", False),
+    ("x-1", "x - 1", "x-1 or x+1?", False), ("12", "12.0", "Is it 12?", False), ("-3", "-3.0", "-3", False)])
+test_readable = by_hand(math.readable, [("\\frac{1}{2}", True), ("x^2+1", True), ("", False), ("\\frac{1}{", False)])
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import each
 from vlrl.rewards import answers, chart, codes, scripts
 from vlrl.rewards.numbers import is_percent, numbers, read_number
 
@@ -21,15 +22,12 @@ AMONG = {  # text -> all numbers in it
     "\\frac{1}{2} or 3": [0.5, 3], "3\u4e2a": [3], "it is 3/4": [0.75], "3^2 = 9": [9], "2019-2021": [2019, 2021]}
 
 
-def test_numbers_by_hand():
+def test_numbers_and_counts_by_hand():
     assert {text: read_number(text) for text in ONE} == ONE
     assert [text for text in NONE if read_number(text) is not None] == []
     assert {text: list(numbers(text)) for text in AMONG} == AMONG
     assert answers.one_number("\\frac{24}{2}") is None and answers.read_number("12,5") == 12.5
     assert [is_percent(text) for text in ("3%", "3 percent", "3\\%", "\uff13\uff05", "3", "% 3")] == [1, 1, 1, 1, 0, 0]
-
-
-def test_counts_and_yes_and_no_of_other_scripts():
     assert [chart.count(text) for text in ("\u4e09", "\u5341\u4e8c", "\u4e8c\u5341", "3\u4e2a", "twenty", "3%")] == [
         3, 12, 20, 3, 20, None]
     said = {"\u662f": "yes", "\u4e0d\u662f": "no", "\u043d\u0435\u0442": "no", "\u662f\uff0c\u4e0d\u662f": None}
@@ -48,7 +46,7 @@ def test_words_by_hand():
     assert scripts.western("10\u00b2") == "10\u00b2"
 
 
-@pytest.mark.parametrize(("given_", "right", "rouge"), [
+@each("given_ right rouge", [
     ("\u7ea2\u706f12\u53f7", "\u7eff\u706f12\u53f7", (3 / 4 + 2 / 3 + 3 / 4) / 3),
     ("\u0442\u043e\u0442 \u0434\u043e\u043c", "\u044d\u0442\u043e\u0442 \u0434\u043e\u043c", 1 / 3)])
 def test_rouge_of_other_scripts_by_hand(given_, right, rouge):

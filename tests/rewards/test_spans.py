@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand
 from vlrl.rewards.spans import (
     boundary_iou,
     format_span,
@@ -27,31 +28,6 @@ SPANS = st.lists(st.tuples(WHOLE, WHOLE).map(list), max_size=6)
 ANY = st.floats() | st.just(10 ** 400)
 
 
-@pytest.mark.parametrize(("a", "b", "tiou", "shrunk"), [
-    ([10, 20], [10, 20], 1, 1), ([12, 20], [10, 20], 0.8, 0.8 * 0.95),  # two of 40 seconds off
-    ([5, 15], [10, 20], 1 / 3, 1 / 3 * 0.875 * 0.875), ([0, 40], [10, 20], 0.25, 0.25 * 0.75 * 0.5),  # the whole clip
-    ([12.5, 17], [10, 20], 0.45, 0.45 * 0.9375 * 0.925), ([20, 30], [10, 20], 0, 0),  # they touch
-    ([30, 35], [10, 20], 0, 0), ([20, 10], [10, 20], 0, 0),  # from the end to the start
-    ([15, 15], [10, 20], 0, 0), ([0, 1e6], [10, 20], 1e-5, 0),  # an end beyond the clip by more than the clip
-    ([-1e9, 1e9], [10, 20], 5e-9, 0), ([NAN, 20], [10, 20], 0, 0),
-    ([10, INF], [10, 20], 0, 0)])
-def test_two_intervals_by_hand(a, b, tiou, shrunk):
-    assert temporal_iou(a, b) == temporal_iou(b, a) == pytest.approx(tiou, abs=1e-9)
-    assert boundary_iou(a, b, 40) == pytest.approx(shrunk, abs=1e-9)
-
-
-@pytest.mark.parametrize(("spans", "truth", "iou", "iop"), [
-    ([], [], 1, 1), ([], [[1, 2]], 0, 0), ([[1, 2]], [], 0, 0), ([[5, 5]], [], 0, 0),
-    ([[13.8, 29.8]], [[13.8, 29.8]], 1, 1), ([[1, 3], [2, 5], [8, 9]], [[1, 5], [8, 9]], 1, 1),  # the same union
-    ([[0, 3], [2, 4], [22, 25]], [[1, 5], [2, 4]], 3 / 8, 3 / 7),  # shared 3, of 7 and 4
-    ([[0, 40]], [[20.9, 22.7], [23.8, 26.0]], 0.1, 0.1), ([[20.9, 22.7]], [[20.9, 22.7], [23.8, 26.0]], 0.45, 1),
-    ([[7, 3]], [[3, 7]], 0, 0), ([[3, 7], [9, 8]], [[3, 7]], 1, 1),  # what is no interval covers nothing
-    ([[0, INF]], [[3, 7]], 0, 0)])
-def test_unions_by_hand(spans, truth, iou, iop):
-    assert union_iou(spans, truth) == pytest.approx(iou, abs=1e-9)
-    assert interval_precision(spans, truth) == pytest.approx(iop, abs=1e-9)
-
-
 @settings(max_examples=60)
 @given(SPANS, SPANS)
 def test_unions_equal_cells_of_a_grid(a, b):
@@ -60,7 +36,8 @@ def test_unions_equal_cells_of_a_grid(a, b):
     both, either = (cells[0] & cells[1]).sum(), (cells[0] | cells[1]).sum()
     assert union_iou(a, b) == union_iou(b, a) == pytest.approx(both / either if either else float(not a and not b))
     if len(a) == len(b) == 1:
-        assert temporal_iou(a[0], b[0]) == pytest.approx(both / either if is_span(a[0]) and is_span(b[0]) else 0)
+        assert temporal_iou(b[0], a[0]) == temporal_iou(a[0], b[0]) == pytest.approx(
+            both / either if is_span(a[0]) and is_span(b[0]) else 0)
     assert sum(e - s for s, e in merged(a)) == cells[0].sum()
     assert union_iou(merged(a), a) == pytest.approx(float(cells[0].any() or not a))
 
@@ -91,25 +68,35 @@ READ = [  # tolerant, `a to b`, whether it is one interval and nothing else
     ("", [], None, False)]
 
 
-@pytest.mark.parametrize(("text", "tolerant", "bare", "only"), READ, ids=[ascii(row[0][:24]) for row in READ])
-def test_texts_that_are_read(text, tolerant, bare, only):
-    assert read_spans(text) == tolerant and last_span(text) == bare and only_spans(text, 1) is only
-
-
 def test_several_spans():
     assert read_spans("0 to 1, 2 to 3, 4 to 5", 2) == [[0, 1], [2, 3]]
     assert only_spans("0 to 1, 2 to 3", 2) and not only_spans("0 to 1, 2 to 3", 1) and not only_spans("0 to 1", 2)
     assert read_spans(format_span([0.1 + 0.2, 12.0])) == [[0.3, 12]] and format_span([3, 10.50004]) == "3 to 10.50004"
 
 
-@pytest.mark.parametrize(("text", "expected"), [
+test_two_intervals_by_hand = by_hand(lambda a, b: (temporal_iou(a, b), boundary_iou(a, b, 40)), [
+    ([10, 20], [10, 20], 1, 1), ([12, 20], [10, 20], 0.8, 0.8 * 0.95),  # two of 40 seconds off
+    ([5, 15], [10, 20], 1 / 3, 1 / 3 * 0.875 * 0.875), ([0, 40], [10, 20], 0.25, 0.25 * 0.75 * 0.5),  # the whole clip
+    ([12.5, 17], [10, 20], 0.45, 0.45 * 0.9375 * 0.925), ([20, 30], [10, 20], 0, 0),  # they touch
+    ([30, 35], [10, 20], 0, 0), ([20, 10], [10, 20], 0, 0),  # from the end to the start
+    ([15, 15], [10, 20], 0, 0), ([0, 1e6], [10, 20], 1e-5, 0),  # an end beyond the clip by more than the clip
+    ([-1e9, 1e9], [10, 20], 5e-9, 0), ([NAN, 20], [10, 20], 0, 0),
+    ([10, INF], [10, 20], 0, 0)], values=2, abs=1e-9)
+test_unions_by_hand = by_hand(lambda spans, truth: (union_iou(spans, truth), interval_precision(spans, truth)), [
+    ([], [], 1, 1), ([], [[1, 2]], 0, 0), ([[1, 2]], [], 0, 0), ([[5, 5]], [], 0, 0),
+    ([[13.8, 29.8]], [[13.8, 29.8]], 1, 1), ([[1, 3], [2, 5], [8, 9]], [[1, 5], [8, 9]], 1, 1),  # the same union
+    ([[0, 3], [2, 4], [22, 25]], [[1, 5], [2, 4]], 3 / 8, 3 / 7),  # shared 3, of 7 and 4
+    ([[0, 40]], [[20.9, 22.7], [23.8, 26.0]], 0.1, 0.1), ([[20.9, 22.7]], [[20.9, 22.7], [23.8, 26.0]], 0.45, 1),
+    ([[7, 3]], [[3, 7]], 0, 0), ([[3, 7], [9, 8]], [[3, 7]], 1, 1),  # what is no interval covers nothing
+    ([[0, INF]], [[3, 7]], 0, 0)], values=2, abs=1e-09)
+test_texts_that_are_read = by_hand(
+    lambda text: (read_spans(text), last_span(text), only_spans(text, 1)), READ, values=3)
+test_lists_of_spans = by_hand(span_list, [
     ("[]", []), (" [ ] ", []), ("[(5.2, 10.4)]", [[5.2, 10.4]]), ("[(3,7),(9.5, 12)]", [[3, 7], [9.5, 12]]),
     ("[(3, 7),\n(8, 8),]", [[3, 7], [8, 8]]), ("[(7, 3)]", None), ("[(3, 7), (9, 8)]", None), ("[[3, 7]]", None),
     ("[(3, 7)(8, 9)]", None), ("[,(3, 7)]", None), ("[(3, 7),,]", None), ("(3, 7)", None), ("[(3, 7)", None),
     ("[(3, 7)] so", None), ("[(-3, 7)]", None), ("[(3, 7, 9)]", None), ("[(nan, 7)]", None), ("[(3, 1e999)]", None),
     ("[~]", None), ("", None), ("[" + "(1, 2)," * 1001 + "]", None)])
-def test_lists_of_spans(text, expected):
-    assert span_list(text) == expected
 
 
 PIECES = ["3", "7.5", "1:02", " to ", " and ", "-", ",", "[", "]", "(", ")", "{", "}", '"start_time": ',

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, each
 from vlrl.rewards.tracks import mean_overlap, overlaps, read_keyed_boxes, read_track, success_rate
 
 A, B, FAR = [0, 0, 10, 10], [5, 0, 15, 10], [90, 90, 99, 99]  # A and B share a third
 
 
-@pytest.mark.parametrize(("track", "truth", "each"), [
+@each("track truth each", [
     ([A, B], [A, B], [1, 1]), ([A, A], [A, B], [1, 1 / 3]), ([A, None], [A, B], [1, 0]),
     ([A, B], [A, None], [1]),  # unseen: whatever is said
     ([A, None], [A, None], [1]), ([A], [A, B], [0, 0]),  # another number of frames
@@ -25,7 +26,7 @@ def test_success_lies_above_its_threshold():
     assert success_rate([[0, 0, 5, 10]], [A]) == 0 and success_rate([[0, 0, 5, 10]], [A], 0.49) == 1
 
 
-@pytest.mark.parametrize(("text", "count", "expected"), [
+test_tracks_as_text = by_hand(read_track, [
     ("[[0.1, 0.5, 0.3, 0.55], [0, 0, 1, 1]]", 2, [[0.1, 0.5, 0.3, 0.55], [0, 0, 1, 1]]),
     ("[[0, 0, 1, 1], null]", 2, [[0, 0, 1, 1], None]), ("[[0, 0, 1, 1], None]", 2, [[0, 0, 1, 1], None]),
     ("[[0, 0, 1, 1]]", 2, None), ("[[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]", 2, None),
@@ -33,15 +34,9 @@ def test_success_lies_above_its_threshold():
     ("[[0, 0, 1, NaN]]", 1, None), ("[[0, 0, 1, 1e999]]", 1, None), ("[[0, 0, 1, " + "9" * 5000 + "]]", 1, None),
     ('[["0", "0", "1", "1"]]', 1, None), ("[[0, 0, 1, True]]", 1, None), ("[[0, 0, 1, 1]] so", 1, None),
     ("[[0, 0, 1, 1]", 1, None), ("[" * 5000 + "]" * 5000, 1, None), ("", 0, None)])
-def test_tracks_as_text(text, count, expected):
-    assert read_track(text, count) == expected
-
-
-@pytest.mark.parametrize(("found", "expected"), [
+test_boxes_by_second = by_hand(read_keyed_boxes, [
     ({"1": A, "2": B}, {"1": A, "2": B}), ({}, {}), ({"1": [A]}, None), ({"1": A, "2": [1, 2]}, None), ([A], None),
     (None, None), ({str(i): A for i in range(1001)}, None)])
-def test_boxes_by_second(found, expected):
-    assert read_keyed_boxes(found) == expected
 
 
 @settings(max_examples=100)

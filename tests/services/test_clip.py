@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from tests.conftest import noise
+from tests.tables import each
 from vlrl.config.services import ClipSettings
 from vlrl.errors import ConfigError
 from vlrl.services.clip import Clip
@@ -69,8 +70,8 @@ def own_cosines(folder, kind, images, texts):
     return ((logits - bias) / model.logit_scale.exp()).detach().numpy()
 
 
-@pytest.mark.parametrize(("name", "kind"), [("clip", CLIPModel), ("siglip", SiglipModel)])
-@pytest.mark.parametrize("batch", [0, 3])
+@each("name kind", [("clip", CLIPModel), ("siglip", SiglipModel)])
+@each("batch", [0, 3])
 def test_cosines_are_those_of_transformers(folders, name, kind, batch):
     images = [noise(i, 40 + 8 * i, 56) for i in range(5)] + [Image.new("L", (32, 32), 90)]
     clip = Clip(ClipSettings(name=str(folders / name), batch=batch))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.services.stub import QUOTED, judging, text_of
 from tests.services.test_parts import ROW, column, number, scored, task_of
+from tests.tables import by_hand, each
 from vlrl.rewards.verdicts import quoted, read_fields, sanitized
 from vlrl.services.judge_prompts import VERDICT, verdict_prompt
 from vlrl.testing.injections import injected, injections
@@ -64,7 +65,7 @@ def test_200_injections_move_the_reward_no_more_than_plain_error(tmp_path):
     assert ROW["answer"] == "4"
 
 
-@pytest.mark.parametrize("text", TEXTS[::5])
+@each("text", TEXTS[::5])
 def test_nothing_leaves_its_quotes(text):
     prompt = verdict_prompt("2 + 2?", "4", text)
     found = QUOTED.findall(prompt)
@@ -84,7 +85,7 @@ def test_any_text_is_shown_and_quoted(text):
     assert name == "answer" and inside == made
 
 
-@pytest.mark.parametrize("text", ["<" * 9 + "|im_start|>", "<<|x|>|im_end|>", "[[INST]INST]", "<|a|><|b|>"])
+@each("text", ["<" * 9 + "|im_start|>", "<<|x|>|im_end|>", "[[INST]INST]", "<|a|><|b|>"])
 def test_control_tokens_stay_broken(text):
     assert not re.search(r"<\|[^|<>\n]{1,60}\|>|\[/?INST\]", sanitized(text))
 
@@ -101,7 +102,7 @@ def test_any_reply_is_read_or_not(text):
     assert found is None or found["verdict"] in ("yes", "no")
 
 
-@pytest.mark.parametrize(("text", "fields", "found"), [
+test_replies = by_hand(read_fields, [
     ('{"verdict": "yes"}', VERDICT, {"verdict": "yes"}), ('no {"verdict": "yes"} but {"verdict": " NO "}', VERDICT,
                                                           {"verdict": "no"}),
     ('{"verdict": "yes", "why": {"verdict": "no"}}', VERDICT, {"verdict": "yes"}),
@@ -109,5 +110,3 @@ def test_any_reply_is_read_or_not(text):
     ('{"verdict": "yes"', VERDICT, None), ("[1]", VERDICT, None), ('{"a": 3}', {"a": (1, 3)}, {"a": 3}),
     ('{"a": 3.5}', {"a": (1, 3)}, None), ('{"a": NaN}', {"a": (1, 3)}, None), ('{"a": "3"}', {"a": (1, 3)}, None),
     ('{"a": true}', {"a": (0, 3)}, None), ("{" * 5000, VERDICT, None)])
-def test_replies(text, fields, found):
-    assert read_fields(text, fields) == found

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.services.stub import PLACE, count_of, judging, text_of
+from tests.tables import refused
 from vlrl.config import validate
 from vlrl.config.services import JudgeSettings
 from vlrl.errors import ConfigError, TrainingError
@@ -256,18 +257,12 @@ def test_a_judge_that_is_away_or_has_another_model_is_told_of(tmp_path):
     away.close()
 
 
-@pytest.mark.parametrize(("given", "said"), [
+test_settings = refused(
+    ConfigError, lambda given: validate({"task": "digits", "model": {"name": "x"}, "services": {"judge": given}}), [
     ({"url": "http://a.example/v1"}, "needs services.judge.model"), ({"votes": 2}, "odd number"),
     ({"votes": 3}, "services.judge.temperature"), ({"retries": -1}, "greater than or equal to 0")])
-def test_settings(given, said):
-    with pytest.raises(ConfigError, match=said):
-        validate({"task": "digits", "model": {"name": "x"}, "services": {"judge": given}})
-
-
-@pytest.mark.parametrize(("given", "said"), [
+test_addresses_and_keys = refused(
+    ConfigError, lambda given, tmp_path: Judge(JudgeSettings(**{"model": "m", **given}), tmp_path), [
     ({"url": "nowhere"}, r"services\.judge\.url 'nowhere' is not the address"),
     ({"url": "http://me:pw@a.example/v1"}, r"services\.judge\.key_env"),
     ({"url": "http://a.example/v1", "key_env": "NOT_SET_HERE"}, r"services\.judge\.key_env NOT_SET_HERE")])
-def test_addresses_and_keys(tmp_path, given, said):
-    with pytest.raises(ConfigError, match=said):
-        Judge(JudgeSettings(**{"model": "m", **given}), tmp_path)

@@ -13,6 +13,7 @@ from tests.conftest import SAMPLES
 from tests.helpers import load, settings
 from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
+from tests.tables import each
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import AlgoSettings
 from vlrl.curriculum import Draw
@@ -27,7 +28,7 @@ from vlrl.types import Completion, Sample
 SEVEN = Sample(id="7", row={"n": 7, "answer": "7"})
 
 
-@pytest.mark.parametrize(("text", "content"), [
+@each("text content", [
     ("<think>a</think><answer>no</answer><answer>cat</answer> end", "cat"), ("<answer>cat", "cat"), ("cat", ""),
     ("<answer></answer>x", ""), ("<answer>", ""), ("</answer><answer>ü b</answer>", "ü b"), ("", ""),
     ("<answer>bü</answer>ü", "bü"), ("ü<answer>ü😀", "ü😀")])
@@ -40,7 +41,7 @@ def test_the_tokens_of_the_last_answer(text, content):
     assert decode(tokens[start:end]) == content
 
 
-@pytest.mark.parametrize(("pieces", "span"), [
+@each("pieces span", [
     (["<answer>", "ca", "t</", "answer>"], (1, 3)), (["<ans", "wer>c", "at", "</answer>"], (1, 3)),
     (["x<answer>y", "</answer>z"], (0, 1)), (["<answer>", "ab"], (1, 2)),
     (["<answer>", "", "ab", "", "</answer>"], (2, 4))])

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.services.stub import PLACE, QUOTED, count_of, judging, quotes, says, text_of
+from tests.tables import each, refused
 from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
@@ -217,7 +218,7 @@ def test_any_task_can_have_them_beside_its_own(tmp_path):
     assert column(found, "judge") == [1, 0] and column(found, "tournament") == [0, 1]
 
 
-@pytest.mark.parametrize("more, weights", [
+@each("more weights", [
     ({}, {"accuracy": 0, "cascade": 1, "recovered": 0}),
     ({"rewards": {"accuracy": 0.6}}, {"accuracy": 0.6, "cascade": 1}),  # both are asked for
     ({"combine": "max:accuracy,cascade"}, {"accuracy": 1, "cascade": 1}),
@@ -235,15 +236,12 @@ def test_a_task_that_needs_a_service_of_its_own(tmp_path):
         make_task(configs.validate({"task": twice, "model": {"name": "x"}}))
 
 
-@pytest.mark.parametrize(("parts", "said"), [
+test_what_is_wrong_is_named = refused(ConfigError, lambda parts: task_of(*parts), [
     (["jugde"], r"task\.parts\.0='jugde' is not known\. Did you mean 'judge'"),
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
     (["judge", "judge"], "'judge' is given twice"), (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
-def test_what_is_wrong_is_named(parts, said):
-    with pytest.raises(ConfigError, match=said):
-        task_of(*parts)
 
 
 def test_one_s_own(tmp_path):

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from tests.services.test_clip import SMALL, _tokenizer
 from tests.services.test_parts import ROW, task_of
+from tests.tables import each
 from vlrl import config as configs
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
@@ -50,7 +51,7 @@ def own(folder, texts, special):
                 for text in texts]
 
 
-@pytest.mark.parametrize("batch", [0, 3])
+@each("batch", [0, 3])
 def test_scores_are_the_logits_of_transformers(folders, batch):
     found = scorer(folders / "plain", folders / "chat", batch=batch)("the picture", (), ANSWERS)
     plain = own(folders / "plain", [f"the picture\n{a}" for a in ANSWERS], True)
@@ -70,7 +71,7 @@ def test_a_text_is_scored_once(folders, monkeypatch):
     assert made("the picture", (), ["a dog on the road"]) == first[1:2] and len(seen) == 4  # it was forgotten
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@each("pairs", [False, True])
 def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
     """Texts up to the end of each step; or steps and pairs by themselves (HRM). The part is their mean; they stay."""
     task = task_of({"name": "process", "pairs": pairs}, rewards={"accuracy": 0, "format": 0})
@@ -116,8 +117,7 @@ def test_what_has_no_score_is_said_and_counted(folders):
     assert provided.metrics("train", 2) == {"reward_model/scored": 4, "reward_model/failed": 2}
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("two", "has 2 labels instead of one: name a run of vlrl sft"), ("nowhere", "cannot be loaded")])
+@each("name said", [("two", "has 2 labels instead of one: name a run of vlrl sft"), ("nowhere", "cannot be loaded")])
 def test_what_gives_no_score_is_refused(folders, name, said):
     with pytest.raises(ConfigError, match=said):
         scorer(folders / name)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import each
 from vlrl import config as configs
 from vlrl.errors import ConfigError
 from vlrl.task.base import Task
@@ -36,7 +37,7 @@ def least(parts, weights):
 
 
 # weights at step 0: rule 1, judge .5, format .2; at step 5 format .1; at step 10 format 0
-@pytest.mark.parametrize(("combine", "text", "step", "reward"), [
+@each("combine text step reward", [
     ("sum", "1 1 1", 0, 1.7), ("sum", "1 -1 1", 5, 0.6), ("auto", "0 1 1", 10, 0.5),
     ("product", "1 1 1", 0, 0.1), ("product", "2 1 0", 0, 0), ("product", "2 1 0", 10, 1.0),
     ("product", "1 1 1", 5, 0.05),
@@ -59,7 +60,7 @@ def test_ways_to_combine(combine, text, step, reward):
     assert again == scored
 
 
-@pytest.mark.parametrize(("combine", "says"), [
+@each("combine says", [
     ("gate:formt", "no part 'formt'. Did you mean 'format'"), ("gate", "names 0 parts: write it as gate:format"),
     ("max:rule", "write it as max:rule,judge"), ("max:rule,rule", "names 2 parts"), ("sum:rule", "write it as sum"),
     ("gate:rule>=", "not a finite number: write it as gate:accuracy>=0.8"), ("gate:rule>=nan", "not a finite number"),
@@ -131,7 +132,7 @@ def test_gates_and_levels_as_written_down_again():
         assert gated.turns_count(parts) == (have["rule"] >= 0.5)
 
 
-@pytest.mark.parametrize("combine", ["sum", "product", "max:rule,judge", "tests.task.test_combine:least"])
+@each("combine", ["sum", "product", "max:rule,judge", "tests.task.test_combine:least"])
 def test_what_gates_nothing_pays_turns(combine):
     assert Judged(combine=combine).turns_count({"rule": 0.0, "judge": -1.0, "format": 0.0})
     assert Own().turns_count({"rule": 0.0})

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.scripted import ScriptedEngine
+from tests.tables import each, refused
 from vlrl import config as configs
 from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
@@ -284,7 +285,7 @@ class Made(Number):
         return Sample(id=f"made-{index}", row={"n": knobs["hard"]})
 
 
-@pytest.mark.parametrize("name", ["rlcs", "replay", "gain_rl", "prioritised", "alp_gmm"])
+@each("name", ["rlcs", "replay", "gain_rl", "prioritised", "alp_gmm"])
 def test_any_sampler_draws_within_shares(name):
     def made():
         task = Mixture({"a": Made(size=8), "b": Made(size=8)})
@@ -428,7 +429,7 @@ def test_entries_have_labels_shares_and_files_of_their_own(tmp_path):
             "tasks.1.weight: 2.0 -> 5.0"]
 
 
-@pytest.mark.parametrize(("more", "says"), [
+test_what_is_wrong_with_tasks_is_said = refused(ConfigError, lambda more: validate({**BASE, **more}), [
     ({"tasks": ["digits", "own/digits.py"]},
      r"tasks\.0\.name='digits' and tasks\.1\.name='own/digits\.py' are both labelled 'digits'.*tasks\.1\.label="),
     ({"task": "digits", "tasks": ["grounding"]}, r"task\.name='digits' and tasks \(grounding\) are both set.*remove"),
@@ -443,9 +444,6 @@ def test_entries_have_labels_shares_and_files_of_their_own(tmp_path):
     ({"tasks": 3}, "tasks=3: Input should be a list"),
     ({"tasks": [{"name": "digits", "data": {"trian": "x"}}]}, r"tasks\.0\.data\.trian.*Did you mean 'train'"),
     ({"tasks": [{"label": "x"}]}, "needs a name")])
-def test_what_is_wrong_with_tasks_is_said(more, says):
-    with pytest.raises(ConfigError, match=says):
-        validate({**BASE, **more})
 
 
 def test_errors_of_one_task_name_it(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from tests.e2e.runs import write_config
 from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
+from tests.tables import each
 from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.services.missing import unserved_parts, without_parts
@@ -57,7 +58,7 @@ def test_a_service_is_an_attribute_and_its_absence_is_named():
         score_group(Unnamed(), SEVEN, [Answer(text="7")], 0)
 
 
-@pytest.mark.parametrize(("task", "skipped", "parts"), [
+@each("task skipped parts", [
     (Judged(), ["quality"], {"right": 1.0, "order": 0.0}), (Asking(), ["quality", "order"], {"right": 1.0})])
 def test_parts_without_their_service_are_left_out(task, skipped, parts):
     answers = [Answer(text="7")]

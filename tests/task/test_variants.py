@@ -17,6 +17,7 @@ from tests.e2e.runs import run as start
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
+from tests.tables import each, refused
 from vlrl import config as configs
 from vlrl.algo.advantage import dr_grpo
 from vlrl.config.schema import LimitsSettings
@@ -89,12 +90,9 @@ def test_noise_is_that_of_forward_diffusion(tmp_path):
     assert pixels(1000, 7)[0].std() == pytest.approx(127.5 * 0.7184, rel=0.02)
 
 
-@pytest.mark.parametrize(("edit", "says"), [
+test_bad_edits_are_named = refused(DataError, lambda edit: load_media(clip([0, 200], edits=(edit,)), LIMITS), [
     (("shufle", 1), "'shufle' is not known. Did you mean 'shuffle'"), (("shuffle",), "missing 1 required"),
     (("shuffle", "x"), "shuffle"), (("noise", 0.3, 1), "integer from 0 to 1000"), (("noise", 1001, 1), "1001")])
-def test_bad_edits_are_named(edit, says):
-    with pytest.raises(DataError, match=says):
-        load_media(clip([0, 200], edits=(edit,)), LIMITS)
 
 
 # --- what a task may ask for ------------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ def test_bad_edits_are_named(edit, says):
 V = Variant(name="v", media=(), n=1)
 
 
-@pytest.mark.parametrize(("variants", "says"), [
+@each("variants says", [
     ([1], "returned int"), ([replace(V, name="")], "the name ''"), ([replace(V, n=-1)], "n=-1"), ([V, V], "'v' more"),
     ([replace(V, n=True)], "n=True"), ([replace(V, media=(Media(source=noise(0, 8, 8)),))], r"\['image'\], but"),
     ([replace(V, media=(1,))], "expected a tuple of Media"), ([replace(V, n=3, trained=True)], "rollout.group_size=3"),
@@ -131,7 +129,7 @@ class Beside(Number):
         return [{"ahead": float(self.score(sample, a)["right"] > max(others, default=0))} for a in answers]
 
 
-@pytest.mark.parametrize("ahead", [True, False])
+@each("ahead", [True, False])
 def test_answers_of_variants_join_the_group_or_are_handed_over(ahead):
     s = scripted(lambda prompt, i: prompt.text if i else "wrong", rollout={"group_size": 3, "score_ahead": ahead})
     s.task = s.generator.task = s.encoder.task = Beside()

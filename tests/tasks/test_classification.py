@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.tables import by_hand, each, refused
 from tests.tasks.scaffold import assert_contract, few_and_many, over_texts, scores, think
 from vlrl import config
 from vlrl.config.schema import DataSettings
@@ -43,7 +44,7 @@ def score(mode, text, **row):
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("text", "accuracy", "format"), [
+@each("text accuracy format", [
     ("Tabby cat", 1, 1), ("tabby", 1, 1),  # a synonym
     ("dog", 0, 1), ("tabby cat", 0, 0),  # exact, as CLS-RL compares
     ("Tabby cat.", 0, 0), ("<answer>Tabby cat</answer>", 0, 0), ("Tabby cat dog", 0, 0), ("", 0, 0)])
@@ -51,7 +52,7 @@ def test_without_thinking_the_whole_text_is_compared(text, accuracy, format):
     assert score("no_thinking", text) == {"accuracy": accuracy, "format": format}
 
 
-@pytest.mark.parametrize(("text", "accuracy", "format"), [
+@each("text accuracy format", [
     ("<think>stripes</think><answer>Tabby cat</answer>", 1, 1),
     ("<think>stripes</think>\n<answer> tabby CAT. </answer>", 1, 1),
     ("<think>stripes</think><answer>tabby</answer>", 1, 1), ("<think>stripes</think><answer>dog</answer>", 0, 1),
@@ -90,7 +91,7 @@ TABLES = {
         f"{think('tabby cat')}<confidence>sure</confidence>": (1, 0, 0)}}
 
 
-@pytest.mark.parametrize("recipe", TABLES)
+@each("recipe", TABLES)
 def test_recipes_by_hand(recipe):
     for text, expected in TABLES[recipe].items():
         (found,) = scored(ROW, text, recipe=recipe)
@@ -101,7 +102,7 @@ def test_recipes_by_hand(recipe):
     assert scored(ROW, think("tabby"), recipe="cls_rl")[0].reward == 2
 
 
-@pytest.mark.parametrize(("text", "name", "others", "same"), [
+test_names_within_other_words = by_hand(names_class, [
     ("water lily", "water_lily", (), True), ("waterlily", "Water Lily", (), True),
     ("it is a water lily", "waterlily", (), True), ("lily", "water lily", (), False),  # less than half of it
     ("water", "water lily", (), True), ("water", "water lily", ("water iris",), False),  # several fit
@@ -113,11 +114,9 @@ def test_recipes_by_hand(recipe):
     ("Boeing 737-200", "737-200", ("737-300",), True), ("of", "bird of paradise", (), False), ("", "", (), False),
     ("cat", "!", (), False), ("dog", "cat", ("!",), False),
     ("\u8fd9\u662f\u72d7", "\u72d7", ("\u732b",), True), ("\u8fd9\u662f\u72d7", "\u732b", ("\u72d7",), False)])
-def test_names_within_other_words(text, name, others, same):
-    assert names_class(text, name, others) is same
 
 
-@pytest.mark.parametrize("row", [ROW, SEVERAL])
+@each("row", [ROW, SEVERAL])
 def test_what_it_is_not_is_no_class(row):
     name = row["label"] if isinstance(row["label"], str) else ", ".join(row["label"])
     for text in (f"not a {name}", f"It is not a {name}", f"no {name}", f"a {name} is not there"):
@@ -175,7 +174,7 @@ SETS = {  # Jaccard, F1, the same set
     "mug": (0, 0, 0), "": (0, 0, 0), ",;": (0, 0, 0), ", ".join(["cat", "dog", *map(str, range(300))]): (0, 0, 0)}
 
 
-@pytest.mark.parametrize("recipe", ["plain", "cls_rl", "visual_rft_classification"])
+@each("recipe", ["plain", "cls_rl", "visual_rft_classification"])
 def test_several_labels_by_hand(recipe):
     for place, name in enumerate(("jaccard", "f1", "exact")):
         texts = [*SETS] if recipe == "plain" else [*map(think, SETS)]
@@ -194,18 +193,16 @@ def test_rows_with_several_labels():
     assert one["label"] == ["cat"] and task.sample_from_row({"id": 1, "label": 7})["label"] == "7"
 
 
-@pytest.mark.parametrize(("change", "words"), [
+test_bad_rows_are_named = refused(DataError, lambda change: load("classification").sample_from_row({**ROW, **change}), [
     ({"label": None}, "label=None"), ({"label": []}, r"label=\[\]"), ({"label": ""}, "label=''"),
     ({"label": [True]}, r"label=\[True\]"), ({"labels": "a"}, "labels='a'"), ({"synonyms": [None]}, "synonyms"),
     ({"id": None}, "id=None"), ({"label": ["a", "b"]}, "must be an object {label"),
     ({"label": ["a, b", "c"], "synonyms": None}, "'a, b' has a comma"),
-    ({"label": ["a", "b"], "synonyms": {"a": ["c;d"]}}, "'c;d' has a comma"), ({"synonyms": {"a": "b"}}, "a='b'")])
-def test_bad_rows_are_named(change, words):
-    with pytest.raises(DataError, match=f"row .*{words}"):
-        load("classification").sample_from_row({**ROW, **change})
+    ({"label": ["a", "b"], "synonyms": {"a": ["c;d"]}}, "'c;d' has a comma"), ({"synonyms": {"a": "b"}}, "a='b'")
+], start="row .*")
 
 
-@pytest.mark.parametrize("given", [{"thinking": "maybe"}, {"shots": -1}, {"classes": "old"}, {"multi_score": "mean"}])
+@each("given", [{"thinking": "maybe"}, {"shots": -1}, {"classes": "old"}, {"multi_score": "mean"}])
 def test_unknown_values(given):
     with pytest.raises(ConfigError, match=rf"task\.{next(iter(given))}="):
         load("classification", given)
@@ -350,7 +347,7 @@ def test_folders_and_tables_are_read(tmp_path):
 
 # --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "digits"])
+@each("name", [name for name in CONFIGS if name != "digits"])
 def test_every_config_scores_its_perfect_answer(name):
     task = build_task.make_task(config.load(CONFIGS[name]))
     assert task.used is built(recipe=name).used

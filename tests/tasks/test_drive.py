@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import each
 from vlrl import config as configs
 from vlrl import testing
 from vlrl.errors import ConfigError, DataError
@@ -80,7 +81,7 @@ def test_scenes_of_splits_and_seeds_are_apart():
         task.samples("test")
 
 
-@pytest.mark.parametrize(("text", "expected"), [
+@each("text expected", [
     ("KEEP, STRAIGHT", ("KEEP", "STRAIGHT")), ("<think>STOP</think> ACCELERATE, LEFT_CHANGE",
                                                ("ACCELERATE", "LEFT_CHANGE")),
     ("<answer>DECELERATE, RIGHT_CHANGE</answer>", ("DECELERATE", "RIGHT_CHANGE")),
@@ -94,7 +95,7 @@ def test_words_that_are_read(text, expected):
         assert read_decision(decision_text(read), "meta") == read
 
 
-@pytest.mark.parametrize(("text", "expected"), [
+@each("text expected", [
     ("[[5, 0, 1], [10, -1.5, 2]]", [[5, 0, 1], [10, -1.5, 2]]), ("[]", None), ("[[5, 0, 0]]", None),
     ("[[5, 0]]", None), ("[[1e999, 0, 1]]", None), ("KEEP, STRAIGHT", None)])
 def test_way_points_that_are_read(text, expected):
@@ -111,7 +112,7 @@ def test_no_text_raises(text, actions):
     read_decision(text, actions)
 
 
-@pytest.mark.parametrize("actions", ["meta", "waypoints"])
+@each("actions", ["meta", "waypoints"])
 def test_hostile_texts_brake_the_vehicle(actions):
     task = drive(actions=actions, traffic=0, seconds=20)
     _, steps = played(task, task.samples("train")[0], list(hostile_texts("", long=False))[:12])
@@ -172,8 +173,7 @@ def test_way_points_are_followed():
     assert turned * side < 0 and world.ego.lane_index[2] == lane - np.sign(side)
 
 
-@pytest.mark.parametrize(("word", "low", "high"), [
-    ("KEEP", -0.01, 0.01), ("ACCELERATE", 1.5, 3), ("DECELERATE", -3, -1.5), ("STOP", -6.1, -4)])
+@each("word low high", [("KEEP", -0.01, 0.01), ("ACCELERATE", 1.5, 3), ("DECELERATE", -3, -1.5), ("STOP", -6.1, -4)])
 def test_words_of_speed(word, low, high):
     world = World("highway", "words", 12, traffic=0)
     before = world.ego.speed
@@ -257,7 +257,7 @@ def test_the_contrast_part_is_refused_without_its_service():
     assert "contrast" not in drop_unserved_parts(drive(), (), task.samples("train")).weights
 
 
-@pytest.mark.parametrize(("cosines", "clear"), [((0.2, 0.3), 1.0), ((0.315, 0.3), 0.5), ((0.4, 0.3), 0.0)])
+@each("cosines clear", [((0.2, 0.3), 1.0), ((0.315, 0.3), 0.5), ((0.4, 0.3), 0.0)])
 def test_the_contrast_part(cosines, clear):
     """1 - |speed - clear|, times how near the middle of the lane is, over the seconds."""
     task, clip = drive(reward="contrast", traffic=0), Cosines(*cosines)

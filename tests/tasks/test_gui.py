@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import each, refused
 from tests.tasks import scaffold
 from tests.tasks.scaffold import scores, think
 from vlrl.data.coordinates import make
@@ -183,8 +184,7 @@ TABLES = {"gui_g1": G1, "gui_g2": G2, "se_gui": SE, "ui_r1": UI_R1, "gui_r1": GU
           "glm_v_androidworld": GLM, "element": ELEMENT, "click": POINTED}
 
 
-@pytest.mark.parametrize(("recipe", "case"), [(name, case) for name, table in TABLES.items() for case in table],
-                         ids=lambda v: v if isinstance(v, str) else ascii(v[1][:30]))
+@each("recipe case", [(name, case) for name, table in TABLES.items() for case in table])
 def test_by_hand(recipe, case):
     row, text, *expected = case
     assert scored(recipe, row, text)[0] == pytest.approx(tuple(expected), abs=1e-9)
@@ -201,7 +201,7 @@ def test_the_published_totals():
 
 # --- agreement --------------------------------------------------------------------------------------------------------
 
-GROUPS = [
+@each("texts expected", [
     (["[0, 0, 10, 10]", "[0, 0, 10, 10]", "[5, 0, 15, 10]"], [250 / 300, 250 / 300, 200 / 300]),
     (["[0, 0, 10, 10]", "", "[10, 10, 0, 0]", "junk", "[1, 2, 3]", "[1, 2, 3, 4, 5]"], [1, 0, 0, 0, 0, 0]),
     (["", "junk"], [0, 0]), (["[0, 0, 10, 10]", "[50, 50, 60, 60]"], [1, 1]),  # nothing shared
@@ -209,10 +209,7 @@ GROUPS = [
     (["[60, 50]", "[10, 0, 110, 100]"], [1, 1]),  # a point grows by 50 pixels to each side
     (["<think>[0, 0, 9, 9]</think>[0, 0, 10, 10]", "```json\n[{\"bbox_2d\": [0, 0, 10, 10]}]\n```"], [1, 1]),
     (["[0, 0, 10, 10]🙂", LONG, "[-50, -50, 10, 10]", "[500, 500, 600, 600]"], [1, 0, 1, 0]),  # clipped to the image
-]
-
-
-@pytest.mark.parametrize(("texts", "expected"), GROUPS)
+])
 def test_consensus_by_hand(texts, expected):
     found = [c for (c,) in scored("gui_rcpo", BARE, *texts)]
     assert found == pytest.approx(expected)
@@ -258,8 +255,8 @@ def test_a_click_by_point_is_right_at_its_point(width, height, x, y, convention)
     assert task.score(sample, parse_answer(task.oracle(sample))) == {"accuracy": 1}
 
 
-@pytest.mark.parametrize("convention", ["norm1000", "norm999", "norm1", "processed"])
-@pytest.mark.parametrize("recipe", [name for name in TABLES if name not in ("element", "click")])
+@each("convention", ["norm1000", "norm999", "norm1", "processed"])
+@each("recipe", [name for name in TABLES if name not in ("element", "click")])
 def test_perfect_answers_in_every_convention(recipe, convention):
     task = load("gui", {"recipe": recipe})
     task.coordinates = make(convention)
@@ -269,16 +266,14 @@ def test_perfect_answers_in_every_convention(recipe, convention):
     assert found.error is None and found.reward == pytest.approx(best, rel=0.03)
 
 
-@pytest.mark.parametrize(("recipe", "change", "words"), [
+test_rows_that_miss_what_a_recipe_needs = refused(
+    DataError, lambda recipe, change: load("gui", {"recipe": recipe}).sample_from_row({**ROW, **change}), [
     ("gui_g1", {"box": None}, "the row has no box"), ("ui_r1", {"box": None}, "neither an action nor a box"),
     ("ui_r1", {"box": None, "action": {"type": "click"}}, "needs the row's box"),
     ("ui_r1", {"action": "click"}, "action=click must be an object"), ("ui_r1", {"action": {}}, "with a type"),
     ("ui_r1", {"action": {"type": "click", "point": [1]}}, r"point=\[1\] must be"),
     ("gui_g1", {"box": [60, 50, 20, 10]}, "x1 < x2"), ("gui_g1", {"width": 0}, "width=0"),
-    ("gui_g1", {"instruction": None}, "instruction=None"), ("gui_r1", {"history": 5}, "history=5")])
-def test_rows_that_miss_what_a_recipe_needs(recipe, change, words):
-    with pytest.raises(DataError, match=f"row 'r1'.*{words}"):
-        load("gui", {"recipe": recipe}).sample_from_row({**ROW, **change})
+    ("gui_g1", {"instruction": None}, "instruction=None"), ("gui_r1", {"history": 5}, "history=5")], start="row 'r1'.*")
 
 
 def test_history_in_the_prompt():

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from tests.e2e.recipe_scores import CASES, think
+from tests.tables import each
 from vlrl.config import load
 from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.text import EnvironmentAction, completion_for, parse_answer
@@ -42,7 +43,7 @@ def changed(given, text):
     return {**given, "text": text} if isinstance(given, dict) else text
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_what_the_prompt_opened_is_paid_with_the_answer(name):
     """trl#6966: think-format reward always 0 because the template already opens <think>."""
     given = [(text, written(text), reward) for text, _, reward in CASES[name].scores]
@@ -57,7 +58,7 @@ def test_what_the_prompt_opened_is_paid_with_the_answer(name):
                if text.startswith("<think>") and thinks)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_thinking_that_was_cut_earns_no_more_than_silence(name):
     """Thinking that names the answer, and never ends."""
     bare = [re.sub("</?answer>", "", written(text).rpartition("</think>")[2]) for text, *_ in CASES[name].scores]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.recipe_scores import CASES, think
+from tests.tables import each
 from vlrl import config
 from vlrl.data.sources.dataset import sample_from
 from vlrl.errors import ConfigError
@@ -34,7 +35,7 @@ def scored(task, sample, *texts):
     return score_group(task, sample, [parse_answer(text) for text in texts], 0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_only_what_solves_the_sample_is_correct(name):
     """The oracle is; no answer of perfect form alone, and none that says nothing."""
     task, sample = made(name)
@@ -84,7 +85,7 @@ def test_an_answer_without_a_reward_is_neither_correct_nor_wrong():
     assert said(Shaped(), "", "no number") == [None, None]
 
 
-@pytest.mark.parametrize(("rewards", "expected"), [
+@each("rewards expected", [
     ({"format": 1.0, "accuracy": 1.0}, {"accuracy": 0.5}), ({"format": 2.0, "correct": 1.0}, {"correct": 0.5}),
     ({"format": 0.1, "iou": 1.0, "hit": 1.0}, {"iou": 0.5}), ({}, {})])
 def test_what_counts_where_the_task_says_nothing(rewards, expected):
@@ -93,7 +94,7 @@ def test_what_counts_where_the_task_says_nothing(rewards, expected):
     assert task(rewards=dict.fromkeys(rewards, 0.0)).criterion == expected  # weights of a run change no outcome
 
 
-@pytest.mark.parametrize(("part", "least", "expected"), [
+@each("part least expected", [
     (None, None, [True, False]), ("far", None, [True, True]),
     ("format", None, [True, True]), ("far", 0.3, [True, True]), (None, 0.1, [True, True]),
     ("of another task", None, [True, False])])

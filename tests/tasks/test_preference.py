@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from tests.tables import each, refused
 from tests.tasks.scaffold import few_and_many, over_texts, scores, think
 from vlrl import config, testing
 from vlrl.config.schema import DataSettings
@@ -60,7 +61,7 @@ TABLES = {
                   think("-2"): (0, 1), think("2.0"): (0, 1), "": (0, 0)}}
 
 
-@pytest.mark.parametrize("recipe", TABLES)
+@each("recipe", TABLES)
 def test_recipes_by_hand(recipe):
     for text, (accuracy, format) in TABLES[recipe].items():
         (found,) = scored(text, recipe=recipe)
@@ -110,15 +111,12 @@ def test_the_prompt_shows_question_and_responses():
         "[Question]: What is it?\n\n[Response 1]: a cat {second}\n\n[Response 2]: a dog\n\nWhich response")
 
 
-@pytest.mark.parametrize(("change", "words"), [
+test_rows_that_cannot_be_used = refused(DataError, lambda change: built().sample_from_row({**ROW, **change}), [
     ({"question": " "}, "question=' '"), ({"responses": ["a"]}, "responses="),
     ({"responses": "a b"}, "two non-empty strings"),
     ({"responses": ["a", ""]}, "two non-empty strings"), ({"responses": ["a", "a"]}, "neither can be better"),
     ({"answer": 0}, "answer=0"), ({"answer": True}, "answer=True"), ({"answer": "2"}, "answer='2'"),
-    ({"answer": None}, "answer=None"), ({"answer": [1]}, "answer=")])
-def test_rows_that_cannot_be_used(change, words):
-    with pytest.raises(DataError, match=f"row 'r1': .*{words}"):
-        built().sample_from_row({**ROW, **change})
+    ({"answer": None}, "answer=None"), ({"answer": [1]}, "answer=")], start="row 'r1': .*")
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -179,7 +177,7 @@ def test_who_always_says_one_shows_it(data, said, bias, agreement):
 
 # --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     task = build_task.make_task(config.load(CONFIGS[name]))
     sample = task.sample_from_row(ROW)
@@ -189,7 +187,7 @@ def test_every_config_scores_its_perfect_answer(name):
     assert paper in CONFIGS[name].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("recipe", TABLES)
+@each("recipe", TABLES)
 def test_cheats_do_not_pay(recipe):
     task = built(recipe=recipe)
     sample = task.sample_from_row(ROW)

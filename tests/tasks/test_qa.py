@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.tables import each, refused
 from tests.tasks.scaffold import assert_contract, few_and_many, over_texts, think
 from vlrl import config
 from vlrl.checks.fields import field_problems
@@ -101,7 +102,7 @@ TYPES = [
     ({**MATH, "answer": 12}, {"12": 1, "112": 0, "10, 11, 12": 0, "1 to 12": 0})]
 
 
-@pytest.mark.parametrize(("row", "table"), [case for case in TYPES if case[1]], ids=lambda v: v.get("answer_type", ""))
+@each("row table", [case for case in TYPES if case[1]])
 def test_types_by_hand(row, table):
     found = scored(row, *table, recipe="direct")
     assert all(s.error is None for s in found)
@@ -143,7 +144,7 @@ FORMS = {  # text -> accuracy, format, of the count 12
                         f"<think>{STAGES[21:]}</think><answer>12</answer>": (1, 0), STAGES + "12": (1, 0)}}
 
 
-@pytest.mark.parametrize("recipe", FORMS)
+@each("recipe", FORMS)
 def test_forms_by_hand(recipe):
     found = scored(COUNT, *FORMS[recipe], recipe=recipe, services=NEVER)
     assert [(s.parts["accuracy"], s.parts["format"]) for s in found] == list(FORMS[recipe].values())
@@ -227,7 +228,7 @@ def test_forms_of_an_item():
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("change", "words"), [
+test_rows_that_cannot_be_used = refused(DataError, lambda change: sample_of(qa(), {**CHOICE, **change}), [
     ({"question": " "}, "question= "), ({"question": None}, "question=None"), ({"answer_type": "sum"}, "one of choice"),
     ({"answer_type": None}, "; or set data.format=qa, which"), ({"answer_type": ["count"]}, "one of choice"),
     ({"answer": {"a": 1}}, "must be a string"),
@@ -243,10 +244,7 @@ def test_forms_of_an_item():
     ({"answer_type": "math", "answer": "the half"}, "as one mathematical expression"),
     ({"answer_type": "math", "answer": "\\frac{1}{"}, "as one mathematical expression, so no"),
     ({"answer_type": "count", "answer": 2.5}, "answer='2.5'"),
-    ({"answer_type": "text", "answer": ""}, "as a short text")])
-def test_rows_that_cannot_be_used(change, words):
-    with pytest.raises(DataError, match=f"row 'r1': .*{words}"):
-        sample_of(qa(), {**CHOICE, **change})
+    ({"answer_type": "text", "answer": ""}, "as a short text")], start="row 'r1': .*")
 
 
 def test_math_rows_need_the_library(monkeypatch):
@@ -275,7 +273,7 @@ def test_accuracy_by_type_and_category():
 
 # --- configs, cheats, bounds ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
     task = build_task.make_task(found)
@@ -293,7 +291,7 @@ def test_there_is_a_config_for_each_published_recipe():
     assert set(CONFIGS) - {"tiny"} == {*RECIPES} - {"direct", "thinking", "easy_r1"}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each("recipe", RECIPES)
 def test_cheats_do_not_pay(recipe):
     task = qa(recipe=recipe)
     for row in (CHOICE, COUNT, NUMBER, YES, VALUE, YEAR):
@@ -334,7 +332,7 @@ def test_the_task_is_no_answer():
 UNSURE = {**CHOICE, "options": ["a cat", "a dog", "not enough data"]}
 
 
-@pytest.mark.parametrize(("row", "text", "read", "ignored"), [
+@each("row text read ignored", [
     (CHOICE, "not B", 0, 1), (CHOICE, "It isn't B.", 0, 1), (CHOICE, "It is not a dog", 0, 1), (CHOICE, "B", 1, 1),
     (NUMBER, "not 3.14", 0, 1), (COUNT, "There are not 12", 0, 1), (GUESS, "not 40", 0, 1), (YES, "not no", 0, 0),
     ({**UNSURE, "answer": "C"}, "Not enough data", 1, 1), (UNSURE, "not B", 0, 1), (YES, "not correct", 0, 0),
@@ -399,8 +397,8 @@ KINDS_OF_3 = [{"answer_type": kind, "answer": "3"} for kind in (
     "number", "count", "math", "text", "chart", "ocr", "regression")]
 
 
-@pytest.mark.parametrize("row", KINDS_OF_3, ids=lambda row: row["answer_type"])
-@pytest.mark.parametrize("recipe", ["thinking", "mm_eureka", "vision_r1_ptst", "noisy_rollout"])
+@each("row", KINDS_OF_3)
+@each("recipe", ["thinking", "mm_eureka", "vision_r1_ptst", "noisy_rollout"])
 def test_report_17_nothing_readable_earns_nothing(row, recipe):
     """ms-swift#3130: accuracy and format were both paid for a row with the solution 3 when nothing could be parsed."""
     texts = ["", "abc", "<answer></answer>", "<answer>33</answer>", "<answer>abc</answer>"]
@@ -412,7 +410,7 @@ def test_report_17_nothing_readable_earns_nothing(row, recipe):
     assert [s.parts["format"] for s in found[:5]] == [0] * 5
 
 
-@pytest.mark.parametrize(("row", "right", "wrong"), [
+@each("row right wrong", [
     ({"answer": "\\frac{1}{2}", "answer_type": "math"}, ["\\boxed{\\frac{1}{2}}", "$\\frac{1}{2}$", "\\(.5\\)"], ["2"]),
     ({"answer": "5", "answer_type": "number"},
      ["\\boxed{5}", "5 cm", "\\boxed{5\\text{ cm}}", "5\\,\\mathrm{cm}", "\\[5\\]"],
@@ -422,15 +420,14 @@ def test_report_17_nothing_readable_earns_nothing(row, recipe):
     ({"answer": "red", "answer_type": "text"}, ["\\boxed{red}", "\\boxed{\\text{red}}"], ["\\boxed{blue}"]),
     ({"answer": "B", "answer_type": "choice", "options": ["x", "y"]}, ["\\boxed{B}", "\\boxed{\\text{y}}"],
      ["\\boxed{A}"]),
-    ({"answer": "yes", "answer_type": "yes_no"}, ["\\boxed{yes}"], ["\\boxed{no}", "\\boxed{yes} \\boxed{no}"])],
-    ids=lambda v: v["answer_type"] if isinstance(v, dict) else "")
+    ({"answer": "yes", "answer_type": "yes_no"}, ["\\boxed{yes}"], ["\\boxed{no}", "\\boxed{yes} \\boxed{no}"])])
 def test_report_16_latex_units_and_boxes_inside_the_answer(row, right, wrong):
     """trl#3903, VLM-R1#163, R1-V#106: the format was learned while no right answer was paid."""
     found = scored({"question": "Which?", **row}, *map(think, [*right, *wrong]), recipe="thinking")
     assert [(s.parts["accuracy"], s.parts["format"]) for s in found] == [(1, 1)] * len(right) + [(0, 1)] * len(wrong)
 
 
-@pytest.mark.parametrize(("row", "right", "wrong"), [
+@each("row right wrong", [
     (CHOICE, ["I have no doubt it is a dog", "I see no rain, so B", "B because a cat is missing"],
      ["a dog is not there", "there is no dog here", "a dog isn't there", "B is wrong", "I don't see a dog", "B不对",
       "B. a cat"]),
@@ -440,8 +437,7 @@ def test_report_16_latex_units_and_boxes_inside_the_answer(row, right, wrong):
     ({**NUMBER, "question": "What percent?"}, ["3.14%", "3.14"], ["31.4%"]),
     ({"question": "?", "answer": "0.25", "answer_type": "number"}, ["25%", "1/4", "\\frac14"], ["0.25%", "4/1"]),
     ({"question": "?", "answer": 18885550142, "answer_type": "number"}, ["18885550142"], ["18885550143"]),
-    ({"question": "?", "answer": 10**17 + 1, "answer_type": "number"}, ["100000000000000001"], ["100000000000000002"])],
-    ids=["choice", "a negation that is an option", "count", "number", "percent", "share", "many digits", "more digits"])
+    ({"question": "?", "answer": 10**17 + 1, "answer_type": "number"}, ["100000000000000001"], ["100000000000000002"])])
 def test_what_an_answer_takes_back_or_leaves_to_be_worked_out(row, right, wrong):
     found = scored(row, *right, *wrong, recipe="direct")
     assert [s.parts["accuracy"] for s in found] == [1] * len(right) + [0] * len(wrong)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.tables import each
 from vlrl.errors import ConfigError
 from vlrl.task import load
 from vlrl.types import Answer
@@ -37,7 +38,7 @@ def test_it_is_the_same_for_a_seed_alone():
     assert sample["colours"] == load("recall").samples("heldout")[0]["colours"]
 
 
-@pytest.mark.parametrize("length", [2, 3])
+@each("length", [2, 3])
 def test_no_held_out_sequence_is_trained_on(length):
     task = load("recall", {"length": length, "count": 600})
     train, heldout = ({tuple(s["colours"]) for s in task.samples(split)} for split in ("train", "heldout"))
@@ -59,7 +60,7 @@ def test_sequences_of_several_lengths():
         load("recall", {"length": 4, "shortest": 4})
 
 
-@pytest.mark.parametrize("answer, accuracy, form", [
+@each("answer accuracy form", [
     ("red green blue", 0.0, 1.0), ("", 0.0, 0.0), ("red", 0.0, 0.0), ("red green blue red", 0.0, 0.0),
     ("Red green blue", 0.0, 0.0), ("red red red", 0.0, 1.0)])
 def test_other_answers(answer, accuracy, form):

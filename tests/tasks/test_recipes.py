@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import each
 from tests.tasks.scaffold import assert_contract
 from vlrl import config
 from vlrl.rewards.text import parse_answer
@@ -45,7 +46,7 @@ def rewards(task, sample, *texts):
 
 # --- configs ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
     task = build_task.make_task(found)
@@ -57,7 +58,7 @@ def test_every_config_scores_its_perfect_answer(name):
     assert "(25" in CONFIGS[name].read_text(encoding="utf-8"), "no paper is cited"
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("grounding", "vision_r1_griffon"), ("gui", "element")])
+@each("name recipe", [("grounding", "vision_r1_griffon"), ("gui", "element")])
 def test_configs_of_the_embedded_model(name, recipe):
     task = build_task.make_task(config.load(ROOT / "configs" / name / "tiny.yaml"))
     assert task.used is built(name, recipe)[0].used
@@ -95,8 +96,7 @@ def cheats(task, sample):
         "prompt": task.messages(sample)[0]["content"][-1]["text"]}
 
 
-@pytest.mark.parametrize(("name", "recipe"), [r for r in RECIPES if built(*r)[0].used.write
-                                              and r[1] not in ("gui_rcpo", "region_vote")])
+@each("name recipe", [r for r in RECIPES if built(*r)[0].used.write and r[1] not in ("gui_rcpo", "region_vote")])
 def test_no_cheat_beats_an_honest_mediocre_answer(name, recipe):
     task, sample = built(name, recipe)
     honest = rewards(task, sample, task.used.write(task, sample, [NEAR]))[0]
@@ -105,7 +105,7 @@ def test_no_cheat_beats_an_honest_mediocre_answer(name, recipe):
         assert earned < honest, f"{cheat} earns {earned}, an honest answer {honest}"
 
 
-@pytest.mark.parametrize("recipe", ["gui_rcpo", "region_vote"])
+@each("recipe", ["gui_rcpo", "region_vote"])
 def test_no_cheat_beats_an_honest_member_of_a_group(recipe):
     task, sample = built("gui", recipe)
     honest = [f"[{20 + d}, 10, {60 + d}, 50]" for d in (0, 2, 4, 6, 8)]
@@ -116,7 +116,7 @@ def test_no_cheat_beats_an_honest_member_of_a_group(recipe):
         assert cheat < min(others)
 
 
-@pytest.mark.parametrize(("recipe", "mediocre", "texts"), [
+@each("recipe mediocre texts", [
     ("curr_reft_binary", think("So yes"), ("", "yes, no", think("unknown"), think("no"), "<think>yes</think>no")),
     ("curr_reft_choice", think("It is A."), (think("A, B"), think("A,B,C,D,E"), "", "ABCDE", "<think>A</think>B")),
     ("counting", think("about 1"), (think("0123456789"), "0 1 2 3", "", "<think>1</think>2", think("one"))),

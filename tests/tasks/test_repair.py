@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, refused
 from vlrl.data.coordinates import make
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
@@ -102,13 +103,6 @@ def test_the_message_is_one_of_a_few_whatever_the_target(place, text, message):
     assert step.observation.text in known | {""} and (step.observation.text == "") == step.done
 
 
-@pytest.mark.parametrize(("value", "weight", "best", "expected"), [
-    (1.0, 1.0, 1.0, "right"), (0.99, 1.0, 1.0, "partly right"), (0.0, 1.0, 1.0, "wrong"), (-2.0, 1.0, 1.0, "wrong"),
-    (1.0, 1.0, 2.0, "partly right"), (0.0, -1.0, 1.0, "right"), (0.5, -1.0, 1.0, "wrong")])
-def test_how_right_a_part_is(value, weight, best, expected):
-    assert level(value, weight, best) == expected
-
-
 def test_what_cannot_be_scored_is_not_paid():
     task = repair()
     task.other.score = lambda sample, answer: {"iou": None}  # pyright: ignore
@@ -118,14 +112,14 @@ def test_what_cannot_be_scored_is_not_paid():
     assert task.judged(sample, parse_answer("")) == JudgedAttempt({"iou": None}, None, None)
 
 
-@pytest.mark.parametrize(("given", "message"), [
+test_how_right_a_part_is = by_hand(level, [
+    (1.0, 1.0, 1.0, "right"), (0.99, 1.0, 1.0, "partly right"), (0.0, 1.0, 1.0, "wrong"), (-2.0, 1.0, 1.0, "wrong"),
+    (1.0, 1.0, 2.0, "partly right"), (0.0, -1.0, 1.0, "right"), (0.5, -1.0, 1.0, "wrong")])
+test_what_it_refuses = refused(ConfigError, lambda given: repair(**given), [
     ({"base": "recall", "base_settings": {}}, "task.base=recall: its episodes have several turns already"),
     ({"base": "repair", "base_settings": {}}, "repair takes a task with one answer"),
     ({"base": "nowhere"}, "no built-in task"), ({"base_settings": {"drawing": True}}, "unknown setting 'task.drawing'"),
     ({"attempts": 1}, "task.attempts")])
-def test_what_it_refuses(given, message):
-    with pytest.raises(ConfigError, match=message):
-        repair(**given)
 
 
 def test_a_part_of_the_group_is_refused():

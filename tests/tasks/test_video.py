@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import each
 from tests.tasks.scaffold import assert_contract
 from vlrl import config
 from vlrl.errors import ConfigError, DataError
@@ -101,7 +102,7 @@ def scored(recipe, row, *texts, services=SURE, tokens=0, **settings):
     return [s.parts for s in found]
 
 
-@pytest.mark.parametrize("recipe", TABLES)
+@each("recipe", TABLES)
 def test_by_hand(recipe):
     for row, text, *expected in TABLES[recipe]:
         (parts,) = scored(recipe, row, text)
@@ -115,7 +116,7 @@ STILL = {**CHOICE, "image": "still.png"}
 RIGHT, WRONG, BARE = think("B"), think("A"), "<answer>B</answer>"
 
 
-@pytest.mark.parametrize(("row", "texts", "shuffled", "paid"), [
+@each("row texts shuffled paid", [
     (CLIP, (RIGHT, WRONG, BARE), (WRONG, WRONG), (1, 0, 1)),
     (CLIP, (RIGHT, WRONG), (RIGHT, WRONG), (1, 0)),  # .5 > .8 * .5
     (CLIP, (RIGHT, WRONG), (RIGHT, RIGHT), (0, 0)), (CLIP, (WRONG, WRONG), (WRONG,), (0, 0)),
@@ -159,7 +160,7 @@ def test_shuffled_clips():
     assert built("grpo_care").variants(sample, 8, 0) == ()
 
 
-@pytest.mark.parametrize(("texts", "likely", "paid"), [
+@each("texts likely paid", [
     ((RIGHT, RIGHT, WRONG), ([0.8], [0.6], [0.99]), (1, 0, 0)),
     ((RIGHT, RIGHT), ([1.0, 0.2], [0.6, 0.6]), (1, 1)),  # the mean of the probabilities is .6 for both
     ((RIGHT, RIGHT), ([1.0, 0.15], [0.6, 0.6]), (0, 1)),  # .575, and .5875 - .01 is needed
@@ -180,7 +181,7 @@ def test_the_margin_of_consistency():
 
 # --- rows, prompts, metrics -------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("recipe", "row", "words"), [
+@each("recipe row words", [
     ("direct", {**CHOICE, "question": ""}, "question="),
     ("direct", {**CHOICE, "answer_type": None}, "answer_type=None must be one of"),
     ("direct", {**CHOICE, "answer_type": "poem"}, "answer_type='poem' is not scored by task.recipe='direct'"),
@@ -234,7 +235,7 @@ def test_summary_by_type_level_and_attribute():
 
 # --- every recipe -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_every_config_scores_its_perfect_answer(name):
     found = config.load(CONFIGS[name])
     task = build_task.make_task(found)
@@ -259,7 +260,7 @@ def test_configs_of_the_published_and_of_the_embedded_model():
 LISTED = ("A, B, C", "A B C D", "ABCD", "a cat, a dog, a hen", "0123456789", "1 2 3 4 5", "yes, no", "", " ", LONG, "?")
 
 
-@pytest.mark.parametrize("recipe", TABLES)
+@each("recipe", TABLES)
 def test_no_cheat_pays(recipe):
     for row in ROWS[recipe]:
         task = built(recipe)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import by_hand, each, refused
 from vlrl.data import coordinates
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
@@ -34,56 +35,6 @@ def tagged(text: str) -> str:
     return f"<think>x</think><answer>{text}</answer>"
 
 
-@pytest.mark.parametrize(("form", "text", "expected"), [
-    ("gui_r1", tagged("[{'action': 'click', 'point': [500, 250], 'input_text': 'no input text'}]"),
-     Action("click", (80, 52.5))),
-    ("gui_r1", tagged("[{'action': 'Left_Double', 'point': [500, 250]}]"), Action("double_click", (80, 52.5))),
-    ("gui_r1", tagged('[{"action": "type", "point": [-100, -100], "input_text": "it\'s"}]'),
-     Action("type", (-16, -21), None, "it's")),
-    ("gui_r1", tagged("[{'action': 'drag', 'point': [0, 0], 'end_point': [1000, 1000]}]"),
-     Action("drag", (0, 0), (160, 210))),
-    ("gui_r1", tagged("[{'action': 'enter'}]"), Action("key", None, None, "Enter")),
-    ("gui_r1", tagged("[{'action': 'scroll', 'point': [500, 500], 'input_text': 'DOWN'}]"),
-     Action("scroll", (80, 105), None, "down")),
-    ("gui_r1", tagged("[{'action': 'complete', 'input_text': 'done'}]"), Action("answer", None, None, "done")),
-    ("ui_tars", "Thought: a\nAction: click(start_box='(500,250)')", Action("click", (80, 52.5))),
-    ("ui_tars", "Action: click(start_box='<|box_start|>(500,250)<|box_end|>')", Action("click", (80, 52.5))),
-    ("ui_tars", "Action: click(point='<point>500 250</point>')", Action("click", (80, 52.5))),
-    ("ui_tars", "Action: left_double(start_box='[400, 200, 600, 300]')", Action("double_click", (80, 52.5))),
-    ("ui_tars", "Action: drag(start_box='(0,0)', end_box='(1000,1000)')", Action("drag", (0, 0), (160, 210))),
-    ("ui_tars", r"Action: type(content='it\'s\n')", Action("type", None, None, "it's\n")),
-    ("ui_tars", "Action: hotkey(key='ctrl a')", Action("key", None, None, "Control+a")),
-    ("ui_tars", "Action: scroll(start_box='(500,500)', direction='up')", Action("scroll", (80, 105), None, "up")),
-    ("ui_tars", "Action: wait()", Action("wait")),
-    ("ui_tars", "Action: finished(content='7')", Action("answer", None, None, "7")),
-    ("call", "click(500, 250)", Action("click", (80, 52.5))),
-    ("call", 'type("yes")', Action("type", None, None, "yes")),
-    ("call", "drag(0, 0, 1000, 1000)", Action("drag", (0, 0), (160, 210))),
-    ("call", 'key("ctrl+shift+ArrowLeft")', Action("key", None, None, "Control+Shift+ArrowLeft")),
-    ("call", "wait()", Action("wait"))])
-def test_an_action_is_read(form, text, expected):
-    assert read(form, text) == expected
-
-
-@pytest.mark.parametrize(("form", "text", "why"), [
-    ("gui_r1", "[{'action': 'click', 'point': [5, 5]}]", "no \\[{'action'"),
-    ("gui_r1", "<think><answer>[{'action': 'wait'}]</answer></think>", "no \\[{'action'"),
-    ("gui_r1", tagged("[{'action': 'click'}]"), "click needs a point"),
-    ("gui_r1", tagged("[{'action': 'click', 'point': [1e99, 2]}]"), "click needs a point"),
-    ("gui_r1", tagged("[{'action': 'fly'}]"), "there is no action 'fly'"),
-    ("gui_r1", tagged("[{'action': 'type', 'input_text': 'no input text'}]"), "type needs a text"),
-    ("ui_tars", "click(start_box='(1,2)')", "no line `Action"),
-    ("ui_tars", "Action: drag(start_box='(1,2)')", "drag needs a second point"),
-    ("ui_tars", "Action: hotkey(key='meta q')", "there is no key 'meta q'"),
-    ("ui_tars", "Action: hotkey(key='')", "there is no key"), ("call", "click(500 250)", "it is no call"),
-    ("call", "scroll(1, 2, \"away\")", "scroll needs a direction"),
-    ("call", "click(True, False)", "click needs a point"), ("call", "wait()" + " " * 20_000, "longer than"),
-    ("call", f'type("{"x" * 201}")', "type needs a text of at most 200")])
-def test_what_cannot_be_read_says_why(form, text, why):
-    with pytest.raises(actions.UnreadableAction, match=why):
-        read(form, text)
-
-
 def test_pixels_of_the_processed_picture():
     """A model that writes pixels of the processed picture sees 320 x 420 as 308 x 420."""
     task = web("processed")
@@ -108,7 +59,7 @@ ACTIONS = st.one_of(
     st.builds(lambda t: Action("key", None, None, t), st.sampled_from(["Enter", "Control+a"])))
 
 
-@pytest.mark.parametrize("form", actions.FORMS)
+@each("form", actions.FORMS)
 @given(ACTIONS)
 def test_what_is_written_is_read_again(form, action):
     """To a thousandth of the page, in every form; a written action is the form and nothing else."""
@@ -162,14 +113,52 @@ def test_samples_are_a_page_and_a_seed():
     assert task.samples("train")[7]["seed"] != seed
 
 
-@pytest.mark.parametrize(("given", "why"), [
+test_an_action_is_read = by_hand(read, [
+    ("gui_r1", tagged("[{'action': 'click', 'point': [500, 250], 'input_text': 'no input text'}]"),
+     Action("click", (80, 52.5))),
+    ("gui_r1", tagged("[{'action': 'Left_Double', 'point': [500, 250]}]"), Action("double_click", (80, 52.5))),
+    ("gui_r1", tagged('[{"action": "type", "point": [-100, -100], "input_text": "it\'s"}]'),
+     Action("type", (-16, -21), None, "it's")),
+    ("gui_r1", tagged("[{'action': 'drag', 'point': [0, 0], 'end_point': [1000, 1000]}]"),
+     Action("drag", (0, 0), (160, 210))),
+    ("gui_r1", tagged("[{'action': 'enter'}]"), Action("key", None, None, "Enter")),
+    ("gui_r1", tagged("[{'action': 'scroll', 'point': [500, 500], 'input_text': 'DOWN'}]"),
+     Action("scroll", (80, 105), None, "down")),
+    ("gui_r1", tagged("[{'action': 'complete', 'input_text': 'done'}]"), Action("answer", None, None, "done")),
+    ("ui_tars", "Thought: a\nAction: click(start_box='(500,250)')", Action("click", (80, 52.5))),
+    ("ui_tars", "Action: click(start_box='<|box_start|>(500,250)<|box_end|>')", Action("click", (80, 52.5))),
+    ("ui_tars", "Action: click(point='<point>500 250</point>')", Action("click", (80, 52.5))),
+    ("ui_tars", "Action: left_double(start_box='[400, 200, 600, 300]')", Action("double_click", (80, 52.5))),
+    ("ui_tars", "Action: drag(start_box='(0,0)', end_box='(1000,1000)')", Action("drag", (0, 0), (160, 210))),
+    ("ui_tars", r"Action: type(content='it\'s\n')", Action("type", None, None, "it's\n")),
+    ("ui_tars", "Action: hotkey(key='ctrl a')", Action("key", None, None, "Control+a")),
+    ("ui_tars", "Action: scroll(start_box='(500,500)', direction='up')", Action("scroll", (80, 105), None, "up")),
+    ("ui_tars", "Action: wait()", Action("wait")),
+    ("ui_tars", "Action: finished(content='7')", Action("answer", None, None, "7")),
+    ("call", "click(500, 250)", Action("click", (80, 52.5))),
+    ("call", 'type("yes")', Action("type", None, None, "yes")),
+    ("call", "drag(0, 0, 1000, 1000)", Action("drag", (0, 0), (160, 210))),
+    ("call", 'key("ctrl+shift+ArrowLeft")', Action("key", None, None, "Control+Shift+ArrowLeft")),
+    ("call", "wait()", Action("wait"))])
+test_what_cannot_be_read_says_why = refused(actions.UnreadableAction, read, [
+    ("gui_r1", "[{'action': 'click', 'point': [5, 5]}]", "no \\[{'action'"),
+    ("gui_r1", "<think><answer>[{'action': 'wait'}]</answer></think>", "no \\[{'action'"),
+    ("gui_r1", tagged("[{'action': 'click'}]"), "click needs a point"),
+    ("gui_r1", tagged("[{'action': 'click', 'point': [1e99, 2]}]"), "click needs a point"),
+    ("gui_r1", tagged("[{'action': 'fly'}]"), "there is no action 'fly'"),
+    ("gui_r1", tagged("[{'action': 'type', 'input_text': 'no input text'}]"), "type needs a text"),
+    ("ui_tars", "click(start_box='(1,2)')", "no line `Action"),
+    ("ui_tars", "Action: drag(start_box='(1,2)')", "drag needs a second point"),
+    ("ui_tars", "Action: hotkey(key='meta q')", "there is no key 'meta q'"),
+    ("ui_tars", "Action: hotkey(key='')", "there is no key"), ("call", "click(500 250)", "it is no call"),
+    ("call", "scroll(1, 2, \"away\")", "scroll needs a direction"),
+    ("call", "click(True, False)", "click needs a point"), ("call", "wait()" + " " * 20_000, "longer than"),
+    ("call", f'type("{"x" * 201}")', "type needs a text of at most 200")])
+test_settings_that_cannot_act_are_refused = refused(ConfigError, lambda given: web(**given).samples("train"), [
     ({"pages": ("click-tset",)}, "task.pages: there is no page 'click-tset'.*Did you mean 'click-test'"),
     ({"heldout_pages": ("../core",)}, "task.heldout_pages: there is no page"), ({"pages": ()}, "task.pages=\\(\\)"),
     ({"pages": ("click-test",), "heldout_pages": ("click-test",)}, "'click-test' is one of task.pages too"),
     ({"html": "/nowhere"}, "task.html='/nowhere' is not a folder"), ({"form": "gui_r2"}, "task.form='gui_r2'.*gui_r1")])
-def test_settings_that_cannot_act_are_refused(given, why):
-    with pytest.raises(ConfigError, match=why):
-        web(**given).samples("train")
 
 
 def episode(*turns) -> Any:

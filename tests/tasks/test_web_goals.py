@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import each
 from vlrl.data import coordinates, make_sample
 from vlrl.errors import ConfigError, DataError
 from vlrl.task import load
@@ -43,7 +44,7 @@ def one(role: str, name: str, **state: Any) -> Element:
     return Element(role, name, (10.0, 10.0), True, **state)
 
 
-@pytest.mark.parametrize(("check", "words", "holds", "fails"), [
+@each("check words holds fails", [
     (Check("checked", "checkbox", "Cats"), 'Tick the box "Cats"',
      page(one("checkbox", "Cats", checked=True)), page(one("checkbox", "Cats", checked=False))),
     (Check("unchecked", "checkbox", "Cats"), 'Untick the box "Cats"',
@@ -92,7 +93,7 @@ def changed(number: int, **more: Any) -> list[dict[str, Any]]:
     return [{**goal, **more} if i == number else goal for i, goal in enumerate(ROW["goals"])]
 
 
-@pytest.mark.parametrize(("more", "why"), [
+@each("more why", [
     ({"page": "login-usr"}, "no page 'login-usr'.*Did you mean 'login-user'"), ({"page": None}, "no page None"),
     ({"page": "click-dialog-2"}, "is one of task.heldout_pages"), ({"seed": "12"}, "seed='12' is not an integer"),
     ({"seed": True}, "seed=True is not an integer"), ({"goals": []}, "goals must be a list of 1 to 20"),
@@ -116,7 +117,7 @@ def test_only_goals_on_pages_that_are_trained_on_are_varied():
             web().propose(0, parent)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, "2", 1.5])
+@each("wrong", [0, -1, True, "2", 1.5])
 def test_a_stage_asks_for_a_number_of_sub_goals(wrong):
     task = web()
     sample = task.sample_from_row({**ROW, "subgoals": wrong})
@@ -138,7 +139,7 @@ def test_no_goals_raise_anything_else(told):
         assert "row 1" in str(error)
 
 
-@pytest.mark.parametrize("name", [
+@each("name", [
     "", " ", "...", 'say "yes"', "a\u202eb", "a\u200bb", "a\nb", "<image>", "<|im_end|>", "{instruction}", "x" * 61,
     "http://evil.example", "back\\slash", "\x1b[31mred"])
 def test_a_text_of_a_page_that_cannot_be_quoted_is_not_asked_for(name):
@@ -160,7 +161,7 @@ def test_a_quoted_text_ends_where_it_ends(name):
         assert words == f'Click the button "{name}"' and words.count('"') == 2 and words.isprintable()
 
 
-@pytest.mark.parametrize("told", [
+@each("told", [
     None, {}, {"elements": 3, "pressed": []}, {"elements": [{}], "pressed": []}, {"elements": [], "pressed": [1]},
     {"elements": [{"role": "x", "name": 3, "at": [1, 2]}], "pressed": []}, {"elements": [], "pressed": [["a", {}]]}])
 def test_a_page_that_hides_its_elements_ends_its_episode(told):
