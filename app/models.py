@@ -148,8 +148,7 @@ def check_memory(config: Config, loaded: bool) -> int:
     import torch
 
     from vlrl.engine.capacity import device_bytes
-    from vlrl.models.loading import compute_dtype
-    from vlrl.models.skeleton import skeleton
+    from vlrl.models.loading import compute_dtype, skeleton
     from vlrl.tools.machine.memory import estimate
 
     needed = estimate(config, skeleton(config.model)[0].config)

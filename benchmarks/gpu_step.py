@@ -180,7 +180,7 @@ def trl_side(step: Step, turn: Callable[[], None]) -> None:
     from peft import LoraConfig
     from transformers import AutoModelForImageTextToText
 
-    from vlrl.models.adapters.layers import adapted_layers
+    from vlrl.models.adapters import adapted_layers
     from vlrl.models.families import family_of
 
     size, lora = bench.SIZES[step.size], step.config(1).model.lora

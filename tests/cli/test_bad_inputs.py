@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_looking import finished
 from vlrl.cli.main import main
-from vlrl.models import hub
+from vlrl.models import loading
 
 TASK = """
 from vlrl.task import Task
@@ -211,14 +211,14 @@ def test_light_commands_import_no_torch():
 def test_an_unreachable_hub_is_asked_once(monkeypatch, caplog):
     from huggingface_hub import constants
 
-    hub._check_hub.cache_clear()
+    loading._check_hub.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    hub.check_hub("some/model")
-    hub.check_hub("other/model")
+    loading.check_hub("some/model")
+    loading.check_hub("other/model")
     assert constants.HF_HUB_OFFLINE and len(caplog.records) == 1
     assert "the model hub http://127.0.0.1:9 cannot be reached" in caplog.text
-    hub._check_hub.cache_clear()
+    loading._check_hub.cache_clear()
 
 
 def test_packages_of_another_environment_are_not_the_users_code(tmp_path):

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from jinja2 import Environment
 
-from vlrl.models.template_opening import opening_text, turn_beginning
+from vlrl.models.chat_template import opening_text, turn_beginning
 
 THINK = "<think>\n"
 EMPTY = "<think>\n\n</think>\n\n"

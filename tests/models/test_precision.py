@@ -19,8 +19,8 @@ from tests.helpers import Vowels, credited_groups, load, settings
 from vlrl import config as configs
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
+from vlrl.models import adapters
 from vlrl.models import policy as policies
-from vlrl.models.adapters import quantization
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
 from vlrl.store import checkpoint
@@ -255,7 +255,7 @@ def test_4_bits_need_an_adapter():
 
 
 def test_bitsandbytes_is_missing(tiny_models, monkeypatch):
-    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"model\.lora\.quantize=nf4.*not installed; pip install 'vlrl\[qlora\]'"):
         make(tiny_models["qwen3_vl"], lora=NF4)
 
@@ -263,15 +263,15 @@ def test_bitsandbytes_is_missing(tiny_models, monkeypatch):
 @needs_bitsandbytes
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="the device that is absent elsewhere")
 def test_a_device_that_cannot_run_it(tiny_models):
-    how = quantization.Quantization(target="language", dtype="float32")
+    how = adapters.Quantization(target="language", dtype="float32")
     with pytest.raises(ConfigError, match=r"bitsandbytes cannot run on mps: .*model\.lora\.quantize=none"):
         how.keywords(str(tiny_models["qwen3_vl"]), torch.device("mps"))
 
 
 def test_an_unreadable_note_beside_an_adapter(tmp_path):
-    (tmp_path / quantization.FILE).write_text('{"quantize": "nf4", "target": "language", "dtype": "load"}')
+    (tmp_path / adapters.QUANTIZATION_FILE).write_text('{"quantize": "nf4", "target": "language", "dtype": "load"}')
     with pytest.raises(ConfigError, match=r"quantization\.json cannot be used.*Copy it again"):
-        quantization.Quantization.read(str(tmp_path))
+        adapters.Quantization.read(str(tmp_path))
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

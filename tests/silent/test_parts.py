@@ -7,7 +7,7 @@ import transformers
 from tests.helpers import load, settings
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import VlrlError
-from vlrl.models.skeleton import skeleton
+from vlrl.models.loading import skeleton
 
 
 def trained(kind: str, *parts: str) -> set[str]:

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import others
 from tests.helpers import credited_groups, load, settings
-from vlrl.models import trained_parts
+from vlrl.models import families
 from vlrl.store import checkpoint
 from vlrl.tools.hub.export import export
 from vlrl.training.update import make_optimizer, update
@@ -19,7 +19,7 @@ def test_the_saved_files_hold_what_is_said_to_learn(tiny_models, tmp_path, part)
     folder = tiny_models["qwen3_vl"]
     config = settings(folder, model={"name": str(folder), "train": [part]})
     policy, encode = load(config)
-    words = trained_parts.parameters_by_part(policy.trainable(), policy.family)
+    words = families.parameters_by_part(policy.trainable(), policy.family)
     assert words == f"{part} {sum(p.numel() for _, p in policy.trainable()):,}"
     update(policy, make_optimizer(policy, config), credited_groups(policy, encode, config), config, 0)
     policy.save(tmp_path)

@@ -204,7 +204,7 @@ def test_written_adapter_is_what_peft_writes(tiny_models, tmp_path):
 
 def test_four_bit_weights_are_written_as_what_they_stand_for(tiny_models):
     """trl#3466, #5975: an adapter merged into 4 bits was rounded, and answers came from another policy."""
-    from vlrl.models.adapters.quantization import dequantized
+    from vlrl.models.adapters import dequantized
 
     policy, _ = load(settings(tiny_models["qwen3_vl"], model={
         "name": str(tiny_models["qwen3_vl"]), "lora": {"rank": 4, "quantize": "nf4"}}))

@@ -33,7 +33,7 @@ from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, same
 from vlrl.engine.decoding import DecodedBatch, DecodingBatch
 from vlrl.engine.turn_cache import RowCache, TurnCaches
 from vlrl.errors import NotFiniteError, TrainingError
-from vlrl.models.finite import not_finite
+from vlrl.models.loading import not_finite
 from vlrl.models.oom import release, short_of_memory
 from vlrl.models.packing import aligned_inputs, media_inputs, to_device
 from vlrl.models.policy import Policy

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vlrl.environments.arguments import checked_names
-from vlrl.environments.validation import ProtocolError
+from vlrl.environments.validation import ProtocolError, checked_names
 from vlrl.rewards.scalar import finite_number, truth_value
 
 PARTS = ("return", "success")

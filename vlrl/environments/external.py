@@ -16,8 +16,8 @@ from typing import Any
 
 from vlrl.config.registry import resolve
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments.arguments import checked_names, checked_variables
 from vlrl.environments.tools import Tool
+from vlrl.environments.validation import checked_names, checked_variables
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment, has_own_environment

@@ -18,11 +18,10 @@ import numpy as np
 
 from vlrl.config.registry import resolve
 from vlrl.environments.actions import read_action
-from vlrl.environments.arguments import checked_names
 from vlrl.environments.episode_reward import PARTS, EpisodeReward, truth
 from vlrl.environments.images import image_of_array
 from vlrl.environments.tools import MOST_TEXT, shorten
-from vlrl.environments.validation import ProtocolError
+from vlrl.environments.validation import ProtocolError, checked_names
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.environment import Environment

@@ -24,13 +24,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import ExitStack
 from typing import Any
 
-from vlrl.environments.arguments import checked_names, checked_server_url, checked_variables
 from vlrl.environments.episode_reward import PARTS, EpisodeReward, number
 from vlrl.environments.episode_reward import SUCCESS as SUCCEEDED
 from vlrl.environments.images import image_of_base64
 from vlrl.environments.server_pool import Deadline, pool
 from vlrl.environments.tools import NAME, CallError, Tool, ToolEnvironment, shorten
-from vlrl.environments.validation import ProtocolError
+from vlrl.environments.validation import ProtocolError, checked_names, checked_server_url, checked_variables
 from vlrl.errors import ConfigError
 from vlrl.task.environment import SUCCESS
 from vlrl.types import Media, Observation, Step

@@ -23,12 +23,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from vlrl.environments.actions import action_of_text
-from vlrl.environments.arguments import checked_names, checked_server_url
 from vlrl.environments.episode_reward import PARTS, EpisodeReward
 from vlrl.environments.images import observation_of
 from vlrl.environments.server_pool import Deadline, ServerPool, pool
 from vlrl.environments.tools import shorten
-from vlrl.environments.validation import ProtocolError
+from vlrl.environments.validation import ProtocolError, checked_names, checked_server_url
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.environment import Environment

@@ -1,6 +1,6 @@
 """Models: loading and saving, families, processing, packing, attention, log-probabilities.
 
-adapters/ (LoRA, 4-bit weights), sharding/ (FSDP2, ZeRO), attention_kernels, balance, media_forms, tool_prompts and
+adapters (LoRA, 4-bit weights), sharding/ (FSDP2, ZeRO), attention_kernels, balance, media_forms, tool_prompts and
 vision_cache are imported only when settings, model or rows need them.
 
 Families and processing
@@ -18,7 +18,7 @@ Weights and passes
   of frozen weights.
 - Under LoRA the reference is the model with its adapter disabled.
 - At most one chunk of logits exists at a time (logprobs.py).
-- A tensor read from a file (loading.load_model, adapters.lora.add, store.checkpoint.load_state) is copied to memory
+- A tensor read from a file (loading.load_model, adapters.add, store.checkpoint.load_state) is copied to memory
   allocated by torch (store.aligned_memory), because the alignment of operands changes the last bits of results of CPU
   matrix kernels.
 - Vision features are computed and cached one image at a time, so that they are bit-identical for every batch and cache

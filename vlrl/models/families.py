@@ -7,7 +7,7 @@ and the model is trained in padded rows instead of prefix-shared rows."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -266,3 +266,34 @@ def unknown_family_notice(family: Family) -> str:
         return ""
     return (f"model type '{family.model_type}' is unknown to vlrl: rows are padded (no prefix sharing) and boxes "
             f"are requested as {family.coordinates} (task.coordinates); the loss is not affected")
+
+
+# --- trainable parameters in words ------------------------------------------------------------------------------------
+
+
+def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
+    """The number of trainable parameters of each part of the model, as text such as "language 1,200 and merger 30".
+    With an adapter, its parameters are counted."""
+    counts: dict[str, int] = {}
+    for name, parameter in named:
+        part = family.part_of(name)
+        counts[part] = counts.get(part, 0) + getattr(parameter, "ds_numel", parameter.numel())
+    return " and ".join(f"{part} {count:,}" for part, count in sorted(counts.items()))
+
+
+def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
+    """A notice about vision layers whose trainable tensors never change, because the model reads the features of an
+    earlier layer (LLaVA 1.5: the last but one); "" if there are none."""
+    chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
+    layers = getattr(tower, "num_hidden_layers", None)
+    if chosen is None or layers is None:
+        return ""
+    each = [chosen] if isinstance(chosen, int) else list(chosen)
+    read = max(layer if layer >= 0 else layers + 1 + layer for layer in each)
+    inside = [name for name, _ in named if family.part_of(name) == "vision"]
+    numbers = ((name, re.search(r"\.layers\.(\d+)\.", name)) for name in inside)
+    idle = [name for name, found in numbers if (int(found[1]) >= read if found else "post_layernorm" in name)]
+    if read >= layers or not idle:
+        return ""
+    return (f"{len(idle)} of {len(inside)} trained tensors of the vision tower come after layer {read} of {layers}, "
+            f"whose output this model uses (vision_feature_layer={chosen}): they count as trained but never change")

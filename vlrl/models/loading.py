@@ -5,8 +5,11 @@ Loading includes adapters, a check for missing weights, and the choice of the tr
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +18,9 @@ import torch
 from vlrl.config.registry import Table
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
-from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
 from vlrl.models.chat_template import ChatTemplate, time_limit
-from vlrl.models.families import Family, family_of
-from vlrl.models.finite import check_finite
+from vlrl.models.families import Family, family_in, family_of
 from vlrl.models.model_config import embedded
 from vlrl.models.pixel_limits import set_pixel_limits
 from vlrl.models.saving import drop_unused_sampling
@@ -29,10 +30,10 @@ from vlrl.store.files import read_json
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """Variables that transformers passes to every chat template."""
 ADAPTERS = Table({
-    "add": "vlrl.models.adapters.lora:add",
-    "load": "vlrl.models.adapters.lora:load",
-    "refuse_second": "vlrl.models.adapters.lora:refuse_second",
-    "quantization": "vlrl.models.adapters.quantization:Quantization",
+    "add": "vlrl.models.adapters:add",
+    "load": "vlrl.models.adapters:load",
+    "refuse_second": "vlrl.models.adapters:refuse_second",
+    "quantization": "vlrl.models.adapters:Quantization",
 })
 """Functions for LoRA adapters, imported when the settings (model.lora) or the loaded model need them."""
 _TEMPLATE_S = 30.0
@@ -40,7 +41,7 @@ _TEMPLATE_S = 30.0
 
 
 class Quantized(Protocol):
-    """Interface of adapters.quantization.Quantization: the format of frozen weights that are stored in 4 bits."""
+    """Interface of adapters.Quantization: the format of frozen weights that are stored in 4 bits."""
 
     def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
         """Keyword arguments with which from_pretrained loads the model at `source` quantized on a device."""
@@ -101,7 +102,7 @@ def template_variables(processor: Any) -> set[str]:
 def resolve(name: str) -> str:
     """The path or Hub name of a model. `embedded/...` becomes the path of a model that is shipped with the package."""
     if not name.startswith("embedded/"):
-        hub.check_hub(name)
+        check_hub(name)
         return name
     return str(embedded(name))
 
@@ -219,3 +220,84 @@ def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) ->
         raise ConfigError(f"model.train=[{', '.join(settings.train)}]: this model ({family.model_type}) has no "
                           f"{' and no '.join(absent)}. Its parts: {', '.join(sorted(has - {'audio'}))}; or train an "
                           "adapter with model.lora.rank")
+
+
+# --- NaN and infinity -------------------------------------------------------------------------------------------------
+
+
+def not_finite(model: Any) -> str:
+    """A description of the model's tensors that contain NaN or infinity; "" if there are none."""
+    bad = [(name, tensor) for name, tensor in model.named_parameters() if not _is_finite(tensor)]
+    if not bad:
+        return ""
+    name, tensor = bad[0]
+    count = int((~tensor.detach().isfinite()).sum())
+    more = f" (and {len(bad) - 1} more tensors)" if len(bad) > 1 else ""
+    return f"{name} holds NaN or inf in {count:,} of its {tensor.numel():,} values{more}"
+
+
+def check_finite(model: Any, what: str) -> None:
+    """Raises ConfigError if a tensor of the model contains NaN or infinity. `what` names the model in the message."""
+    if bad := not_finite(model):
+        raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights again, or use an earlier checkpoint.")
+
+
+@torch.no_grad()
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+        return True
+    return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor.detach()))
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+_PATIENCE_S = 10
+
+
+def check_hub(name: str) -> None:
+    """Before the model `name` is loaded: if the hub does not answer, switches huggingface_hub to offline mode and its
+    local cache. Without this check huggingface_hub tries to download each of a model's files six times, with pauses
+    that add up to minutes."""
+    if not os.path.isdir(name):
+        _check_hub()
+
+
+@cache
+def _check_hub() -> None:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
+    except Exception as error:  # of requests or httpx, by version
+        _log.warning("the model hub %s cannot be reached (%s): only models in the local cache can be loaded",
+                    constants.ENDPOINT, " ".join(str(error).split()) or type(error).__name__)
+        constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets
+
+
+# --- without weights --------------------------------------------------------------------------------------------------
+
+
+def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
+    """Builds the model of the settings on the meta device, without weights. Returns the model and its Family. `config`
+    is the model's transformers config; None = that of model.name. Trainable parameters are marked as in `policy.load`.
+    Raises ConfigError if the model is not found."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    name = settings.name
+    if settings.lora.rank and config is None:
+        ADAPTERS["refuse_second"](settings)
+    with loading_errors(f"model.name={name!r}"):
+        while config is None and (base := adapter_base(name)):
+            name = base
+        config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+        family_of(config)  # raises for unsupported models
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config)
+            family = family_in(model)
+            choose_trained(model, family, settings, torch.float32)
+            return (ADAPTERS["add"](model, family, settings, None) if settings.lora.rank else model), family

@@ -18,10 +18,9 @@ from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import VideoSampling
 from vlrl.errors import ConfigError, DataError
-from vlrl.models.chat_template import ChatTemplate, parts_of
+from vlrl.models.chat_template import ChatTemplate, opening_text, parts_of, turn_beginning
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
-from vlrl.models.template_opening import opening_text, turn_beginning
 from vlrl.rewards.text import closing_tag
 from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample

@@ -24,7 +24,7 @@ from vlrl.config.services import ClipSettings
 from vlrl.data.media import as_rgb
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.models import hub
+from vlrl.models.loading import check_hub
 from vlrl.task.services import ServiceContext
 
 
@@ -71,7 +71,7 @@ class Clip:
         pass
 
     def _loaded(self, name: str) -> tuple[Any, Any]:
-        hub.check_hub(name)
+        check_hub(name)
         try:
             model = AutoModel.from_pretrained(name, dtype=torch.float32)
             processor = AutoProcessor.from_pretrained(name)

@@ -17,17 +17,15 @@ parts."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any
 
-import pydantic
-
-from vlrl.config.base import Named, refuse_bool
+from vlrl.algo.named import bind as bind_options
+from vlrl.config.base import Named
 from vlrl.config.registry import Table, resolve
-from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.errors import ConfigError, TaskError
 from vlrl.task.base import Task, Weight, usual_outcome
 from vlrl.task.combine import weight_at
 from vlrl.task.part import ATTRIBUTE, PartSpec
@@ -63,32 +61,13 @@ class ExtraPart:
 def bind(setting: str, named: Named) -> ExtraPart:
     """Resolves one entry of `task.parts` to a function with options. Raises ConfigError for an unknown name, a function
     without @part, and an option that is unknown, missing or of the wrong type."""
-    function = resolve(setting, named.name, PARTS)
-    offer = getattr(function, ATTRIBUTE, None)
+    offer = getattr(resolve(setting, named.name, PARTS), ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
         raise ConfigError(f"{setting}={named.name!r}: the function does not declare its parts. Decorate it with "
                           "`@part({\"name\": weight})` of vlrl.task.part")
-    known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    hints = get_type_hints(function, include_extras=True)
-    options = {}
-    for name, value in named.options.items():
-        if name not in known:
-            raise ConfigError(f"{setting}.{name}={value!r}: '{named.name}' has no option '{name}'."
-                              f"{did_you_mean(name, known)} Its options: {', '.join(known) or 'none'}.")
-        options[name] = _checked(f"{setting}.{name}", hints.get(name, Any), value)
-    lacking = [name for name, p in known.items() if p.default is p.empty and name not in options]
-    if lacking:
-        raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
-    readings = partial(offer.readings, **options) if offer.readings else lambda task, sample, answers: answers
-    return ExtraPart(partial(function, **options), offer, readings)
-
-
-def _checked(setting: str, kind: Any, value: Any) -> Any:
-    try:
-        return pydantic.TypeAdapter(kind).validate_python(refuse_bool(kind, value))
-    except (pydantic.ValidationError, ValueError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else error
-        raise ConfigError(f"{setting}={value!r}: {why}") from None
+    function = bind_options(setting, named, PARTS, skip=4)
+    readings = partial(offer.readings, **function.options) if offer.readings else lambda task, sample, answers: answers
+    return ExtraPart(function, offer, readings)
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:

@@ -24,7 +24,7 @@ from vlrl.config.services import RewardModelSettings
 from vlrl.distributed import comm
 from vlrl.engine.base import unsampled_completion
 from vlrl.errors import ConfigError, DataError
-from vlrl.models import hub, loading
+from vlrl.models import loading
 from vlrl.models.families import family_of, sync_tilings
 from vlrl.models.heads import HEAD, RewardHead
 from vlrl.models.policy import Policy
@@ -156,7 +156,7 @@ class ClassifierScorer:
         self._keep, self._device = settings.keep, device
         self._batch = settings.batch or (32 if device.type == "cuda" else 1)
         self._known: OrderedDict[str, float] = OrderedDict()
-        hub.check_hub(name)
+        loading.check_hub(name)
         try:
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 name, dtype=torch.float32, use_safetensors=True, output_loading_info=True)

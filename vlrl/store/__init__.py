@@ -6,7 +6,7 @@ Imports no torch.
 - rollout_rows.py defines the columns of rollout files.
 - tokenizer.json in the run folder converts token ids to text."""
 
-from vlrl.store.plain_json import plain, utf8
+from vlrl.store.files import plain, utf8
 from vlrl.store.rollout_rows import PER_TOKEN, ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
 from vlrl.store.run_folder import RunFolder, comparable
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.store.plain_json import json_text, utf8
+from vlrl.store.files import json_text, utf8
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Turn
 
 SCHEMA_VERSION = 1

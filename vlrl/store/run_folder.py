@@ -30,10 +30,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.store.files import append_line, environment, read_json, read_lines, replacing, write_text
+from vlrl.store.files import append_line, environment, json_text, read_json, read_lines, replacing, write_text
 from vlrl.store.lock import Lock, NoLock, lock
 from vlrl.store.media_files import MediaFiles
-from vlrl.store.plain_json import json_text
 from vlrl.store.rollout_rows import ROLLOUT_FILE, SCHEMA, read_rollouts, rollout_table, split_name
 from vlrl.types import Group, LoadedMedia
 

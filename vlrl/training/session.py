@@ -21,7 +21,7 @@ from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.basis import changed_basis, evaluation_basis
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
-from vlrl.models import families, trained_parts
+from vlrl.models import families
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, write_to_terminal
 from vlrl.monitoring.watchdog import Watchdog
@@ -144,10 +144,10 @@ class Session:
         trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in learns)
         say(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, {trained:,} trained "
             f"parameters on {comm.world()} x {policy.device.type}")
-        counts = trained_parts.parameters_by_part(learns, policy.family)
+        counts = families.parameters_by_part(learns, policy.family)
         say(f"trained parameters{' of an adapter' if policy.lora else ''}: {counts}")
         for notice in (families.unknown_family_notice(policy.family),
-                       trained_parts.unused_layers(learns, policy.family, policy.base.config)):
+                       families.unused_layers(learns, policy.family, policy.base.config)):
             if notice:
                 say(notice)
         names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]

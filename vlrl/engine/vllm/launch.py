@@ -33,8 +33,7 @@ from vlrl.engine.vllm.routes import ALIVE, KEY, WEIGHTS
 from vlrl.engine.vllm.server import EXTENSION, read_key
 from vlrl.engine.vllm.worker import EMPTY
 from vlrl.errors import ConfigError, RunError, TrainingError
-from vlrl.models.loading import compute_dtype, load_processor
-from vlrl.models.skeleton import skeleton
+from vlrl.models.loading import compute_dtype, load_processor, skeleton
 from vlrl.store import files, lock
 
 MIDDLEWARE = "vlrl.engine.vllm.routes.Routes"

@@ -32,10 +32,10 @@ from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.environments.host import Environments
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.models import loading, packing, saving, trained_parts
+from vlrl.models import families, loading, packing, saving
+from vlrl.models.loading import skeleton
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.models.skeleton import skeleton
 from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder, checkpoint
@@ -312,8 +312,8 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
     if report:
         report.parameters = trained, sum(p.numel() for p in model.parameters())
         learns = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        report.learns = trained_parts.parameters_by_part(learns, family)
-        report.warnings += filter(None, [trained_parts.unused_layers(learns, family, base.config)])
+        report.learns = families.parameters_by_part(learns, family)
+        report.warnings += filter(None, [families.unused_layers(learns, family, base.config)])
     settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)

@@ -22,7 +22,7 @@ from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
 from vlrl.models import loading
-from vlrl.models.adapters.layers import adapted_layers
+from vlrl.models.adapters import adapted_layers
 from vlrl.models.families import Family, Part, family_in, family_of
 from vlrl.models.flops import merge_side, patch_side
 from vlrl.models.logprobs import chunk_rows

@@ -22,8 +22,8 @@ from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
 from vlrl.models import loading
 from vlrl.models.flops import merge_side, patch_side
+from vlrl.models.loading import skeleton
 from vlrl.models.sharding import fsdp, launch, zero
-from vlrl.models.skeleton import skeleton
 from vlrl.tools.machine import memory
 from vlrl.tools.machine.gpu_specs import Card
 from vlrl.tools.machine.memory import GIB, Memory
