@@ -57,8 +57,7 @@ def processed(processor, image) -> tuple[int, int]:
 
 def test_the_processor_itself_is_asked():
     from vlrl.models.families import family_of
-    from vlrl.models.loading import load_processor
-    from vlrl.models.loading import skeleton
+    from vlrl.models.loading import load_processor, skeleton
 
     settled = config(max_pixels=40_000)
     model, _ = skeleton(settled.model)
